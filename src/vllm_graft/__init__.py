@@ -1,0 +1,73 @@
+"""vllm-graft: extend vLLM without forking it.
+
+A guided tour, in the order an author meets the names:
+
+- ``VLLMPatch``, ``wrap``, ``replace``, ``add``, ``min_vllm_version``: declare a surgical change to a vLLM class
+- ``PatchManager``: register and apply patches by hand
+- ``StatSink``, ``RequestRecord``, ``BatchRecord``: be told of every finished request
+- ``Plan``, ``resolve``: what is to be active for a model, and why
+- ``Finding``, ``GraftError``: what tools report, and the base of all errors
+
+Every name is loaded on first use: the package is imported in each vLLM process, and its import costs milliseconds.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+TYPE_CHECKING = False  # typing's own costs more to import than all of this file
+
+if TYPE_CHECKING:
+    from vllm_graft.contracts import BatchRecord, RequestRecord, StatSink
+    from vllm_graft.errors import GraftError
+    from vllm_graft.findings import Finding
+    from vllm_graft.patching import PatchManager, VLLMPatch, add, min_vllm_version, replace, wrap
+    from vllm_graft.plan import Plan, resolve
+
+__all__ = [
+    "BatchRecord",
+    "Finding",
+    "GraftError",
+    "PatchManager",
+    "Plan",
+    "RequestRecord",
+    "StatSink",
+    "VLLMPatch",
+    "__version__",
+    "add",
+    "min_vllm_version",
+    "replace",
+    "resolve",
+    "wrap",
+]
+
+_HOMES = {
+    "BatchRecord": "contracts",
+    "Finding": "findings",
+    "GraftError": "errors",
+    "PatchManager": "patching",
+    "Plan": "plan",
+    "RequestRecord": "contracts",
+    "StatSink": "contracts",
+    "VLLMPatch": "patching",
+    "add": "patching",
+    "min_vllm_version": "patching",
+    "replace": "patching",
+    "resolve": "plan",
+    "wrap": "patching",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    found: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,31 @@
+"""What all contracts share: a name, and options that are declared before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+OptionValue = bool | int | float | str | list[str]
+"""What an option may hold: what TOML and JSON can both say in one line."""
+
+
+class Item:
+    """The base of every contract.
+
+    A subclass declares the options it understands, each with its default; the default's type is the option's type::
+
+        class CsvSink(StatSink):
+            options = {"path": "requests.csv", "flush_every": 100}
+
+    ``[options.NAME]`` in ``graft.toml`` sets them; an unknown name or a wrong type stops the start with the file and
+    the line. ``self.option("path")`` reads one.
+    """
+
+    options: ClassVar[Mapping[str, OptionValue]] = {}
+
+    def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
+        self._options: dict[str, OptionValue] = {**type(self).options, **(options or {})}
+
+    def option(self, name: str) -> OptionValue:
+        """The value of a declared option: what the configuration says, else the default."""
+        return self._options[name]

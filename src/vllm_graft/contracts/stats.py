@@ -1,0 +1,60 @@
+"""The stats contract: a sink that is told of every finished request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vllm_graft.contracts.item import Item
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One finished request, as the front end saw it. Times are seconds."""
+
+    request_id: str
+    finish_reason: str
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """What one batch of engine outputs produced, and how the queues stood. None: the engine did not say."""
+
+    engine: int
+    generated_tokens: int
+    preempted: int
+    running: int | None
+    waiting: int | None
+    kv_cache_usage: float | None
+
+
+class StatSink(Item):
+    """Receives what finished, once per batch of engine outputs, in the front end.
+
+    Implement ``finished``. It is called on the server's event loop, so it must be quick (50 microseconds per batch):
+    append to a queue here and write elsewhere. With several API servers each has a sink of its own and sees only its
+    own requests. A sink that raises, or that overruns its budget again and again, is put aside: requests go on, and
+    ``vllm-graft status`` shows it as quarantined with the error. ::
+
+        class Tokens(StatSink):
+            def __init__(self, options=None):
+                super().__init__(options)
+                self.total = 0
+
+            def finished(self, requests, batch):
+                self.total += sum(r.generated_tokens for r in requests)
+    """
+
+    def finished(self, requests: Sequence[RequestRecord], batch: BatchRecord) -> None:
+        """Told of one batch: the requests it finished (often none) and what it produced."""
+        raise NotImplementedError(f"{type(self).__name__} must implement finished(requests, batch)")
+
+    def close(self) -> None:
+        """The server stops: flush and close. Called at most once, and not after a crash."""

@@ -1,0 +1,96 @@
+"""Every exception the package raises, in one tree.
+
+    GraftError
+    ├── ConfigError            what was asked for cannot be understood or does not exist
+    ├── PatchError
+    │   ├── DeclarationError   a patch class is written in a way that cannot work
+    │   ├── TargetError        the target is missing, or is not the kind of thing the patch expects
+    │   ├── VersionError       the installed vLLM is outside the patch's range
+    │   └── ConflictError      two patches, or a patch and a stranger, want the same place
+    ├── ContractError          a class does not fulfil the contract it is planned for
+    ├── StartError             a process lacks what its plan names
+    ├── LedgerError            the folder of records cannot be used
+    └── SetupError             something this command needs is not installed or not reachable
+
+Each error says who, what, where and what to do next; ``str(error)`` is one paragraph that a person can act on.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GraftError(Exception):
+    """The base of all our errors: what went wrong, where, and the next step.
+
+    ``what`` is a full clause without a final stop; ``where`` a file, line, process or argument; ``fix`` the next
+    step as an imperative.
+    """
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.fix = fix
+        super().__init__(what, where, fix)
+
+    def __str__(self) -> str:
+        where = f"{self.where}: " if self.where else ""
+        fix = f". Next: {self.fix}" if self.fix else ""
+        return f"{where}{self.what}{fix}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.what, self.where, self.fix))
+
+
+def _rebuild(kind: type[GraftError], what: str, where: str, fix: str) -> GraftError:
+    return kind(what, where=where, fix=fix)
+
+
+class ConfigError(GraftError):
+    """What was asked for cannot be understood, contradicts itself, or does not exist."""
+
+
+class PatchError(GraftError):
+    """A patch cannot be declared, applied or reverted."""
+
+
+class DeclarationError(PatchError):
+    """A patch class is written in a way that cannot work."""
+
+
+class TargetError(PatchError):
+    """The target of a patch is missing, or is not the kind of thing the patch expects."""
+
+
+class VersionError(PatchError):
+    """The installed vLLM is outside the range a patch declares."""
+
+
+class ConflictError(PatchError):
+    """Two patches, or a patch and a stranger, want the same place."""
+
+
+class ContractError(GraftError):
+    """A class does not fulfil the contract it is planned for."""
+
+
+class StartError(GraftError):
+    """A process lacks what its plan names, so the server must not serve."""
+
+
+class LedgerError(GraftError):
+    """The folder of records cannot be used."""
+
+
+class SetupError(GraftError):
+    """Something this command needs is not installed or not reachable."""
+
+
+def nearest(name: str, options: Iterable[str]) -> str:
+    """A hint that names the option closest to ``name``, or lists what there is: " (did you mean 'x'?)"."""
+    known = sorted(set(options))
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f" (there is: {', '.join(known)})" if known else " (there is none)"

@@ -1,0 +1,54 @@
+"""What every tool reports: one fact, with its code, level, subject, place and next step.
+
+A finding is data. Tables, colours and JSON documents are made of it in ``cli/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Level = Literal["error", "warning", "info"]
+
+_RANK: dict[Level, int] = {"error": 0, "warning": 1, "info": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact that a tool reports.
+
+    code:     stable identifier, for example ``S001``; documented under ``docs/findings.md``
+    level:    ``error`` makes a command exit 1, ``warning`` and ``info`` do not
+    subject:  the thing spoken of: an item, a process, a plugin
+    what:     the fact, as one sentence without a final stop
+    where:    file and line, process, environment variable
+    fix:      the next step, as an imperative
+    """
+
+    code: str
+    level: Level
+    subject: str
+    what: str
+    where: str = ""
+    fix: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """The finding with stable lower-case keys, for ``--json``."""
+        return asdict(self)
+
+    def explain(self) -> str:
+        """The finding as one line of text."""
+        where = f" [{self.where}]" if self.where else ""
+        fix = f". Next: {self.fix}" if self.fix else ""
+        return f"{self.code} {self.level}: {self.subject}: {self.what}{where}{fix}"
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings in the order of harm, equal levels in the order they came."""
+    return sorted(findings, key=lambda finding: _RANK[finding.level])
+
+
+def exit_status(findings: Iterable[Finding]) -> int:
+    """1 if anything is at level error, else 0: what every reporting command returns."""
+    return int(any(finding.level == "error" for finding in findings))

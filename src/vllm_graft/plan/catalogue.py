@@ -1,0 +1,75 @@
+"""What a plan may name: the items that ship with the package, and those that other packages offer.
+
+Other packages offer contracts and patches under the entry-point group ``vllm_graft.plugins``, name to class. They are
+found by metadata alone; a class is imported only when a plan names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Final
+
+from vllm_graft.errors import ConfigError
+
+GROUP: Final = "vllm_graft.plugins"
+"""The entry-point group in which packages offer items."""
+
+SHIPPED: Final[Mapping[str, str]] = {
+    "stat-logger-guard": "vllm_graft.plugins.patches.stat_logger_guard:StatLoggerGuard",
+    "request-log": "vllm_graft.plugins.stats.request_log:RequestLog",
+}
+"""The items of this package: name to class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """One name that a plan may use, and the class behind it."""
+
+    name: str
+    target: str
+    package: str
+
+    def load(self) -> type:
+        """Import the class; a ConfigError that names the package where that fails."""
+        return load(self.target, self.name, self.package)
+
+
+def catalogue() -> dict[str, Registered]:
+    """Every name a plan may use. Two packages that offer the same name are refused, naming both."""
+    found = {name: Registered(name, target, "vllm-graft") for name, target in SHIPPED.items()}
+    for entry in metadata.entry_points(group=GROUP):
+        package = entry.dist.name if entry.dist is not None else "an unnamed distribution"
+        offered = Registered(entry.name, entry.value, package)
+        known = found.get(entry.name)
+        if known is not None and known != offered:
+            raise ConfigError(
+                f"the item {entry.name!r} is offered twice: by {known.package} ({known.target}) "
+                f"and by {package} ({entry.value})",
+                where=f"entry points of {GROUP}",
+                fix=f"uninstall one of the two, or have {package} rename it",
+            )
+        found[entry.name] = offered
+    return found
+
+
+def load(target: str, name: str, package: str) -> type:
+    """Import ``module:Class``; a ConfigError that names item and package where that fails."""
+    module, _, qualname = target.partition(":")
+    try:
+        found: object = importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise ConfigError(
+            f"the item {name!r} of {package} cannot be imported from {target}: {type(error).__name__}: {error}",
+            fix=f"repair or reinstall {package}, or take {name!r} out of the plan",
+        ) from error
+    if not isinstance(found, type):
+        raise ConfigError(
+            f"the item {name!r} of {package} must be a class, and {target} is {type(found).__name__}",
+            fix=f"point the entry point {name!r} at the class itself",
+        )
+    return found

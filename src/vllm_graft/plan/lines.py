@@ -1,0 +1,62 @@
+"""In which line of a TOML file a value stands, so that an error can say so.
+
+``tomllib`` gives values without places. This scan follows table headers and keys, which is all a configuration of
+ours has; where it cannot tell (a key inside an inline table), the line of the nearest parent is given.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+Path = tuple[str | int, ...]
+
+_HEADER: Final = re.compile(r"^\s*(\[{1,2})\s*([^\]]+?)\s*\]{1,2}\s*(?:#.*)?$")
+_KEY: Final = re.compile(r"""^\s*((?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*=""")
+_PART: Final = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
+
+
+class Lines:
+    """The places of the keys of one TOML text."""
+
+    def __init__(self, text: str) -> None:
+        self._rows = text.splitlines()
+        self._at: dict[Path, int] = {}
+        self._scan()
+
+    def of(self, path: Path, value: str | None = None) -> int:
+        """The line of a key, or of one string in the key's list; 1 where nothing better is known."""
+        line = 1
+        for length in range(len(path), 0, -1):
+            if path[:length] in self._at:
+                line = self._at[path[:length]]
+                break
+        return self._line_of_value(line, value) if value is not None else line
+
+    def _line_of_value(self, start: int, value: str) -> int:
+        for number in range(start, len(self._rows) + 1):
+            row = self._rows[number - 1]
+            if number > start and (_HEADER.match(row) or _KEY.match(row)):
+                break
+            if f'"{value}"' in row or f"'{value}'" in row:
+                return number
+        return start
+
+    def _scan(self) -> None:
+        table: Path = ()
+        counts: dict[Path, int] = {}
+        for number, row in enumerate(self._rows, start=1):
+            if header := _HEADER.match(row):
+                table = _parts(header[2])
+                if header[1] == "[[":
+                    index = counts.get(table, 0)
+                    counts[table] = index + 1
+                    table = (*table, index)
+                self._at.setdefault(table, number)
+            elif key := _KEY.match(row):
+                path: Path = (*table, *_parts(key[1]))
+                self._at.setdefault(path, number)
+
+
+def _parts(dotted: str) -> Path:
+    return tuple(a or b or c for a, b, c in _PART.findall(dotted))

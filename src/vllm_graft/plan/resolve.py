@@ -1,0 +1,249 @@
+"""From the layers to a plan: which profiles match, which names win, what the names stand for."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from vllm_graft import points
+from vllm_graft.contracts.item import Item, OptionValue
+from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.plan.catalogue import Registered, catalogue, load
+from vllm_graft.plan.layers import (
+    File,
+    Layer,
+    Named,
+    find_file,
+    from_additional_config,
+    from_environment,
+    read_file,
+)
+from vllm_graft.plan.plan import OnFailure, Plan, PlanItem
+
+ALL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a start says of itself before the plan is known: the model as given, its served names, the arguments."""
+
+    model: str
+    served: tuple[str, ...] = ()
+    additional_config: object = None
+
+
+def resolve(request: Request) -> Plan:
+    """The plan for one model; a ConfigError with place and next step where the configuration is at fault."""
+    path = find_file()
+    file = read_file(path) if path is not None else None
+    layers = [
+        *(_from_file(file, request) if file is not None else []),
+        *(layer for layer in (from_environment(), from_additional_config(request.additional_config)) if layer),
+    ]
+    names = _merge_names(layers)
+    options = _merge_options(layers)
+    settings = _merge_settings(layers)
+    if not any(names.values()) and not options:
+        return Plan(model=request.model)
+    known = catalogue()
+    items = [item for key, chosen in names.items() for item in _items(key, chosen, known, options)]
+    _check_option_owners(options, known)
+    on_failure, endpoint = settings.get("on_failure", ("stop", "")), settings.get("endpoint", (True, ""))
+    return Plan(
+        items=tuple(items),
+        on_failure=_as_on_failure(on_failure[0]),
+        endpoint=bool(endpoint[0]),
+        model=request.model,
+        origins={key: origin for key, (_, origin) in settings.items()},
+    )
+
+
+def model_names(model: str, served: Iterable[str] = ()) -> list[str]:
+    """Every name a profile's glob is tried on: as given, the repository behind a cache path, the path, served names."""
+    names = [model, *served]
+    if cached := re.search(r"models--([^/]+?)--([^/]+)", model):
+        names.append(f"{cached[1]}/{cached[2]}")
+    if os.path.exists(model):
+        names.append(os.path.abspath(model))
+    return list(dict.fromkeys(names))
+
+
+def matches(globs: Iterable[str], names: Iterable[str]) -> bool:
+    """Whether any glob matches any name; upper and lower case are the same, as on model hubs."""
+    lowered = [name.lower() for name in names]
+    return any(fnmatchcase(name, glob.lower()) for glob in globs for name in lowered)
+
+
+def _from_file(file: File, request: Request) -> list[Layer]:
+    names = model_names(request.model, request.served)
+    matching = [profile for profile in file.profiles if matches(profile.models, names)]
+    _refuse_contradictions(matching)
+    return [file.defaults, _with_defaults(file.defaults, matching)] if matching else [file.defaults]
+
+
+def _with_defaults(defaults: Layer, profiles: list[Layer]) -> Layer:
+    """One layer of all matching profiles: lists add to the defaults, single values replace them."""
+    merged = Layer("profiles")
+    for profile in profiles:
+        for key, chosen in profile.names.items():
+            if points.keys()[key].many:
+                merged.names.setdefault(key, list(defaults.names.get(key, []))).extend(chosen)
+            else:
+                merged.names[key] = chosen
+        merged.settings.update(profile.settings)
+    return merged
+
+
+def _refuse_contradictions(profiles: list[Layer]) -> None:
+    seen: dict[str, Named] = {}
+    for profile in profiles:
+        single = {key: chosen[0] for key, chosen in profile.names.items() if not points.keys()[key].many}
+        settings = {key: Named(str(value), origin) for key, (value, origin) in profile.settings.items()}
+        for key, named in {**single, **settings}.items():
+            first = seen.setdefault(key, named)
+            if first.value != named.value:
+                raise ConfigError(
+                    f"two profiles match this model and disagree on `{key}`: {first.value!r} at {first.origin} "
+                    f"and {named.value!r} at {named.origin}",
+                    where=named.origin,
+                    fix="make their `model` globs exclude one another, or set the key in one of them only",
+                )
+
+
+def _merge_names(layers: list[Layer]) -> dict[str, list[Named]]:
+    merged: dict[str, list[Named]] = {}
+    for layer in layers:
+        merged.update(layer.names)
+    return {key: merged[key] for key in points.keys() if key in merged}
+
+
+def _merge_settings(layers: list[Layer]) -> dict[str, tuple[str | bool, str]]:
+    merged: dict[str, tuple[str | bool, str]] = {}
+    for layer in layers:
+        merged.update(layer.settings)
+    return merged
+
+
+def _merge_options(layers: list[Layer]) -> dict[str, dict[str, tuple[OptionValue, str]]]:
+    merged: dict[str, dict[str, tuple[OptionValue, str]]] = {}
+    for layer in layers:
+        for item, options in layer.options.items():
+            merged.setdefault(item, {}).update(options)
+    return merged
+
+
+def _items(
+    key: str,
+    chosen: list[Named],
+    known: Mapping[str, Registered],
+    options: Mapping[str, Mapping[str, tuple[OptionValue, str]]],
+) -> list[PlanItem]:
+    point = points.keys()[key]
+    items: dict[str, PlanItem] = {}
+    for named in _expand(chosen, point, known):
+        if named.value not in items:
+            items[named.value] = _item(named, point, known, options.get(named.value, {}))
+    return list(items.values())
+
+
+def _expand(chosen: list[Named], point: points.Point, known: Mapping[str, Registered]) -> list[Named]:
+    """The names with ``*`` spelled out: every registered item that fits the point."""
+    spelled: list[Named] = []
+    for named in chosen:
+        if named.value != ALL:
+            spelled.append(named)
+            continue
+        fitting = [name for name, entry in known.items() if fits(entry.load(), point)]
+        spelled.extend(Named(name, named.origin) for name in fitting)
+    return spelled
+
+
+def _item(
+    named: Named,
+    point: points.Point,
+    known: Mapping[str, Registered],
+    given: Mapping[str, tuple[OptionValue, str]],
+) -> PlanItem:
+    entry = known.get(named.value)
+    if entry is None:
+        raise ConfigError(
+            f"there is no item {named.value!r}{nearest(named.value, known)}",
+            where=named.origin,
+            fix="correct the name, or install the package that offers it",
+        )
+    if not point.bound:
+        raise ConfigError(
+            f"{point.name} items cannot be planned: this version of vllm-graft does not bind that point yet",
+            where=named.origin,
+            fix=f"take {named.value!r} out of the plan; `vllm-graft points` shows what is bound",
+        )
+    kind = entry.load()
+    if not fits(kind, point):
+        raise ConfigError(
+            f"{named.value!r} ({entry.target} of {entry.package}) is not a {point.name}: it fulfils none of "
+            f"{', '.join(point.contracts)}",
+            where=named.origin,
+            fix=f"name it under the key of its own point, or a {point.name} here",
+        )
+    declaration = getattr(kind, "declaration", None) if point.name == "patch" else None
+    roles = point.roles if declaration is None else tuple(r for r in points.ROLES if r in declaration.processes)
+    values = _check_options(named.value, kind, given)
+    return PlanItem(point.name, named.value, entry.target, entry.package, roles, values, named.origin)
+
+
+def fits(kind: type, point: points.Point) -> bool:
+    """Whether a class fulfils one of the contracts of a point."""
+    return any(issubclass(kind, load(contract, point.name, "vllm-graft")) for contract in point.contracts)
+
+
+def _check_options(
+    name: str, kind: type, given: Mapping[str, tuple[OptionValue, str]]
+) -> dict[str, OptionValue]:
+    declared = dict(kind.options) if issubclass(kind, Item) else {}
+    for option, (value, origin) in given.items():
+        if option not in declared:
+            raise ConfigError(
+                f"{name!r} has no option {option!r}{nearest(option, declared)}",
+                where=origin,
+                fix="correct the name or take the line out",
+            )
+        if not _same_type(value, declared[option]):
+            raise ConfigError(
+                f"the option {option!r} of {name!r} must be {_type_name(declared[option])}, and is {value!r}",
+                where=origin,
+                fix=f"give it a value like its default, {declared[option]!r}",
+            )
+    return {**declared, **{option: value for option, (value, _) in given.items()}}
+
+
+def _same_type(value: OptionValue, default: OptionValue) -> bool:
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    if isinstance(default, float):
+        return isinstance(value, int | float)
+    return isinstance(value, type(default))
+
+
+def _type_name(default: OptionValue) -> str:
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+    return words.get(type(default), "a list of strings")
+
+
+def _check_option_owners(
+    options: Mapping[str, Mapping[str, tuple[OptionValue, str]]], known: Mapping[str, Registered]
+) -> None:
+    for name, given in options.items():
+        if name not in known:
+            origin = next(iter(given.values()))[1] if given else ""
+            raise ConfigError(
+                f"options are given for {name!r}, and there is no such item{nearest(name, known)}",
+                where=origin,
+                fix="correct the name or take the table out",
+            )
+
+
+def _as_on_failure(value: object) -> OnFailure:
+    return "warn" if value == "warn" else "stop"

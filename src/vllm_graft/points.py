@@ -1,0 +1,215 @@
+"""The table of extension points: every place where vLLM lets itself be extended, one row each.
+
+A row says what an author writes, when vLLM calls it, what it may cost, how it is asked for and where it runs. The
+rest of the package reads this table instead of knowing points by heart: the configuration's keys, the places an item
+is expected in, the budget its meter compares with. Classes are named by strings, so that reading the table imports
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Final, Literal
+
+Role = Literal["frontend", "engine", "worker", "registry"]
+
+ROLES: Final[tuple[Role, ...]] = ("frontend", "engine", "worker", "registry")
+"""The parts a process can play: the front end (API server, or the program that holds ``LLM``), engine core, a worker,
+and the subprocess in which vLLM inspects a model class. One process may play several."""
+
+RELEASES: Final = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
+"""The vLLM releases that bindings are written for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One extension point of vLLM.
+
+    name:       the one word for it, used in every table and message
+    contracts:  what an author implements, as ``module:Class``; several where there are several styles
+    called:     when vLLM calls it
+    inputs:     what the author's code is given
+    outputs:    what it returns
+    budget_us:  microseconds one call may cost, ours alone; None where a budget has no meaning
+    budget:     the budget in words
+    key:        the key of ``graft.toml`` that names items of this point; empty where none does
+    many:       whether the key holds a list of names
+    registered: how it reaches vLLM
+    roles:      the processes it runs in
+    bound:      the releases this version of vllm-graft binds it on; empty: not bound yet
+    """
+
+    name: str
+    contracts: tuple[str, ...]
+    called: str
+    inputs: str
+    outputs: str
+    budget_us: float | None
+    budget: str
+    key: str
+    many: bool
+    registered: str
+    roles: tuple[Role, ...]
+    bound: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """The row with stable lower-case keys, for ``--json``."""
+        return asdict(self)
+
+
+POINTS: Final[tuple[Point, ...]] = (
+    Point(
+        name="patch",
+        contracts=("vllm_graft.patching:VLLMPatch",),
+        called="wherever vLLM calls the patched method",
+        inputs="the method's own arguments",
+        outputs="the method's own result",
+        budget_us=None,
+        budget="0: a plain function stays a plain function",
+        key="patches",
+        many=True,
+        registered="methods set on the target in every process the patch declares",
+        roles=ROLES,
+        bound=RELEASES,
+    ),
+    Point(
+        name="sampler",
+        contracts=("vllm_graft.contracts:SamplingStrategy", "vllm_graft.contracts:Sampler"),
+        called="once per step, before a token is picked",
+        inputs="logits of the batch, the rows that asked for it",
+        outputs="the logits, changed in place; or token ids",
+        budget_us=500.0,
+        budget="0.5 ms per step",
+        key="samplers",
+        many=True,
+        registered="one logits processor added to the engine's arguments",
+        roles=("frontend", "worker"),
+        bound=(),
+    ),
+    Point(
+        name="scheduler",
+        contracts=("vllm_graft.contracts:AdmissionQueue", "vllm_graft.contracts:SchedulingPolicy"),
+        called="in every iteration of engine core",
+        inputs="waiting and running requests, free KV blocks",
+        outputs="which request goes next",
+        budget_us=1000.0,
+        budget="1.0 ms per iteration",
+        key="scheduler",
+        many=False,
+        registered="the engine's scheduler class",
+        roles=("engine",),
+        bound=(),
+    ),
+    Point(
+        name="attention",
+        contracts=("vllm_graft.contracts:AttentionKernel",),
+        called="in every attention layer of every step",
+        inputs="query, key, value, KV cache, batch",
+        outputs="the attention output",
+        budget_us=100.0,
+        budget="0.1 ms per layer, or 1.25 x bytes / bandwidth + 10 us where that is more",
+        key="attention",
+        many=False,
+        registered="an attention backend of the engine's arguments",
+        roles=("worker",),
+        bound=(),
+    ),
+    Point(
+        name="model",
+        contracts=("vllm_graft.contracts:ModelPlugin",),
+        called="when the model is loaded, then in every step",
+        inputs="the engine's configuration, weights",
+        outputs="a model class",
+        budget_us=None,
+        budget="replaces the model",
+        key="models",
+        many=True,
+        registered="vLLM's model registry",
+        roles=("frontend", "worker", "registry"),
+        bound=(),
+    ),
+    Point(
+        name="platform",
+        contracts=("vllm.platforms.interface:Platform",),
+        called="while vLLM is being imported",
+        inputs="nothing",
+        outputs="a platform class",
+        budget_us=None,
+        budget="none",
+        key="",
+        many=False,
+        registered="the entry point graft of vllm.platform_plugins; asked for by GRAFT_SIMULATE=1",
+        roles=("frontend", "engine", "worker", "registry"),
+        bound=RELEASES,
+    ),
+    Point(
+        name="lora-resolver",
+        contracts=("vllm_graft.contracts:AdapterResolver",),
+        called="when a request names an adapter that is not loaded",
+        inputs="base model and adapter name",
+        outputs="an adapter, or None",
+        budget_us=None,
+        budget="off the event loop",
+        key="lora_resolvers",
+        many=True,
+        registered="vLLM's resolver registry",
+        roles=("frontend",),
+        bound=(),
+    ),
+    Point(
+        name="io-processor",
+        contracts=("vllm_graft.contracts:DocumentProcessor",),
+        called="for each request of a pooling model",
+        inputs="the request's data; the model's outputs",
+        outputs="prompts; the response",
+        budget_us=None,
+        budget="never blocks the event loop",
+        key="io_processor",
+        many=False,
+        registered="the engine's IO processor",
+        roles=("frontend",),
+        bound=(),
+    ),
+    Point(
+        name="stats",
+        contracts=("vllm_graft.contracts:StatSink",),
+        called="for each batch of outputs, in the front end",
+        inputs="finished requests, and what the batch produced",
+        outputs="nothing",
+        budget_us=50.0,
+        budget="50 us per batch",
+        key="stats",
+        many=True,
+        registered="a stat logger given to the engine client",
+        roles=("frontend",),
+        bound=RELEASES,
+    ),
+    Point(
+        name="endpoint",
+        contracts=(),
+        called="GET /graft/status",
+        inputs="an HTTP request, behind the server's API key",
+        outputs="the records of every process",
+        budget_us=None,
+        budget="none",
+        key="",
+        many=False,
+        registered="with any plan, unless endpoint = false",
+        roles=("frontend",),
+        bound=RELEASES,
+    ),
+)
+"""Every extension point, in the order tables show them."""
+
+_BY_NAME: Final = {point.name: point for point in POINTS}
+_BY_KEY: Final = {point.key: point for point in POINTS if point.key}
+
+
+def point(name: str) -> Point:
+    """The row of that name; KeyError where there is none."""
+    return _BY_NAME[name]
+
+
+def keys() -> dict[str, Point]:
+    """The configuration's keys that name items, each with its point."""
+    return dict(_BY_KEY)

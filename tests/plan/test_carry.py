@@ -1,0 +1,42 @@
+"""A plan on its way to a child process."""
+
+import os
+
+import pytest
+
+from vllm_graft.errors import ConfigError
+from vllm_graft.plan import Plan, PlanItem, Run, carried, carried_run, carry, drop
+
+
+def test_what_is_carried_arrives(monkeypatch: pytest.MonkeyPatch):
+    """Plan and run survive the environment."""
+    plan = Plan((PlanItem("stats", "s", "m:C", "p", ("frontend",), {"a": 1}, "here"),), model="m")
+    run = Run("1-ab", 1, "V1", "pkg.Ext")
+    monkeypatch.setenv("GRAFT_PLAN", "")
+    monkeypatch.setenv("GRAFT_RUN", "")
+    assert carried() is None
+    assert carried_run() is None
+    carry(plan, run)
+    assert carried() == plan
+    assert carried_run() == run
+    drop()
+    assert "GRAFT_PLAN" not in os.environ
+    assert carried() is None
+
+
+def test_a_plan_too_large_for_the_environment_is_refused():
+    """Linux would refuse to start the child, with a message that helps nobody."""
+    plan = Plan((PlanItem("stats", "s", "m:C", "p", ("frontend",), {"a": "x" * 200_000}, "here"),))
+    with pytest.raises(ConfigError, match="at most 100000 can be carried"):
+        carry(plan, Run("1-ab", 1))
+
+
+@pytest.mark.parametrize("text", ["nonsense", "{}", '{"items": [{"point": 1}]}'])
+def test_a_damaged_variable_is_named(text: str, monkeypatch: pytest.MonkeyPatch):
+    """Somebody else's value in our variable is an error with its name."""
+    monkeypatch.setenv("GRAFT_PLAN", text)
+    monkeypatch.setenv("GRAFT_RUN", "nonsense")
+    with pytest.raises(ConfigError, match="GRAFT_PLAN: does not hold a plan"):
+        carried()
+    with pytest.raises(ConfigError, match="GRAFT_RUN: does not hold a run"):
+        carried_run()

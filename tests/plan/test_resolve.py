@@ -1,0 +1,250 @@
+"""From configuration to plan: which layer wins, which profile matches, and what every mistake says."""
+
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.errors import ConfigError
+from vllm_graft.plan import Plan, Request, resolve
+from vllm_graft.plan.resolve import matches, model_names
+
+
+def write(text: str) -> None:
+    Path("graft.toml").write_text(text, encoding="utf-8")
+
+
+def plan_for(model: str = "org/Model-8B", **kwargs: object) -> Plan:
+    return resolve(Request(model, **kwargs))  # type: ignore[arg-type]
+
+
+def names(plan: Plan) -> list[str]:
+    return [item.name for item in plan]
+
+
+def test_without_configuration_nothing_is_planned():
+    """No file and no variable: an empty plan, which is false."""
+    assert not plan_for()
+
+
+def test_defaults_hold_for_every_model():
+    """[defaults] names items; the plan says where each came from."""
+    write('[defaults]\npatches = ["stat-logger-guard"]\nstats = ["request-log"]\n')
+    plan = plan_for()
+    assert names(plan) == ["stat-logger-guard", "request-log"]
+    assert plan.items[0].origin == "graft.toml:2"
+    assert plan.items[0].roles == ("frontend",)
+    assert plan.items[1].options == {"path": "requests-{pid}.jsonl", "queue": 10_000}
+
+
+def test_graft_config_names_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """GRAFT_CONFIG wins over the working directory."""
+    write('[defaults]\nstats = ["request-log"]\n')
+    other = tmp_path / "other.toml"
+    other.write_text('[defaults]\npatches = ["stat-logger-guard"]\n', encoding="utf-8")
+    monkeypatch.setenv("GRAFT_CONFIG", str(other))
+    assert names(plan_for()) == ["stat-logger-guard"]
+
+
+def test_a_profile_adds_its_lists_and_replaces_single_values(offered: Path):
+    """Lists of matching profiles add to the defaults; settings replace them."""
+    write(
+        '[defaults]\nstats = ["request-log"]\non_failure = "stop"\n'
+        '[[profile]]\nmodel = "*8b*"\nstats = ["my-sink", "request-log"]\non_failure = "warn"\n'
+        '[[profile]]\nmodel = "*70B*"\nstats = ["other-sink"]\n'
+    )
+    plan = plan_for()
+    assert names(plan) == ["request-log", "my-sink"]
+    assert plan.on_failure == "warn"
+    assert plan.origins["on_failure"] == "graft.toml:7"
+
+
+def test_the_environment_replaces_the_patches(monkeypatch: pytest.MonkeyPatch, offered: Path):
+    """VLLM_CUSTOM_PATCHES is stronger than the file, forgives blanks, and empty means none."""
+    write('[defaults]\npatches = ["stat-logger-guard"]\n')
+    monkeypatch.setenv("VLLM_CUSTOM_PATCHES", " engine-patch ,, ")
+    assert names(plan_for()) == ["engine-patch"]
+    monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "")
+    assert names(plan_for()) == []
+
+
+def test_additional_config_is_the_strongest(monkeypatch: pytest.MonkeyPatch, offered: Path):
+    """--additional-config replaces each key it gives, and adds options."""
+    monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "stat-logger-guard")
+    write('[defaults]\nstats = ["request-log"]\n[options.my-sink]\ncount = 4\n')
+    given = {"graft": {"patches": ["engine-patch"], "options": {"my-sink": {"path": "y"}}, "stats": ["my-sink"]}}
+    plan = plan_for(additional_config=given)
+    assert names(plan) == ["engine-patch", "my-sink"]
+    assert plan.items[1].options == {"path": "y", "count": 4, "ratio": 0.5, "loud": False, "tags": ["a"]}
+    assert plan.items[1].origin == "--additional-config graft.stats"
+
+
+def test_a_star_means_every_registered_item_of_the_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """'*' under patches takes the patches and leaves the sinks."""
+    monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "*")
+    assert names(plan_for()) == ["stat-logger-guard"]
+
+
+def test_items_of_a_patch_run_where_the_patch_says(offered: Path):
+    """A patch's processes become the roles that need it."""
+    write('[defaults]\npatches = ["engine-patch"]\n')
+    assert plan_for().items[0].roles == ("engine",)
+
+
+def test_the_hash_follows_behaviour_only(offered: Path):
+    """Options change the hash; the model and where a value came from do not."""
+    write('[defaults]\nstats = ["my-sink"]\n')
+    first = plan_for("a")
+    write('\n\n[defaults]\nstats = ["my-sink"]\n')
+    assert plan_for("b").hash == first.hash
+    write('[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = 9\n')
+    assert plan_for("a").hash != first.hash
+
+
+def test_a_plan_travels_as_json(offered: Path):
+    """What is carried is what was resolved."""
+    write('[defaults]\nstats = ["my-sink"]\npatches = ["engine-patch"]\nendpoint = false\n')
+    plan = plan_for()
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_model_has_many_names(tmp_path: Path):
+    """A glob is tried on the name as given, the repository behind a cache path, the path, and served names."""
+    cached = tmp_path / "hub" / "models--meta-llama--Llama-3-70B" / "snapshots" / "abc"
+    cached.mkdir(parents=True)
+    found = model_names(str(cached), ["prod"])
+    assert "meta-llama/Llama-3-70B" in found
+    assert "prod" in found
+    assert matches(["META-llama/*"], found)
+    assert matches([str(tmp_path / "*")], found)
+    assert not matches(["llama"], found)
+
+
+MISTAKES = {
+    "bad toml": ("[defaults\n", "graft.toml:1: is not valid TOML"),
+    "unknown table": ("[default]\n", "graft.toml:1: unknown table 'default' (did you mean 'defaults'?)"),
+    "unknown key": (
+        '[defaults]\n\npatchs = ["x"]\n',
+        "graft.toml:3: unknown key 'patchs' (did you mean 'patches'?). Next: correct the name or take the line out",
+    ),
+    "unknown key of a profile": (
+        '[[profile]]\nmodel = "*"\nstat = ["x"]\n',
+        "graft.toml:3: unknown key 'stat' (did you mean 'stats'?)",
+    ),
+    "unknown item": (
+        '[defaults]\npatches = [\n  "stat-loger-guard",\n]\n',
+        "graft.toml:3: there is no item 'stat-loger-guard' (did you mean 'stat-logger-guard'?)",
+    ),
+    "wrong type of a list": ('[defaults]\npatches = "a"\n', "graft.toml:2: `patches` must be a list of names, and is 'a'"),
+    "wrong type in a list": ("[defaults]\npatches = [1]\n", "graft.toml:2: `patches` must be a list of names"),
+    "wrong type of a name": ("[defaults]\nscheduler = 1\n", "graft.toml:2: `scheduler` must be one name, and is 1"),
+    "wrong on_failure": (
+        '[defaults]\non_failure = "ignore"\n',
+        "graft.toml:2: `on_failure` must be \"stop\" or \"warn\", and is 'ignore'",
+    ),
+    "wrong endpoint": ('[defaults]\nendpoint = "no"\n', "graft.toml:2: `endpoint` must be true or false, and is 'no'"),
+    "defaults not a table": ("defaults = 1\n", "graft.toml:1: `defaults` must be a table, and is 1"),
+    "profile not an array": (
+        '[profile]\nmodel = "*"\n',
+        "graft.toml:1: profiles are an array of tables. Next: write [[profile]], not [profile]",
+    ),
+    "profile without a model": ('[[profile]]\nstats = ["my-sink"]\n', "graft.toml:1: a profile needs `model`"),
+    "profile with a wrong model": ("[[profile]]\nmodel = 3\n", "graft.toml:2: a profile needs `model`"),
+    "item under the wrong point": (
+        '[defaults]\nstats = ["stat-logger-guard"]\n',
+        "graft.toml:2: 'stat-logger-guard' (vllm_graft.plugins.patches.stat_logger_guard:StatLoggerGuard of vllm-graft) "
+        "is not a stats: it fulfils none of vllm_graft.contracts:StatSink",
+    ),
+    "point that is not bound": (
+        '[defaults]\nscheduler = "my-sink"\n',
+        "graft.toml:2: scheduler items cannot be planned: this version of vllm-graft does not bind that point yet",
+    ),
+    "unknown option": (
+        '[defaults]\nstats = ["my-sink"]\n[options.my-sink]\npaht = "z"\n',
+        "graft.toml:4: 'my-sink' has no option 'paht' (did you mean 'path'?)",
+    ),
+    "wrong type of an option": (
+        '[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = "many"\n',
+        "graft.toml:4: the option 'count' of 'my-sink' must be a whole number, and is 'many'",
+    ),
+    "true is not a number": (
+        '[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = true\n',
+        "graft.toml:4: the option 'count' of 'my-sink' must be a whole number, and is True",
+    ),
+    "option of a strange shape": (
+        '[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = [1, 2]\n',
+        "graft.toml:4: `count` must be a string, number, true/false or list of strings",
+    ),
+    "options of an unknown item": (
+        "[options.my-snik]\ncount = 1\n",
+        "graft.toml:2: options are given for 'my-snik', and there is no such item (did you mean 'my-sink'?)",
+    ),
+    "options not a table": ("options = 3\n", "graft.toml:1: `options` must be a table, and is 3"),
+    "class that is no class": (
+        '[defaults]\nstats = ["not-a-class"]\n',
+        "the item 'not-a-class' of graft-offered must be a class, and graft_offered:NOT_A_CLASS is int",
+    ),
+    "class that is gone": (
+        '[defaults]\nstats = ["gone"]\n',
+        "the item 'gone' of graft-offered cannot be imported from graft_offered:Gone: AttributeError",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_every_mistake_in_the_file_says_where_and_what_next(mistake: str, offered: Path):
+    """File, line, what is wrong, the nearest valid name, the next step."""
+    text, expected = MISTAKES[mistake]
+    write(text)
+    with pytest.raises(ConfigError) as caught:
+        plan_for()
+    assert expected in str(caught.value)
+    assert "Next: " in str(caught.value)
+
+
+def test_profiles_that_disagree_are_refused_naming_both(offered: Path):
+    """Two matching profiles with different single values: neither may win silently."""
+    write('[[profile]]\nmodel = "*8B*"\non_failure = "warn"\n[[profile]]\nmodel = "org/*"\non_failure = "stop"\n')
+    with pytest.raises(ConfigError, match="disagree on `on_failure`: 'warn' at graft.toml:3 and 'stop' at graft.toml:6"):
+        plan_for()
+    assert not plan_for("other/Model-8B").items
+
+
+def test_a_named_file_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    """GRAFT_CONFIG must point at something."""
+    monkeypatch.setenv("GRAFT_CONFIG", "/nowhere/graft.toml")
+    with pytest.raises(ConfigError, match="GRAFT_CONFIG: there is no file /nowhere/graft.toml"):
+        plan_for()
+
+
+def test_an_unknown_patch_of_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch):
+    """The place of a mistake can be a variable."""
+    monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "stat-logger-gard")
+    with pytest.raises(ConfigError, match=r"VLLM_CUSTOM_PATCHES: there is no item .* \(did you mean 'stat-logger-guard'"):
+        plan_for()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"graft": 3}, "--additional-config graft: `graft` must be a table, and is 3"),
+        ({"graft": {"patchez": []}}, "--additional-config graft.patchez: unknown key 'patchez'"),
+        ({"graft": {"options": {"my-sink": {"count": {}}}}}, "--additional-config graft.options.my-sink.count: `count`"),
+    ],
+)
+def test_mistakes_in_additional_config_name_the_argument(given: object, expected: str):
+    """The same checks as in the file."""
+    with pytest.raises(ConfigError) as caught:
+        plan_for(additional_config=given)
+    assert expected in str(caught.value)
+
+
+def test_a_name_offered_by_two_packages_is_refused_naming_both(offered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """vLLM lets the last one win in silence; we do not."""
+    from vllm_graft.testing.packages import lay_out
+
+    second = tmp_path / "second"
+    lay_out(second, "graft-rival", {"vllm_graft.plugins": {"my-sink": "rival:Sink"}})
+    monkeypatch.syspath_prepend(str(second))
+    write('[defaults]\nstats = ["my-sink"]\n')
+    with pytest.raises(ConfigError, match="'my-sink' is offered twice: by .*graft-rival"):
+        plan_for()
