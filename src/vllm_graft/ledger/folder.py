@@ -1,0 +1,119 @@
+"""Where records live: a folder that only its owner can read, on any machine and in read-only containers.
+
+``GRAFT_STATE_DIR`` names it. Without it the first of these that can be written is taken: the user's runtime folder,
+the temporary folder, shared memory. Inside, every run of a server has a folder of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from vllm_graft.errors import LedgerError
+
+VARIABLE: Final = "GRAFT_STATE_DIR"
+
+KEPT_S: Final = 24 * 3600
+"""How long the records of a run that did not end in order stay visible."""
+
+
+def state_folder(create: bool = False) -> Path | None:
+    """The folder of records. None where nothing can be written: records then live in memory only.
+
+    A folder that ``GRAFT_STATE_DIR`` names must be usable, else LedgerError; so must one that already exists and
+    belongs to somebody else, because records of another user prove nothing.
+    """
+    named = os.environ.get(VARIABLE, "").strip()
+    if named:
+        return _usable(Path(named).expanduser().absolute(), create, named=True)
+    for candidate in _candidates():
+        found = _usable(candidate, create, named=False)
+        if found is not None:
+            return found
+    return None
+
+
+def run_folder(state: Path, run: str) -> Path:
+    """The folder of one run's records."""
+    return state / "runs" / run
+
+
+def make_run_folder(state: Path, run: str) -> Path:
+    """The folder of one run's records, made where it is not there."""
+    folder = run_folder(state, run)
+    for home in (folder.parent, folder):
+        home.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def run_folders(state: Path) -> Iterator[Path]:
+    """Every run's folder, oldest first."""
+    try:
+        found = [entry for entry in (state / "runs").iterdir() if entry.is_dir()]
+    except OSError:
+        return
+    yield from sorted(found, key=lambda folder: folder.stat().st_mtime)
+
+
+def too_old(folder: Path) -> bool:
+    """Whether a run that has ended was last written longer ago than records are kept."""
+    try:
+        newest = max((entry.stat().st_mtime for entry in folder.iterdir()), default=folder.stat().st_mtime)
+    except OSError:
+        return False
+    return time.time() - newest > KEPT_S
+
+
+def remove(folder: Path) -> None:
+    """Remove a run's records; another process may be doing the same."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _candidates() -> Iterator[Path]:
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "").strip()
+    if runtime:
+        yield Path(runtime) / "vllm-graft"
+    owner = f"vllm-graft-{os.getuid()}"
+    yield Path(tempfile.gettempdir()) / owner
+    yield Path("/dev/shm") / owner
+
+
+def _usable(folder: Path, create: bool, named: bool) -> Path | None:
+    if create:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            if named:
+                raise LedgerError(
+                    f"the folder {folder} cannot be made: {error}",
+                    where=VARIABLE,
+                    fix=f"point {VARIABLE} at a folder this user may write",
+                ) from error
+            return None
+    try:
+        facts = folder.lstat()
+    except OSError:
+        return None
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise LedgerError(
+            f"{folder} is not a folder of this user",
+            where=VARIABLE if named else "",
+            fix=f"remove it, or point {VARIABLE} at a folder of your own",
+        )
+    if create and facts.st_mode & 0o077:
+        folder.chmod(0o700)
+    if create and not os.access(folder, os.W_OK | os.X_OK):
+        if named:
+            raise LedgerError(
+                f"the folder {folder} cannot be written",
+                where=VARIABLE,
+                fix=f"point {VARIABLE} at a folder this user may write",
+            )
+        return None
+    return folder

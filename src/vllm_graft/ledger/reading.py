@@ -1,0 +1,234 @@
+"""Reading what every process wrote: the runs on this machine, who is alive, and what a process lacks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from vllm_graft.findings import Finding
+from vllm_graft.ledger import cells, folder
+from vllm_graft.ledger.meters import Reading, read_block
+from vllm_graft.ledger.record import GOOD, SCHEMA, Hook, ItemState, Record, pid_namespace, start_ticks
+from vllm_graft.plan.plan import Plan
+
+PLAN_FILE = "plan.json"
+"""The file of a run's folder that holds its plan."""
+
+Life = Literal["running", "ended", "died", "unknown"]
+"""running; ended in order; died: gone without having ended in order; unknown: of another machine or container."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """One process: its record, whether it lives, and its counters."""
+
+    record: Record
+    life: Life
+    readings: dict[str, dict[str, Reading]] = field(default_factory=dict)
+
+    def calls(self, item: str) -> int:
+        """How often the hooks of an item were called, together."""
+        return sum(reading.calls for reading in self.readings.get(item, {}).values())
+
+    def as_dict(self) -> dict[str, object]:
+        """The process with stable lower-case keys, for ``--json`` and ``/graft/status``."""
+        record = self.record
+        return {
+            "pid": record.pid,
+            "host": record.host,
+            "name": record.name,
+            "roles": list(record.roles),
+            "life": self.life,
+            "start_method": record.start_method,
+            "vllm": record.vllm,
+            "runner": record.runner,
+            "plan": record.plan,
+            "since": record.since,
+            "last_error": record.last_error,
+            "items": [self._item(item) for item in record.items],
+        }
+
+    def _item(self, item: ItemState) -> dict[str, object]:
+        hooks = self.readings.get(item.name, {})
+        return {
+            "point": item.point,
+            "name": item.name,
+            "state": item.state,
+            "reason": item.reason,
+            "calls": self.calls(item.name),
+            "hooks": {name: reading.as_dict() for name, reading in hooks.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One server: every process of one start."""
+
+    run: str
+    plan: Plan
+    processes: tuple[ProcessView, ...]
+
+    @property
+    def model(self) -> str:
+        """The model it serves."""
+        return self.processes[0].record.model
+
+    @property
+    def running(self) -> bool:
+        """Whether any of its processes lives."""
+        return any(process.life == "running" for process in self.processes)
+
+    def rows(self) -> list[dict[str, object]]:
+        """Its processes with stable lower-case keys."""
+        return [process.as_dict() for process in self.processes]
+
+    def findings(self) -> list[Finding]:
+        """What its processes lack, and which of them died."""
+        return findings_of(self.rows(), self.plan)
+
+    def as_dict(self) -> dict[str, object]:
+        """The run with stable lower-case keys."""
+        return {
+            "run": self.run,
+            "model": self.model,
+            "running": self.running,
+            "plan": self.plan.as_dict(),
+            "processes": self.rows(),
+            "findings": [finding.as_dict() for finding in self.findings()],
+        }
+
+
+def runs(state: Path | None = None) -> list[RunView]:
+    """Every server that runs on this machine, and those that ended without order in the last 24 hours.
+
+    A server of another container that shares the folder is shown too, as far as it can be judged from here.
+    """
+    state = state if state is not None else folder.state_folder()
+    if state is None:
+        return []
+    views = [(home, read_run(home)) for home in folder.run_folders(state)]
+    return [view for home, view in views if view is not None and _shown(view, home)]
+
+
+def _shown(view: RunView, home: Path) -> bool:
+    return view.running or (any(process.life != "ended" for process in view.processes) and not folder.too_old(home))
+
+
+def read_run(home: Path) -> RunView | None:
+    """The run recorded in a folder, or None where nothing readable is in it."""
+    try:
+        plan = Plan.from_json((home / PLAN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    found = (read_process(path) for path in sorted(home.glob("[0-9]*.json")))
+    processes = tuple(sorted((view for view in found if view is not None), key=lambda view: view.record.since))
+    return RunView(home.name, plan, processes) if processes else None
+
+
+def read_process(path: Path) -> ProcessView | None:
+    """One process's record and counters, or None where the file cannot be understood."""
+    try:
+        record = Record.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if record.schema != SCHEMA:
+        return None
+    counted = cells.read(path.with_suffix(".cells"))
+    ended = bool(counted is not None and counted[cells.ENDED])
+    return ProcessView(record, _life(record, ended), readings(record.items, counted))
+
+
+def readings(items: Iterable[ItemState], counted: Sequence[int] | None) -> dict[str, dict[str, Reading]]:
+    """The counters of every hook of every item."""
+    if counted is None:
+        return {}
+    return {item.name: {hook.name: _reading(counted, hook) for hook in item.hooks} for item in items}
+
+
+def sweep(state: Path) -> None:
+    """What a new start does first: records of servers that are gone are removed."""
+    for home in folder.run_folders(state):
+        view = read_run(home)
+        if view is None:
+            if folder.too_old(home):
+                folder.remove(home)
+        elif not view.running and all(process.life != "unknown" for process in view.processes):
+            folder.remove(home)
+        elif not view.running and folder.too_old(home):
+            folder.remove(home)
+
+
+def missing(rows: Iterable[Mapping[str, object]], plan: Plan) -> list[Finding]:
+    """What processes lack of their plan, as findings. ``rows`` are processes as ``ProcessView.as_dict`` gives them."""
+    return [finding for row in rows if row["life"] != "ended" for finding in _missing_in(row, plan)]
+
+
+def findings_of(rows: Sequence[Mapping[str, object]], plan: Plan) -> list[Finding]:
+    """Everything worth saying of a server: processes that died, and what the others lack."""
+    died = [
+        Finding("S006", "error", _who(row), "is gone without having ended in order", "", _NEXT["died"])
+        for row in rows
+        if row["life"] == "died"
+    ]
+    return died + missing([row for row in rows if row["life"] != "died"], plan)
+
+
+def _missing_in(row: Mapping[str, object], plan: Plan) -> list[Finding]:
+    roles, items = row["roles"], row["items"]
+    assert isinstance(roles, list)
+    assert isinstance(items, list)
+    states = {str(item["name"]): item for item in items}
+    found = []
+    for planned in plan.needed_by(set(roles)):
+        subject = f"{planned.point} {planned.name}"
+        item = states.get(planned.name)
+        if item is None:
+            what = "is planned and not active: this process never loaded it"
+            found.append(Finding("S001", "error", subject, what, _who(row), _NEXT["absent"]))
+        elif item["state"] not in GOOD:
+            state = str(item["state"])
+            level: Literal["error", "warning"] = "warning" if state == "quarantined" else "error"
+            what = f"is {state}: {item['reason']}"
+            found.append(Finding(_CODES[state], level, subject, what, _who(row), _NEXT[state]))
+    return found
+
+
+def _who(row: Mapping[str, object]) -> str:
+    roles = row["roles"]
+    assert isinstance(roles, list)
+    return f"{row['name']} ({'+'.join(roles)}, pid {row['pid']} on {row['host']})"
+
+
+_CODES = {"refused": "S002", "late": "S003", "dead": "S004", "quarantined": "S005"}
+
+_NEXT = {
+    "absent": "look for an earlier error of this process in the server's log",
+    "died": "look for its last lines in the server's log; restarting the server clears this",
+    "refused": "do what the reason says, or take the item out of the plan",
+    "late": "patch something that is called later, or let the engine be forked",
+    "dead": "patch what this model runner calls, or choose the other runner with VLLM_USE_V2_MODEL_RUNNER",
+    "quarantined": "mend the plugin and restart the server",
+}
+
+
+def _reading(counted: Sequence[int], hook: Hook) -> Reading:
+    return read_block(counted, hook.cell, hook.budget_us)
+
+
+def _life(record: Record, ended: bool) -> Life:
+    if ended:
+        return "ended"
+    if record.namespace != pid_namespace() or record.host != os.uname().nodename:
+        return "unknown"
+    return "running" if start_ticks(record.pid) == record.started and not _zombie(record.pid) else "died"
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"

@@ -1,0 +1,142 @@
+"""Counting and timing against a budget."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.ledger import Cells, Guard, Meter
+from vllm_graft.ledger.cells import HOOKS, read
+from vllm_graft.ledger.guard import OVERRUNS_IN_A_ROW
+from vllm_graft.ledger.meters import read_block
+
+
+def test_a_call_is_an_overrun_only_beyond_the_budget():
+    """At the budget is within it."""
+    meter = Meter(Cells(), "hook", 50.0)
+    assert meter.count(50_000) is False
+    assert meter.count(50_001) is True
+    reading = meter.reading()
+    assert (reading.calls, reading.overruns, reading.max_us) == (2, 1, 50.001)
+
+
+def test_without_a_budget_nothing_overruns():
+    """A hook without a budget is measured all the same."""
+    meter = Meter(Cells(), "hook", None)
+    assert meter.count(10**9) is False
+    assert meter.reading().overruns == 0
+    assert meter.reading().max_us == 10**6
+
+
+def test_percentiles_come_from_the_histogram():
+    """Ninety-nine quick calls and one slow one: the median is quick, the slow one shows at the end."""
+    meter = Meter(Cells(), "hook", 128.0)
+    for _ in range(98):
+        meter.count(1_000)
+    meter.count(3_000)
+    meter.count(10_000_000)
+    reading = meter.reading()
+    assert reading.p50_us == 1.0
+    assert reading.p99_us == 4.0
+    assert reading.max_us == 10_000.0
+
+
+def test_the_same_key_gives_the_same_counters():
+    """Asked for twice, a hook goes on counting."""
+    cells = Cells()
+    Meter(cells, "hook", 1.0).count(5)
+    assert Meter(cells, "hook", 1.0).reading().calls == 1
+    assert Meter(cells, "other", 1.0).reading().calls == 0
+
+
+def test_more_hooks_than_blocks_share_the_last_block():
+    """Running out of blocks must not write beyond the memory."""
+    cells = Cells()
+    places = [cells.allot(str(index)) for index in range(HOOKS + 50)]
+    assert len(set(places)) == HOOKS
+    Meter(cells, str(HOOKS + 49), 1.0).count(1)
+
+
+def test_counters_in_a_file_are_read_by_others_and_survive_their_process(tmp_path: Path):
+    """A process killed without warning leaves what it counted."""
+    path = tmp_path / "1.cells"
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_count_and_die, args=(path,))
+    child.start()
+    child.join()
+    assert child.exitcode == -9
+    cells = read(path)
+    assert cells is not None
+    assert read_block(cells, Cells().allot("hook"), 1.0).calls == 7
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def _count_and_die(path: Path) -> None:
+    meter = Meter(Cells(path), "hook", 1.0)
+    for _ in range(7):
+        meter.count(10)
+    os.kill(os.getpid(), 9)
+
+
+def test_counts_made_before_the_file_is_known_are_carried_over(tmp_path: Path):
+    """Counting begins before a process knows its folder."""
+    cells = Cells()
+    meter = Meter(cells, "hook", 1.0)
+    meter.count(1)
+    cells.move(tmp_path / "1.cells")
+    meter.count(1)
+    assert meter.reading().calls == 2
+
+
+def fallback(value: int) -> str:
+    return f"fallback {value}"
+
+
+def test_a_guard_passes_results_through_and_counts():
+    """A healthy plugin is simply called."""
+    told: list[str] = []
+    meter = Meter(Cells(), "hook", 10**6)
+    guard = Guard(lambda value: f"plugin {value}", fallback, meter, told.append)
+    assert guard(3) == "plugin 3"
+    assert meter.reading().calls == 1
+    assert told == []
+
+
+def test_a_plugin_that_raises_is_put_aside_at_once():
+    """The caller gets the fallback's answer, and the plugin is never called again."""
+    told: list[str] = []
+    calls: list[int] = []
+
+    def plugin(value: int) -> str:
+        calls.append(value)
+        raise ValueError("boom")
+
+    meter = Meter(Cells(), "hook", 10**6)
+    guard = Guard(plugin, fallback, meter, told.append)
+    assert [guard(1), guard(2)] == ["fallback 1", "fallback 2"]
+    assert calls == [1]
+    assert len(told) == 1
+    assert "ValueError: boom at " in told[0]
+    assert "test_meters.py" in told[0]
+    assert meter.reading().errors == 1
+
+
+def test_a_plugin_that_overruns_again_and_again_is_put_aside(monkeypatch: pytest.MonkeyPatch):
+    """A slow phase is forgiven, a slow plugin is not."""
+    clock = iter(range(0, 10**12, 60_000))
+    monkeypatch.setattr("time.perf_counter_ns", lambda: next(clock))
+    told: list[str] = []
+    guard = Guard(lambda value: f"plugin {value}", fallback, Meter(Cells(), "hook", 50.0), told.append)
+    answers = [guard(index) for index in range(OVERRUNS_IN_A_ROW + 1)]
+    assert answers[-2] == f"plugin {OVERRUNS_IN_A_ROW - 1}"
+    assert answers[-1] == f"fallback {OVERRUNS_IN_A_ROW}"
+    assert told == ["100 calls in a row over the budget of 50 us (mean 60 us, max 60 us)"]
+
+
+def test_one_quick_call_forgives_the_slow_ones_before_it(monkeypatch: pytest.MonkeyPatch):
+    """Only overruns in a row count."""
+    ticks = iter(sum(([n * 10**6, n * 10**6 + (60_000 if n % 50 else 10)] for n in range(1, 400)), []))
+    monkeypatch.setattr("time.perf_counter_ns", lambda: next(ticks))
+    guard = Guard(lambda value: value, lambda value: -1, Meter(Cells(), "hook", 50.0), print)
+    assert [guard(index) for index in range(300)] == list(range(300))
