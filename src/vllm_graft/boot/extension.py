@@ -1,0 +1,74 @@
+"""What our worker extension adds to vLLM's worker: a method that reports, beside the user's own extension.
+
+vLLM resolves ``WorkerExtension`` by name inside each worker and mixes it into the worker class. The name is made on
+first use, because the user's own extension class is known only from the run that was carried here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import TYPE_CHECKING
+
+from vllm_graft import ledger
+from vllm_graft.errors import StartError
+from vllm_graft.ledger import reading
+
+if TYPE_CHECKING:
+    from typing import Any
+
+REPORT = "graft_report"
+"""The method of every worker that the front end calls by ``collective_rpc``."""
+
+
+class Reporter:
+    """Mixed into vLLM's worker class."""
+
+    def graft_report(self) -> str:
+        """The records of this worker's machine and run, as a JSON list of processes."""
+        from vllm_graft.boot.process import process
+
+        if process.plan and process.run and "worker" not in process.roles:
+            process.take(process.plan, process.run, "worker")
+        return json.dumps(rows_here())
+
+
+def rows_here() -> list[dict[str, object]]:
+    """Every process of this run that recorded on this machine; this one from memory, which is never stale."""
+    own = ledger.current().view()
+    if own is None:
+        return []
+    home = ledger.current().home
+    view = reading.read_run(home) if home is not None else None
+    others = [row for row in view.rows() if row["pid"] != own.record.pid] if view is not None else []
+    return [*others, own.as_dict()]
+
+
+def _compose(users: str) -> type:
+    module, _, name = users.rpartition(".")
+    try:
+        own = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise StartError(
+            f"the worker extension {users!r} cannot be imported: {error}",
+            where="--worker-extension-cls",
+            fix="correct the name, as pkg.module.Class",
+        ) from error
+    if hasattr(own, REPORT):
+        raise StartError(
+            f"the worker extension {users!r} has a method {REPORT!r} of its own",
+            where="--worker-extension-cls",
+            fix="rename that method; vllm-graft needs the name to prove what is active",
+        )
+    return type("WorkerExtension", (Reporter, own), {"__module__": __name__})
+
+
+def __getattr__(name: str) -> Any:
+    if name != "WorkerExtension":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vllm_graft.plan import carried_run
+
+    run = carried_run()
+    made = _compose(run.extension) if run is not None and run.extension else Reporter
+    globals()[name] = made
+    return made

@@ -1,0 +1,79 @@
+"""Our own places in vLLM, declared as patches like anybody's.
+
+They are few, on functions that kept their shape from 0.26 to 0.32, and every one calls the original:
+
+- ``EngineArgs.create_engine_config``  the model's name is known: resolve the plan and inject it
+- ``AsyncLLM`` and ``LLMEngine``       the engine client: hand in stat loggers, compare records with the plan
+- ``EngineCore.__init__``              an engine in the front end's process, or forked from it
+- ``load_endpoint_plugins``            the routes under ``/graft``, and the comparison before an API server serves
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_graft.patching import Engine, VLLMPatch, wrap
+from vllm_graft.points import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_WHY = "vLLM has no hook between parsing the arguments and starting the processes"
+
+
+class EngineArguments(VLLMPatch["vllm.engine.arg_utils:EngineArgs"], name="graft.engine-arguments", why=_WHY):
+    """Resolve the plan before the engine's configuration is made."""
+
+    @wrap
+    def create_engine_config(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        from vllm_graft.boot.start import engine_config
+
+        return engine_config(self, call, args, kwargs)
+
+
+class AsyncClient(VLLMPatch["vllm.v1.engine.async_llm:AsyncLLM"], name="graft.async-client", why=_WHY):
+    """Hand in planned stat loggers; say a child's error as our own."""
+
+    @wrap
+    def __init__(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        from vllm_graft.boot.clients import make_client
+
+        make_client(self, call, args, kwargs, offline=False)
+
+
+class OfflineClient(VLLMPatch["vllm.v1.engine.llm_engine:LLMEngine"], name="graft.offline-client", why=_WHY):
+    """The same for the engine behind ``LLM``; it is also asked for its workers' records here."""
+
+    @wrap
+    def __init__(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        from vllm_graft.boot.clients import make_client
+
+        make_client(self, call, args, kwargs, offline=True)
+
+
+class EngineInPlace(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.engine-in-place", why=_WHY):
+    """Notice an engine that runs where our entry point had been called before it was made."""
+
+    @wrap
+    def __init__(self, call: Callable[..., None], vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        from vllm_graft.boot.start import engine_here
+
+        engine_here(vllm_config)
+        call(vllm_config, *args, **kwargs)
+
+
+class Endpoints(VLLMPatch["vllm.plugins"], name="graft.endpoints", why=_WHY):
+    """Add our routes wherever vLLM collects endpoint plugins."""
+
+    @wrap
+    def load_endpoint_plugins(call: Callable[..., list[Any]], *args: Any, **kwargs: Any) -> list[Any]:
+        from vllm_graft.boot.clients import endpoint_plugins
+
+        return [*call(*args, **kwargs), *endpoint_plugins()]
+
+
+def install(engine: Engine, role: Role | None) -> None:
+    """Put our places in where a front end is, or may yet be; vLLM's other children have none."""
+    if role in (None, "frontend"):
+        engine.apply([EngineArguments, AsyncClient, OfflineClient, EngineInPlace, Endpoints])

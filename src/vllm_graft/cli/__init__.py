@@ -1,0 +1,51 @@
+"""The command ``vllm-graft``: one module per command, each with ``HELP``, ``add_arguments`` and ``run``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from vllm_graft.errors import GraftError
+
+COMMANDS: Final = ("demo", "serve", "status", "plan", "points", "model")
+"""Every command, in the order the help shows them; each is a module of this package."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; an error of ours is one paragraph on stderr and status 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(words)
+    args, rest = parser.parse_known_args(words)
+    if rest and not getattr(args, "takes_rest", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    args.rest = rest
+    try:
+        return int(importlib.import_module(f"{__name__}.{args.command}").run(args))
+    except GraftError as error:
+        print(f"vllm-graft: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away, as `| head` does.
+        sys.stderr.close()
+        return 0
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    from vllm_graft import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="vllm-graft", description="Extend vLLM without forking it: contracts, patches, and proof of what runs."
+    )
+    parser.add_argument("--version", action="version", version=f"vllm-graft {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = importlib.import_module(f"{__name__}.{name}")
+        # No abbreviations: `serve` hands unknown arguments to vLLM, and ours must not swallow one of them.
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False)
+        module.add_arguments(command)
+    return parser

@@ -1,0 +1,209 @@
+"""``vllm-graft demo``: the main job on a real server, worth watching.
+
+A stat logger that raises is installed into a stock vLLM server, which then fails every request until it is restarted.
+The same server with a small plan puts the logger aside, goes on answering, and proves in each of its processes
+what is active.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vllm_graft.cli.model import ProgressLine
+from vllm_graft.cli.status import render_run
+from vllm_graft.cli.table import paint
+from vllm_graft.errors import SetupError, StartError
+from vllm_graft.testing.models import embedded_model
+from vllm_graft.testing.packages import lay_out, python_path
+from vllm_graft.testing.server import Server, free_port
+from vllm_graft.versions import vllm_version
+
+HELP = "run the product's main job on a real vLLM server with the embedded model (about a minute)"
+
+PLAN = """\
+[defaults]
+patches = ["stat-logger-guard",         # a stat logger that raises no longer fails every request
+           "count-steps", "time-model"] # two of our own, below
+stats   = ["request-log"]               # one line of JSON per finished request
+
+[options.request-log]
+path = "requests.jsonl"
+"""
+
+PATCHES = '''\
+from vllm_graft import VLLMPatch, wrap
+
+class CountSteps(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="count-steps", processes={"engine"}):
+    @wrap
+    def schedule(self, *args, **kwargs):
+        return self._original_schedule(*args, **kwargs)
+
+class TimeModel(VLLMPatch["vllm.v1.worker.worker_base:WorkerWrapperBase"], name="time-model", processes={"worker"}):
+    @wrap
+    def execute_model(self, *args, **kwargs):
+        return self._original_execute_model(*args, **kwargs)
+'''
+
+FAULTY = '''\
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+class Faulty(StatLoggerBase):
+    """A stat logger like any team's own, with a bug in it."""
+
+    def __init__(self, vllm_config, engine_index=0): ...
+    def log_engine_initialized(self): ...
+    def record(self, *args, **kwargs):
+        raise RuntimeError("metrics backend unreachable")
+'''
+
+QUESTION = "Give me three facts about the Moon."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--keep", action="store_true", help="keep the working folder with plan, logs and request log")
+    parser.add_argument("--skip-stock", action="store_true", help="leave out the stock server's half")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Both halves, then what the extension did."""
+    if vllm_version() is None:
+        raise SetupError("vLLM is not installed", where=sys.executable, fix="run `make demo`, which installs it")
+    model = embedded_model(ProgressLine())
+    with _workplace(keep=args.keep) as folder:
+        lay_out(folder, "demo-stats", {"vllm.stat_logger_plugins": {"faulty": "demo_stats:Faulty"}}, {"demo_stats": FAULTY})
+        own = {"count-steps": "demo_patches:CountSteps", "time-model": "demo_patches:TimeModel"}
+        lay_out(folder, "demo-patches", {"vllm_graft.plugins": own}, {"demo_patches": PATCHES})
+        (folder / "graft.toml").write_text(PLAN, encoding="utf-8")
+        if not args.skip_stock:
+            _say("1. Stock vLLM, with a stat logger that raises")
+            with _server(model, folder, "stock.log", disable=True) as server:
+                _stock_half(server)
+        _say("2. The same server, the same logger, and this graft.toml")
+        print(textwrap.indent(f"{PLAN}\n{PATCHES}", "   | ", lambda line: True))
+        with _server(model, folder, "grafted.log", disable=False) as server:
+            return _grafted_half(server, folder)
+
+
+def _stock_half(server: Server) -> None:
+    print(f"   first chat    -> {_verdict(*_chat(server))}")
+    print(f"   second chat   -> {_verdict(*_chat(server))}")
+    print(f"   GET /health   -> {_health(server)}")
+
+
+def _grafted_half(server: Server, folder: Path) -> int:
+    failed = False
+    for which in ("first", "second"):
+        status, answer = _chat(server)
+        failed |= status != 200
+        print(f"   {which} chat".ljust(18) + f"-> {_verdict(status, answer)}")
+        if status == 200 and which == "first":
+            print(textwrap.indent(textwrap.fill(f"you: {QUESTION}", 100), "      "))
+            print(textwrap.indent(textwrap.fill(f"SmolLM2: {answer}", 100), "      "))
+    health = server.health()
+    print(f"   GET /health   -> {_health(server)}\n")
+    view = server.run_view()
+    if view is None:
+        raise StartError("the server left no record", where=str(server.log), fix="look at its log")
+    _say("3. What is active, said by every process of the server (vllm-graft status)")
+    print(textwrap.indent(render_run(view), "   "))
+    errors = [process.record.last_error for process in view.processes if process.record.last_error]
+    print("\n   " + paint("last error: " + (errors[0] if errors else "none"), "yellow"))
+    _say("4. What the stat sink wrote (requests.jsonl)")
+    time.sleep(0.5)  # the sink writes off the event loop
+    lines = (folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        row = json.loads(line)
+        print(f"   {row['request_id']}: {row['generated_tokens']} tokens in {row['total_s']:.1f} s")
+    healthy = not failed and health == 200 and bool(errors) and len(lines) == 2 and not view.findings()
+    print("\n" + (paint("The demo did what it says.", "green") if healthy else paint("The demo FAILED.", "red")))
+    return 0 if healthy else 1
+
+
+def _chat(server: Server) -> tuple[int, str]:
+    """One chat through the openai client: HTTP status, and the answer or the error."""
+    try:
+        import openai
+    except ImportError as error:
+        raise SetupError("the openai client is not installed", fix="pip install 'vllm-graft[demo]'") from error
+
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+    try:
+        answer = client.chat.completions.create(
+            model="smollm2-135m", messages=[{"role": "user", "content": QUESTION}], max_tokens=60, temperature=0.0
+        )
+    except openai.APIStatusError as error:
+        return error.status_code, str(error.message)
+    except openai.APIConnectionError:
+        return 0, "no answer: the server has shut itself down"
+    return 200, " ".join((answer.choices[0].message.content or "").split())
+
+
+def _health(server: Server) -> str:
+    status = server.health()
+    return paint(str(status), "green") if status == 200 else paint(str(status or "no answer"), "red")
+
+
+def _verdict(status: int, answer: str) -> str:
+    if status == 200:
+        return paint("200", "green")
+    return paint(f"{status or ''} {answer[:90]}".strip(), "red")
+
+
+@contextmanager
+def _server(model: Path, folder: Path, log: str, *, disable: bool) -> Iterator[Server]:
+    arguments = [str(model), "--served-model-name", "smollm2-135m", "--dtype", "float32", "--max-model-len", "1024"]
+    arguments += ["--enforce-eager", "--host", "127.0.0.1", "--port", str(free_port())]
+    environment = {
+        "PYTHONPATH": python_path(folder),
+        "GRAFT_CONFIG": str(folder / "graft.toml"),
+        "GRAFT_DISABLE": "1" if disable else None,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    server = Server(arguments, env=environment, log=folder / log, cwd=folder)
+    print("   starting vLLM", end="", flush=True)
+    started = time.monotonic()
+    try:
+        server.start().wait_healthy(while_waiting=_Dots())
+        print(f" up after {time.monotonic() - started:.0f} s")
+        yield server
+    finally:
+        server.stop()
+        left = server.leftovers()
+        print(f"   stopped; processes left behind: {len(left)}\n")
+
+
+class _Dots:
+    """A dot every second while something is waited for."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() >= self._next:
+            print(".", end="", flush=True)
+            self._next = time.monotonic() + 1
+
+
+@contextmanager
+def _workplace(*, keep: bool) -> Iterator[Path]:
+    if keep:
+        folder = Path(tempfile.mkdtemp(prefix="vllm-graft-demo-"))
+        yield folder
+        print(f"kept: {folder}")
+    else:
+        with tempfile.TemporaryDirectory(prefix="vllm-graft-demo-") as name:
+            yield Path(name)
+
+
+def _say(text: str) -> None:
+    print(paint(text, "bold"), flush=True)

@@ -1,0 +1,82 @@
+"""``vllm-graft plan``: what would be active where, and where each value came from; nothing is started."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from vllm_graft.cli.table import show_findings, table
+from vllm_graft.errors import ConfigError, PatchError
+from vllm_graft.findings import Finding, exit_status
+from vllm_graft.patching.declare import declared
+from vllm_graft.patching.ranges import must_include_installed
+from vllm_graft.plan import Plan, PlanItem, Request, resolve
+from vllm_graft.plan.catalogue import load
+from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range, vllm_version
+
+HELP = "show what would be active for a model, where, and where each value came from (a dry run)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--model", required=True, help="the model's name or path, as given to vLLM")
+    parser.add_argument(
+        "--served-model-name", nargs="+", default=[], metavar="NAME", help="names it is served under; profiles match them too"
+    )
+    parser.add_argument("--additional-config", default=None, metavar="JSON", help="what vLLM's argument of that name would be")
+    parser.add_argument("--json", action="store_true", help="print plan and findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Resolve and print the plan; exit status 1 where something in it would be refused."""
+    plan = resolve(Request(args.model, tuple(args.served_model_name), _json(args.additional_config)))
+    findings = findings_of(plan)
+    if args.json:
+        print(json.dumps({**plan.as_dict(), "findings": [found.as_dict() for found in findings]}, indent=2))
+        return exit_status(findings)
+    if not plan:
+        print(f"nothing is planned for {args.model}: vLLM would run as it is")
+        return 0
+    rows = [
+        (item.name, item.point, "+".join(item.roles), item.package, _options(item), item.origin) for item in plan
+    ]
+    print(f"plan {plan.hash} for {plan.model}")
+    print(table(("ITEM", "POINT", "ACTIVE IN", "PACKAGE", "OPTIONS", "FROM"), rows))
+    print(f"on_failure = {plan.on_failure} ({plan.origins.get('on_failure', 'default')})", end=", ")
+    print(f"endpoint = {str(plan.endpoint).lower()} ({plan.origins.get('endpoint', 'default')})")
+    if findings:
+        print(show_findings(findings))
+    return exit_status(findings)
+
+
+def findings_of(plan: Plan) -> list[Finding]:
+    """What a start with this plan would stumble over, as far as it shows without importing vLLM."""
+    version = vllm_version()
+    if version is None:
+        fix = "install a vLLM build for your hardware"
+        return [Finding("P001", "warning", "vLLM", "is not installed here, so versions are not checked", "", fix)]
+    found = []
+    if not in_tested_range(version):
+        what = f"{version} is outside the tested range {TESTED_FROM} to {TESTED_BELOW} (exclusive)"
+        found.append(Finding("P002", "warning", "vLLM", what, "", "expect refusals by name; test before production"))
+    level = "error" if plan.strict else "warning"
+    for item in plan.of("patch"):
+        try:
+            declaration = declared(load(item.target, item.name, item.package)).declaration
+            must_include_installed(declaration.vllm, declaration.where)
+        except PatchError as error:
+            found.append(Finding("P003", level, f"patch {item.name}", error.what, item.origin, error.fix))
+    return found
+
+
+def _options(item: PlanItem) -> str:
+    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in item.options.items()) or "-"
+
+
+def _json(text: str | None) -> object:
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"is not JSON: {error}", where="--additional-config", fix="quote it as one word") from error

@@ -1,0 +1,109 @@
+"""``vllm-graft serve``: the real vLLM API server with the plan, watched from start to stop."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from types import FrameType
+
+from vllm_graft.boot import disabled
+from vllm_graft.cli.status import render_run
+from vllm_graft.errors import ConfigError, SetupError
+from vllm_graft.findings import Finding
+from vllm_graft.testing.models import embedded_model
+from vllm_graft.testing.server import Server
+from vllm_graft.versions import vllm_version
+
+HELP = "start the vLLM API server with the plan (and the embedded model where none is named)"
+
+_EMBEDDED_DEFAULTS = (
+    ("--served-model-name", "smollm2-135m"),
+    ("--dtype", "float32"),
+    ("--max-model-len", "2048"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments; everything else goes to vLLM."""
+    parser.usage = "vllm-graft serve [MODEL] [any vLLM argument]"
+    parser.epilog = "All arguments but --help are handed to `vllm serve` as they are; see `vllm serve --help`."
+    parser.set_defaults(takes_rest=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the server, print the status table once it is healthy, stop it in order on a signal."""
+    check_plugins_variable()
+    if vllm_version() is None:
+        raise SetupError("vLLM is not installed", where=sys.executable, fix="install a vLLM build for your hardware")
+    arguments = with_default_model(args.rest)
+    server = Server(arguments, env=default_environment())
+    stopping: list[int] = []
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        stopping.append(signum)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    try:
+        server.start()
+        server.wait_healthy(timeout_s=24 * 3600)
+        _show(server)
+        return server.wait()
+    except KeyboardInterrupt:
+        # A second signal must not cut the first one's shutdown short and leave processes behind.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        server.stop()
+        print("vllm-graft: the server has stopped", file=sys.stderr)
+        return 0
+    finally:
+        server.stop()
+
+
+def check_plugins_variable() -> None:
+    """Refuse where ``VLLM_PLUGINS`` would turn us off before any code of ours runs in the server."""
+    listed = os.environ.get("VLLM_PLUGINS")
+    if listed is None or disabled() or "graft" in listed.split(","):
+        return
+    spaced = "graft" in [name.strip() for name in listed.split(",")]
+    what = "lists graft with blanks around it, which vLLM does not strip" if spaced else "does not list graft"
+    raise ConfigError(
+        f"VLLM_PLUGINS={listed!r} {what}, so vLLM would not load vllm-graft and nothing of the plan would be active",
+        where="VLLM_PLUGINS",
+        fix="add graft to it without blanks, or unset it; GRAFT_DISABLE=1 gives the stock server",
+    )
+
+
+def with_default_model(arguments: list[str]) -> list[str]:
+    """The arguments, with the embedded model and what it needs where no model is named."""
+    named = any(argument == "--model" or argument.startswith("--model=") for argument in arguments)
+    configured = any(argument == "--config" or argument.startswith("--config=") for argument in arguments)
+    if named or configured or (arguments and not arguments[0].startswith("-")):
+        return list(arguments)
+    model = embedded_model()
+    added = [part for name, value in _EMBEDDED_DEFAULTS if not _has(arguments, name) for part in (name, value)]
+    print(f"vllm-graft: no model named, serving the embedded one with {' '.join(added)}", file=sys.stderr)
+    return [str(model), *arguments, *added]
+
+
+def default_environment() -> dict[str, str | None]:
+    """What the server's environment gets besides ours: a KV cache that fits a small machine, on CPU builds only."""
+    return {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+
+
+def _has(arguments: list[str], name: str) -> bool:
+    return any(argument == name or argument.startswith(f"{name}=") for argument in arguments)
+
+
+def _show(server: Server) -> None:
+    view = server.run_view()
+    if view is not None:
+        print(render_run(view), flush=True)
+    elif disabled():
+        print("vllm-graft: GRAFT_DISABLE is set; this is the stock server", flush=True)
+    else:
+        note = Finding("P004", "info", "plan", "is empty: this is the stock server", "", "write a graft.toml")
+        print(note.explain(), flush=True)

@@ -1,0 +1,66 @@
+"""``request-log``: one line of JSON per finished request, written off the event loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import ClassVar
+
+from vllm_graft.contracts import BatchRecord, RequestRecord, StatSink
+from vllm_graft.contracts.item import OptionValue
+from vllm_graft.errors import ConfigError
+
+
+class RequestLog(StatSink):
+    """Appends every finished request to a file of JSON lines.
+
+    Options: ``path``, the file (``{pid}`` becomes the process id, so that several API servers write several files);
+    ``queue``, how many requests may wait to be written. When the disk is slower than the server, the newest wait is
+    dropped and counted: the file's last line then says how many are missing.
+    """
+
+    options: ClassVar[Mapping[str, OptionValue]] = {"path": "requests-{pid}.jsonl", "queue": 10_000}
+
+    def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
+        super().__init__(options)
+        path = Path(str(self.option("path")).replace("{pid}", str(os.getpid())))
+        try:
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"the file {path} cannot be written: {error}",
+                where="option path of request-log",
+                fix="name a file in a folder that this user may write",
+            ) from error
+        size = self.option("queue")
+        self._waiting: queue.Queue[RequestRecord | None] = queue.Queue(size if isinstance(size, int) else 0)
+        self._dropped = 0
+        self._writer = threading.Thread(target=self._write, name="graft-request-log", daemon=True)
+        self._writer.start()
+
+    def finished(self, requests: Sequence[RequestRecord], batch: BatchRecord) -> None:
+        """Hand finished requests to the writer."""
+        for request in requests:
+            try:
+                self._waiting.put_nowait(request)
+            except queue.Full:
+                self._dropped += 1
+
+    def close(self) -> None:
+        """Write what waits, and how many were dropped."""
+        self._waiting.put(None)
+        self._writer.join(timeout=5)
+        if self._dropped:
+            self._file.write(json.dumps({"dropped": self._dropped}) + "\n")
+        self._file.close()
+
+    def _write(self) -> None:
+        while (request := self._waiting.get()) is not None:
+            self._file.write(json.dumps(asdict(request)) + "\n")
+            if self._waiting.empty():
+                self._file.flush()

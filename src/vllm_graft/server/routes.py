@@ -1,0 +1,45 @@
+"""The routes under ``/graft``: what every process of this server says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from vllm_graft.ledger.reading import findings_of
+from vllm_graft.plan import Plan
+from vllm_graft.server.keys import allowed
+from vllm_graft.server.page import status_page
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+Rows = Callable[[], Awaitable[list[dict[str, object]]]]
+
+
+def attach(app: FastAPI, rows: Rows, plan: Plan, keys: Callable[[], list[str]]) -> None:
+    """Add the routes; ``rows`` gives every process of the server, ``keys`` the API keys once they are known."""
+    from starlette.responses import HTMLResponse, JSONResponse
+
+    async def status(request: Request) -> Response:
+        if not allowed(request.headers.get("authorization"), keys()):
+            return JSONResponse({"error": "this server asks for an API key"}, 401)
+        found = await status_of(rows, plan)
+        if "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(status_page(found))
+        return JSONResponse(found)
+
+    app.router.add_route("/graft/status", status, methods=["GET"])
+
+
+async def status_of(rows: Rows, plan: Plan) -> dict[str, object]:
+    """The document that ``GET /graft/status`` answers with."""
+    processes = await rows()
+    findings = findings_of(processes, plan)
+    return {
+        "model": plan.model,
+        "plan": plan.as_dict(),
+        "processes": processes,
+        "findings": [finding.as_dict() for finding in findings],
+    }

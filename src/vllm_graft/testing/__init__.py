@@ -1,0 +1,27 @@
+"""For tests of plugins and patches: the real engine and the real server, and assertions on what they recorded.
+
+- the fixture ``graft`` (``pytest_plugin.py``, found by pytest on its own): a ``Session`` per test
+- ``Session``: writes a plan, then runs a script, an in-process ``LLM`` or a server with it
+- ``assert_active``, ``assert_called``: what the processes' records must say
+- ``Server``: a vLLM server as a child process
+- ``embedded_model``, ``tiny_model``: models that need no hub
+- ``lay_out``: a distribution with entry points, laid out in a folder instead of installed
+"""
+
+from vllm_graft.testing.asserts import assert_active, assert_called
+from vllm_graft.testing.models import embedded_model, tiny_model
+from vllm_graft.testing.packages import lay_out, python_path
+from vllm_graft.testing.server import Server, free_port
+from vllm_graft.testing.session import Session
+
+__all__ = [
+    "Server",
+    "Session",
+    "assert_active",
+    "assert_called",
+    "embedded_model",
+    "free_port",
+    "lay_out",
+    "python_path",
+    "tiny_model",
+]

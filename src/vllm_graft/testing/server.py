@@ -1,0 +1,220 @@
+"""A real vLLM API server as a child process: started, waited for, stopped, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final
+
+from vllm_graft.errors import StartError
+from vllm_graft.ledger import RunView, folder, runs
+
+_STOP_S: Final = 40.0
+
+
+class Server:
+    """One vLLM server. ``with Server([...]) as server`` starts it, waits until it is healthy, and stops it.
+
+    arguments: what follows ``vllm serve``
+    env:       added to this process's environment; a value of None takes a variable out
+    log:       where its output goes; None leaves it on this terminal
+    cwd:       its working directory, where ``graft.toml`` is looked for
+    program:   how to start it; by default our launcher, which also works where vLLM's metadata is missing
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str | None] | None = None,
+        log: Path | None = None,
+        cwd: Path | None = None,
+        program: Sequence[str] | None = None,
+    ) -> None:
+        self.arguments = list(arguments)
+        self.log = log
+        self._env = _environment(env or {})
+        self._cwd = cwd
+        self._program = list(program or [sys.executable, "-m", "vllm_graft.boot.launch", "serve"])
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: IO[bytes] | None = None
+        self.host = _argument(self.arguments, "--host") or "127.0.0.1"
+        self.port = int(_argument(self.arguments, "--port") or 8000)
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server's main process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Server:
+        """Start the process; does not wait."""
+        self._output = self.log.open("ab") if self.log is not None else None
+        self._process = subprocess.Popen(
+            [*self._program, *self.arguments],
+            env=self._env,
+            cwd=self._cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT if self._output is not None else None,
+            start_new_session=True,
+        )
+        return self
+
+    def wait_healthy(self, timeout_s: float = 300.0, while_waiting: Callable[[], None] | None = None) -> Server:
+        """Wait until ``/health`` answers; StartError with the end of the log where the server ends before that."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if (status := self.poll()) is not None:
+                raise StartError(
+                    f"the server ended with status {status} before it served; its output ends with:\n{self.tail()}",
+                    where=" ".join(self.arguments),
+                    fix="mend what its last line says",
+                )
+            if self.health() == 200:
+                return self
+            if while_waiting is not None:
+                while_waiting()
+            time.sleep(0.25)
+        raise StartError(
+            f"the server did not answer within {timeout_s:.0f} s; its output ends with:\n{self.tail()}",
+            where=self.url,
+            fix="look for what it waits for in its output",
+        )
+
+    def poll(self) -> int | None:
+        """The exit status, or None while the server runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def wait(self) -> int:
+        """Wait for the server to end; its exit status."""
+        assert self._process is not None
+        return self._process.wait()
+
+    def health(self) -> int:
+        """The HTTP status of ``/health``; 0 where nothing answers."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+        """GET a path: HTTP status and body."""
+        return self._send(urllib.request.Request(f"{self.url}{path}", headers=dict(headers or {})))
+
+    def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+        """POST a JSON body: HTTP status and body of the answer."""
+        data = json.dumps(body).encode()
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        return self._send(urllib.request.Request(f"{self.url}{path}", data=data, headers=sent))
+
+    def run_view(self) -> RunView | None:
+        """The ledger's view of this server; None where it runs without a plan."""
+        named = self._env.get(folder.VARIABLE)
+        state = Path(named) if named else folder.state_folder()
+        return next((view for view in runs(state) if view.run.startswith(f"{self.pid}-")), None)
+
+    def tail(self, lines: int = 25) -> str:
+        """The end of the server's output, where it goes to a file."""
+        if self.log is None or not self.log.is_file():
+            return "(its output went to the terminal)"
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+    def stop(self) -> int:
+        """Stop the server in order, then whatever of its session is left; its exit status."""
+        if self._process is None:
+            return 0
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_S)
+        self._end_session()
+        status = self._process.wait()
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+        return status
+
+    def leftovers(self) -> list[int]:
+        """Processes of the server's session that are still there."""
+        return [pid for pid in _living() if _session(pid) == self.pid]
+
+    def __enter__(self) -> Server:
+        try:
+            return self.start().wait_healthy()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _send(self, request: urllib.request.Request) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return int(answer.status), answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def _end_session(self) -> None:
+        for wait_s in (5.0, 0.0):
+            deadline = time.monotonic() + wait_s
+            while self.leftovers() and time.monotonic() < deadline:
+                time.sleep(0.1)
+        for pid in self.leftovers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _environment(added: Mapping[str, str | None]) -> dict[str, str]:
+    merged = {**os.environ, **added}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def _argument(arguments: Sequence[str], name: str) -> str | None:
+    for index, argument in enumerate(arguments):
+        if argument == name and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
+    return None
+
+
+def _living() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _session(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[3])

@@ -1,0 +1,153 @@
+"""One test's worth of vLLM: a plan, a state folder of its own, and three ways to run the real engine with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm_graft.errors import SetupError
+from vllm_graft.ledger import RunView, runs
+from vllm_graft.testing.models import tiny_model
+from vllm_graft.testing.packages import lay_out, python_path
+from vllm_graft.testing.server import Server, free_port
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+_ENVIRONMENT: Final[Mapping[str, str | None]] = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "GRAFT_DISABLE": None,
+    "GRAFT_PLAN": None,
+    "GRAFT_RUN": None,
+    "GRAFT_SIMULATE": None,
+    "VLLM_CUSTOM_PATCHES": None,
+    "VLLM_PLUGINS": None,
+}
+
+_SMALL: Final = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "256")
+
+
+class Session:
+    """What the fixture ``graft`` hands to a test.
+
+    folder: the test's working folder, with ``graft.toml``, logs and laid-out packages
+    env:    the environment everything started here gets, besides this process's own; None takes a name out
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.site = folder / "site"
+        self.state = folder / "state"
+        self.config = folder / "graft.toml"
+        self.env: dict[str, str | None] = {
+            **_ENVIRONMENT,
+            "GRAFT_CONFIG": None,
+            "GRAFT_STATE_DIR": str(self.state),
+            "PYTHONPATH": python_path(self.site),
+        }
+        self._servers: list[Server] = []
+
+    def plan(self, text: str) -> None:
+        """Write ``graft.toml``."""
+        self.config.write_text(text, encoding="utf-8")
+        self.env["GRAFT_CONFIG"] = str(self.config)
+
+    def package(
+        self, name: str, entry_points: Mapping[str, Mapping[str, str]], modules: Mapping[str, str] | None = None
+    ) -> None:
+        """Lay out a distribution that everything started here sees as installed."""
+        lay_out(self.site, name, entry_points, modules)
+
+    def simulate(self) -> None:
+        """Run on the simulated accelerator from here on: boots in seconds, forks, schedules asynchronously."""
+        self.env["GRAFT_SIMULATE"] = "1"
+
+    def server(self, *arguments: str, model: str | Path | None = None, program: Sequence[str] | None = None) -> Server:
+        """A server with the plan, not started yet; stopped when the test ends."""
+        chosen = str(model if model is not None else tiny_model())
+        port = [] if "--port" in arguments else ["--port", str(free_port())]
+        small = [] if model is not None else list(_SMALL)
+        log = self.folder / f"server-{len(self._servers)}.log"
+        made = Server(
+            [chosen, *small, "--host", "127.0.0.1", *port, *arguments],
+            env=self.env,
+            log=log,
+            cwd=self.folder,
+            program=program,
+        )
+        self._servers.append(made)
+        return made
+
+    def script(self, text: str, *, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
+        """Run a Python program in a process of its own, with the plan; the name ``MODEL`` is the tiny model's folder."""
+        program = self.folder / "script.py"
+        head = f"MODEL = {str(tiny_model())!r}\n"
+        # vLLM's spawned children import the main module again, so what the script does must be guarded.
+        body = "def main():\n" + "".join(f"    {line}\n" for line in text.strip("\n").splitlines())
+        program.write_text(f'{head}{body}\nif __name__ == "__main__":\n    main()\n', encoding="utf-8")
+        environment = {name: value for name, value in {**os.environ, **self.env}.items() if value is not None}
+        return subprocess.run(
+            [sys.executable, str(program)],
+            env=environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    @contextmanager
+    def llm(self, **arguments: Any) -> Iterator[LLM]:
+        """vLLM's ``LLM`` in this very process, with the plan; everything is put back afterwards."""
+        saved = {name: os.environ.get(name) for name in self.env}
+        _update(os.environ, self.env)
+        from vllm_graft.boot.process import process
+
+        try:
+            self._check_platform()
+            from vllm import LLM
+
+            given = {"model": str(tiny_model()), "dtype": "float32", "enforce_eager": True, "max_model_len": 256}
+            made = LLM(**{**given, **arguments})
+            try:
+                yield made
+            finally:
+                made.llm_engine.engine_core.shutdown()
+        finally:
+            process.leave()
+            _update(os.environ, saved)
+
+    def views(self) -> list[RunView]:
+        """What was recorded: servers that run, and those that ended without order."""
+        return runs(self.state)
+
+    def close(self) -> None:
+        """Stop every server the test left running."""
+        for server in self._servers:
+            server.stop()
+
+    def _check_platform(self) -> None:
+        platforms = sys.modules.get("vllm.platforms")
+        chosen = vars(platforms).get("_current_platform") if platforms is not None else None
+        simulated = self.env.get("GRAFT_SIMULATE") == "1"
+        if chosen is not None and simulated != ("Simulated" in type(chosen).__name__):
+            raise SetupError(
+                f"vLLM has already settled on {type(chosen).__name__} in this process",
+                where="Session.llm",
+                fix="use Session.script or Session.server, which start processes of their own",
+            )
+
+
+def _update(environ: Any, values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = value
