@@ -17,7 +17,6 @@ Each error says who, what, where and what to do next; ``str(error)`` is one para
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -89,6 +88,8 @@ class SetupError(GraftError):
 
 def nearest(name: str, options: Iterable[str]) -> str:
     """A hint that names the option closest to ``name``, or lists what there is: " (did you mean 'x'?)"."""
+    import difflib
+
     known = sorted(set(options))
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:

@@ -5,13 +5,13 @@ A finding is data. Tables, colours and JSON documents are made of it in ``cli/``
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Level = Literal["error", "warning", "info"]
 
-_RANK: dict[Level, int] = {"error": 0, "warning": 1, "info": 2}
+_RANK: Final[dict[Level, int]] = {"error": 0, "warning": 1, "info": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,12 @@ class Finding:
     def as_dict(self) -> dict[str, str]:
         """The finding with stable lower-case keys, for ``--json``."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, str]) -> Finding:
+        """The finding that ``as_dict`` gave."""
+        level: Level = next((known for known in _RANK if known == row["level"]), "error")
+        return cls(row["code"], level, row["subject"], row["what"], row["where"], row["fix"])
 
     def explain(self) -> str:
         """The finding as one line of text."""

@@ -7,7 +7,7 @@ import pytest
 
 from vllm_graft.testing import Session
 
-PATCHES = '''
+PATCHES = """
 import multiprocessing
 import os
 
@@ -40,7 +40,7 @@ class Late(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="too-late", process
 class Extension:
     def users_own(self):
         return "users own"
-'''
+"""
 
 ENTRIES = {
     "on-engine": "boot_patches:OnEngine",

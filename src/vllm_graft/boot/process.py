@@ -133,8 +133,8 @@ class Process:
     def _place(self, item: PlanItem) -> str:
         record = ledger.current().record
         name = record.name if record else "this process"
-        return f"{name} ({'+'.join(sorted(self.roles))}, pid {os.getpid()}): {item.point} {item.name!r} (from {item.origin})"
-
+        roles = "+".join(sorted(self.roles))
+        return f"{name} ({roles}, pid {os.getpid()}): {item.point} {item.name!r} (from {item.origin})"
 
     def leave(self) -> None:
         """Put everything back, so that this process can take another plan: patches, record, what was carried."""
@@ -199,6 +199,7 @@ def _settled_after_fork(own: Process) -> None:
     if role is None or plan is None or run is None or own.plan is None:
         return
     ledger.current().forget_items()
+    own.engine.recount()
     own.take(plan, run, role)
 
 

@@ -38,7 +38,7 @@ stats   = ["request-log"]               # one line of JSON per finished request
 path = "requests.jsonl"
 """
 
-PATCHES = '''\
+PATCHES = """\
 from vllm_graft import VLLMPatch, wrap
 
 class CountSteps(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="count-steps", processes={"engine"}):
@@ -50,7 +50,7 @@ class TimeModel(VLLMPatch["vllm.v1.worker.worker_base:WorkerWrapperBase"], name=
     @wrap
     def execute_model(self, *args, **kwargs):
         return self._original_execute_model(*args, **kwargs)
-'''
+"""
 
 FAULTY = '''\
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -79,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
         raise SetupError("vLLM is not installed", where=sys.executable, fix="run `make demo`, which installs it")
     model = embedded_model(ProgressLine())
     with _workplace(keep=args.keep) as folder:
-        lay_out(folder, "demo-stats", {"vllm.stat_logger_plugins": {"faulty": "demo_stats:Faulty"}}, {"demo_stats": FAULTY})
+        lay_out(
+            folder, "demo-stats", {"vllm.stat_logger_plugins": {"faulty": "demo_stats:Faulty"}}, {"demo_stats": FAULTY}
+        )
         own = {"count-steps": "demo_patches:CountSteps", "time-model": "demo_patches:TimeModel"}
         lay_out(folder, "demo-patches", {"vllm_graft.plugins": own}, {"demo_patches": PATCHES})
         (folder / "graft.toml").write_text(PLAN, encoding="utf-8")

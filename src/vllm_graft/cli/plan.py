@@ -7,7 +7,7 @@ import json
 
 from vllm_graft.cli.table import show_findings, table
 from vllm_graft.errors import ConfigError, PatchError
-from vllm_graft.findings import Finding, exit_status
+from vllm_graft.findings import Finding, Level, exit_status
 from vllm_graft.patching.declare import declared
 from vllm_graft.patching.ranges import must_include_installed
 from vllm_graft.plan import Plan, PlanItem, Request, resolve
@@ -21,9 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--model", required=True, help="the model's name or path, as given to vLLM")
     parser.add_argument(
-        "--served-model-name", nargs="+", default=[], metavar="NAME", help="names it is served under; profiles match them too"
+        "--served-model-name",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="names it is served under; profiles match them too",
     )
-    parser.add_argument("--additional-config", default=None, metavar="JSON", help="what vLLM's argument of that name would be")
+    parser.add_argument(
+        "--additional-config", default=None, metavar="JSON", help="what vLLM's argument of that name would be"
+    )
     parser.add_argument("--json", action="store_true", help="print plan and findings as JSON")
 
 
@@ -37,9 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if not plan:
         print(f"nothing is planned for {args.model}: vLLM would run as it is")
         return 0
-    rows = [
-        (item.name, item.point, "+".join(item.roles), item.package, _options(item), item.origin) for item in plan
-    ]
+    rows = [(item.name, item.point, "+".join(item.roles), item.package, _options(item), item.origin) for item in plan]
     print(f"plan {plan.hash} for {plan.model}")
     print(table(("ITEM", "POINT", "ACTIVE IN", "PACKAGE", "OPTIONS", "FROM"), rows))
     print(f"on_failure = {plan.on_failure} ({plan.origins.get('on_failure', 'default')})", end=", ")
@@ -59,7 +63,7 @@ def findings_of(plan: Plan) -> list[Finding]:
     if not in_tested_range(version):
         what = f"{version} is outside the tested range {TESTED_FROM} to {TESTED_BELOW} (exclusive)"
         found.append(Finding("P002", "warning", "vLLM", what, "", "expect refusals by name; test before production"))
-    level = "error" if plan.strict else "warning"
+    level: Level = "error" if plan.strict else "warning"
     for item in plan.of("patch"):
         try:
             declaration = declared(load(item.target, item.name, item.package)).declaration

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         servers = [ask(args.url, args.api_key)] if args.url else [view.as_dict() for view in runs()]
         if args.watch is not None and not args.json:
             print("\x1b[2J\x1b[H", end="")
-        findings = [Finding(**row) for server in servers for row in _rows(server["findings"])]
+        findings = [Finding.from_dict(_texts(row)) for server in servers for row in _rows(server["findings"])]
         print(json.dumps(servers, indent=2) if args.json else render(servers, findings, everyone=args.all), flush=True)
         if args.watch is None:
             return exit_status(findings)
@@ -87,9 +87,13 @@ def ask(url: str, key: str | None) -> dict[str, object]:
             found: dict[str, object] = json.load(answer)
             return found
     except urllib.error.HTTPError as error:
-        raise SetupError(f"the server answered {error.code} {error.reason}", where=address, fix=_next(error.code)) from error
+        raise SetupError(
+            f"the server answered {error.code} {error.reason}", where=address, fix=_next(error.code)
+        ) from error
     except (OSError, ValueError) as error:
-        raise SetupError(f"no answer: {error}", where=address, fix="see that the server runs and the address is right") from error
+        raise SetupError(
+            f"no answer: {error}", where=address, fix="see that the server runs and the address is right"
+        ) from error
 
 
 def _next(code: int) -> str:
@@ -118,6 +122,10 @@ def _cost(item: Mapping[str, object]) -> str:
 def _rows(value: object) -> list[dict[str, object]]:
     assert isinstance(value, list)
     return value
+
+
+def _texts(row: Mapping[str, object]) -> dict[str, str]:
+    return {key: str(value) for key, value in row.items()}
 
 
 def _list(value: object) -> list[object]:

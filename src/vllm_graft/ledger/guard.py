@@ -45,6 +45,7 @@ class Guard(Generic[P, R]):
         self.aside = ""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the plugin, or what stands in for it once it has been put aside."""
         if self.aside:
             return self._fallback(*args, **kwargs)
         started = time.perf_counter_ns()

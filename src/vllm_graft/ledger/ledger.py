@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.util
+import os
 import threading
 from pathlib import Path
 from typing import Final
 
 from vllm_graft.ledger import folder, reading, record
-from vllm_graft.ledger.cells import Cells
+from vllm_graft.ledger.cells import Cells, mark_ended
 from vllm_graft.ledger.meters import Meter
 from vllm_graft.ledger.reading import ProcessView
 from vllm_graft.ledger.record import Hook, ItemState, Record, State
@@ -123,6 +124,13 @@ class Ledger:
                 record.write(self.record.to_json(), self._path)
             except OSError as error:
                 _LOG.warning("vllm-graft: the record %s cannot be written: %s", self._path, error)
+
+    def take_down(self) -> None:
+        """The server is being stopped: what lives now and is gone later was taken down, and did not die."""
+        view = reading.read_run(self.home) if self.home is not None else None
+        for process in view.processes if view is not None else ():
+            if process.life == "running" and self.home is not None and process.record.pid != os.getpid():
+                mark_ended(self.home / f"{process.record.pid}.cells")
 
     def close(self) -> None:
         """End the record in order while the process lives on."""

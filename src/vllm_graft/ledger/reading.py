@@ -219,10 +219,10 @@ def _reading(counted: Sequence[int], hook: Hook) -> Reading:
 
 
 def _life(record: Record, ended: bool) -> Life:
+    if record.namespace != pid_namespace() or record.host != os.uname().nodename:
+        return "ended" if ended else "unknown"
     if ended:
         return "ended"
-    if record.namespace != pid_namespace() or record.host != os.uname().nodename:
-        return "unknown"
     return "running" if start_ticks(record.pid) == record.started and not _zombie(record.pid) else "died"
 
 

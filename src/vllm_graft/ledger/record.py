@@ -118,10 +118,6 @@ def process_name() -> str:
     name = multiprocessing.current_process().name
     if name != "MainProcess":
         return name
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    module = getattr(main, "name", None)
-    if isinstance(module, str):
-        return module.removesuffix(".__main__")
     return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
 
 

@@ -55,7 +55,9 @@ def carried() -> Plan | None:
         return Plan.from_json(text)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"does not hold a plan: {error!r}", where=PLAN_VARIABLE, fix=f"unset {PLAN_VARIABLE}; it is set by vllm-graft"
+            f"does not hold a plan: {error!r}",
+            where=PLAN_VARIABLE,
+            fix=f"unset {PLAN_VARIABLE}; it is set by vllm-graft",
         ) from error
 
 

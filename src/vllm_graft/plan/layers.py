@@ -209,6 +209,4 @@ def _known(
 
 def _wrong(at: tuple[str | int, ...], value: object, wanted: str, where: Where) -> ConfigError:
     name = next((str(part) for part in reversed(at) if isinstance(part, str)), "graft")
-    return ConfigError(
-        f"`{name}` must be {wanted}, and is {value!r}", where=where(at, None), fix="correct the value"
-    )
+    return ConfigError(f"`{name}` must be {wanted}, and is {value!r}", where=where(at, None), fix="correct the value")

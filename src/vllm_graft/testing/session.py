@@ -86,7 +86,7 @@ class Session:
         return made
 
     def script(self, text: str, *, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
-        """Run a Python program in a process of its own, with the plan; the name ``MODEL`` is the tiny model's folder."""
+        """Run a Python program in a process of its own, with the plan; ``MODEL`` in it is the tiny model's folder."""
         program = self.folder / "script.py"
         head = f"MODEL = {str(tiny_model())!r}\n"
         # vLLM's spawned children import the main module again, so what the script does must be guarded.

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_graft.errors import ConfigError
 from vllm_graft.plan import Plan, Request, resolve
-from vllm_graft.plan.resolve import matches, model_names
+from vllm_graft.plan.resolution import matches, model_names
 
 
 def write(text: str) -> None:
@@ -134,12 +134,15 @@ MISTAKES = {
         '[defaults]\npatches = [\n  "stat-loger-guard",\n]\n',
         "graft.toml:3: there is no item 'stat-loger-guard' (did you mean 'stat-logger-guard'?)",
     ),
-    "wrong type of a list": ('[defaults]\npatches = "a"\n', "graft.toml:2: `patches` must be a list of names, and is 'a'"),
+    "wrong type of a list": (
+        '[defaults]\npatches = "a"\n',
+        "graft.toml:2: `patches` must be a list of names, and is 'a'",
+    ),
     "wrong type in a list": ("[defaults]\npatches = [1]\n", "graft.toml:2: `patches` must be a list of names"),
     "wrong type of a name": ("[defaults]\nscheduler = 1\n", "graft.toml:2: `scheduler` must be one name, and is 1"),
     "wrong on_failure": (
         '[defaults]\non_failure = "ignore"\n',
-        "graft.toml:2: `on_failure` must be \"stop\" or \"warn\", and is 'ignore'",
+        'graft.toml:2: `on_failure` must be "stop" or "warn", and is \'ignore\'',
     ),
     "wrong endpoint": ('[defaults]\nendpoint = "no"\n', "graft.toml:2: `endpoint` must be true or false, and is 'no'"),
     "defaults not a table": ("defaults = 1\n", "graft.toml:1: `defaults` must be a table, and is 1"),
@@ -151,8 +154,8 @@ MISTAKES = {
     "profile with a wrong model": ("[[profile]]\nmodel = 3\n", "graft.toml:2: a profile needs `model`"),
     "item under the wrong point": (
         '[defaults]\nstats = ["stat-logger-guard"]\n',
-        "graft.toml:2: 'stat-logger-guard' (vllm_graft.plugins.patches.stat_logger_guard:StatLoggerGuard of vllm-graft) "
-        "is not a stats: it fulfils none of vllm_graft.contracts:StatSink",
+        "graft.toml:2: 'stat-logger-guard' (vllm_graft.plugins.patches.stat_logger_guard:StatLoggerGuard of "
+        "vllm-graft) is not a stats: it fulfils none of vllm_graft.contracts:StatSink",
     ),
     "point that is not bound": (
         '[defaults]\nscheduler = "my-sink"\n',
@@ -204,7 +207,9 @@ def test_every_mistake_in_the_file_says_where_and_what_next(mistake: str, offere
 def test_profiles_that_disagree_are_refused_naming_both(offered: Path):
     """Two matching profiles with different single values: neither may win silently."""
     write('[[profile]]\nmodel = "*8B*"\non_failure = "warn"\n[[profile]]\nmodel = "org/*"\non_failure = "stop"\n')
-    with pytest.raises(ConfigError, match="disagree on `on_failure`: 'warn' at graft.toml:3 and 'stop' at graft.toml:6"):
+    with pytest.raises(
+        ConfigError, match=r"disagree on `on_failure`: 'warn' at graft.toml:3 and 'stop' at graft.toml:6"
+    ):
         plan_for()
     assert not plan_for("other/Model-8B").items
 
@@ -212,14 +217,16 @@ def test_profiles_that_disagree_are_refused_naming_both(offered: Path):
 def test_a_named_file_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch):
     """GRAFT_CONFIG must point at something."""
     monkeypatch.setenv("GRAFT_CONFIG", "/nowhere/graft.toml")
-    with pytest.raises(ConfigError, match="GRAFT_CONFIG: there is no file /nowhere/graft.toml"):
+    with pytest.raises(ConfigError, match=r"GRAFT_CONFIG: there is no file /nowhere/graft.toml"):
         plan_for()
 
 
 def test_an_unknown_patch_of_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch):
     """The place of a mistake can be a variable."""
     monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "stat-logger-gard")
-    with pytest.raises(ConfigError, match=r"VLLM_CUSTOM_PATCHES: there is no item .* \(did you mean 'stat-logger-guard'"):
+    with pytest.raises(
+        ConfigError, match=r"VLLM_CUSTOM_PATCHES: there is no item .* \(did you mean 'stat-logger-guard'"
+    ):
         plan_for()
 
 
@@ -228,7 +235,10 @@ def test_an_unknown_patch_of_the_environment_names_the_variable(monkeypatch: pyt
     [
         ({"graft": 3}, "--additional-config graft: `graft` must be a table, and is 3"),
         ({"graft": {"patchez": []}}, "--additional-config graft.patchez: unknown key 'patchez'"),
-        ({"graft": {"options": {"my-sink": {"count": {}}}}}, "--additional-config graft.options.my-sink.count: `count`"),
+        (
+            {"graft": {"options": {"my-sink": {"count": {}}}}},
+            "--additional-config graft.options.my-sink.count: `count`",
+        ),
     ],
 )
 def test_mistakes_in_additional_config_name_the_argument(given: object, expected: str):
@@ -238,7 +248,9 @@ def test_mistakes_in_additional_config_name_the_argument(given: object, expected
     assert expected in str(caught.value)
 
 
-def test_a_name_offered_by_two_packages_is_refused_naming_both(offered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_name_offered_by_two_packages_is_refused_naming_both(
+    offered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """vLLM lets the last one win in silence; we do not."""
     from vllm_graft.testing.packages import lay_out
 
@@ -246,5 +258,5 @@ def test_a_name_offered_by_two_packages_is_refused_naming_both(offered: Path, tm
     lay_out(second, "graft-rival", {"vllm_graft.plugins": {"my-sink": "rival:Sink"}})
     monkeypatch.syspath_prepend(str(second))
     write('[defaults]\nstats = ["my-sink"]\n')
-    with pytest.raises(ConfigError, match="'my-sink' is offered twice: by .*graft-rival"):
+    with pytest.raises(ConfigError, match=r"'my-sink' is offered twice: by .*graft-rival"):
         plan_for()

@@ -199,9 +199,7 @@ def fits(kind: type, point: points.Point) -> bool:
     return any(issubclass(kind, load(contract, point.name, "vllm-graft")) for contract in point.contracts)
 
 
-def _check_options(
-    name: str, kind: type, given: Mapping[str, tuple[OptionValue, str]]
-) -> dict[str, OptionValue]:
+def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue, str]]) -> dict[str, OptionValue]:
     declared = dict(kind.options) if issubclass(kind, Item) else {}
     for option, (value, origin) in given.items():
         if option not in declared:

@@ -1,0 +1,282 @@
+"""Make all that `make demo` and `make test` need: a virtual environment, pinned packages, this package, the model.
+
+Each step is remembered, in the environment itself, under a hash of what it depends on: a second run does only what
+changed, and a run after a failure goes on where the last one stopped. Needs the standard library and pip, no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (ROOT / "requirements" / "cpu.txt", ROOT / "requirements" / "dev.txt")
+TORCH = ROOT / "requirements" / "torch.txt"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+REPAIR = ROOT / "scripts" / "repair_metadata.py"
+OLDEST_PYTHON = (3, 11)
+NEEDED_GB = 5
+
+# What pip's output shows, and what a person can do about it; the first that matches is printed.
+HINTS = (
+    (
+        r"No space left on device",
+        f"free {NEEDED_GB} GB, or use larger disks: TMPDIR=/big/tmp make setup VENV=/big/venv",
+    ),
+    (r"CERTIFICATE_VERIFY_FAILED|SSLError", "name your certificates: PIP_CERT=/path/to/bundle.pem make setup"),
+    (r"ProxyError|Proxy Authentication", "correct the proxy: HTTPS_PROXY=http://user:password@host:port make setup"),
+    (
+        r"NewConnectionError|NameResolutionError|Max retries|timed out|unreachable|ConnectionError|from versions: none",
+        "check the network; behind a proxy: HTTPS_PROXY=http://host:port make setup; with an index of your own: "
+        "PIP_INDEX_URL=https://host/simple make setup; without any network: see docs/setup.md",
+    ),
+    (
+        r"No matching distribution found for torch",
+        "torch has no wheel for this Python or machine: `make clean`, then `make setup PYTHON=python3.11`",
+    ),
+    (
+        r"No matching distribution found",
+        "your package index lacks that version; add one that has it: PIP_EXTRA_INDEX_URL=https://host/path make setup",
+    ),
+)
+
+
+class SetupFailed(Exception):
+    """A step did not succeed; the text says which one, and what to do."""
+
+
+class Environment:
+    """The virtual environment: its interpreter, its log, and the steps it remembers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = folder / "bin" / "python"
+        self.log = folder / "setup.log"
+        self._memory = folder / "setup.json"
+
+    def done(self) -> dict[str, str]:
+        """The steps that succeeded, each with its key."""
+        try:
+            memory: dict[str, str] = json.loads(self._memory.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return memory
+
+    def remember(self, step: str, key: str) -> None:
+        """Note that a step succeeded."""
+        self._memory.write_text(json.dumps(self.done() | {step: key}, indent=2) + "\n", encoding="utf-8")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second set-up of the same environment waiting."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "setup.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("another set-up is at work here; waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def is_here(self) -> bool:
+        """Whether there is an environment that was made at this place; one that was copied runs another's programs."""
+        return self.python.exists() and self.done().get("folder", str(self.folder)) == str(self.folder)
+
+    def create(self) -> None:
+        """Make the environment; one whose Python does not run is made anew."""
+        test = f"import pip, sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
+        if self.is_here() and self.runs([str(self.python), "-c", test]):
+            return
+        if (self.folder / "pyvenv.cfg").exists():
+            say(f"{self.folder.name} is broken, or was copied from elsewhere: making it anew")
+            self._empty()
+        say(f"creating {self.folder.name} with Python {sys.version.split()[0]} (some seconds)")
+        if not self.runs([sys.executable, "-m", "venv", str(self.folder)]):
+            fix = "install Python's venv module (on Debian and Ubuntu the package python3-venv) and run this again"
+            raise SetupFailed(f"the environment could not be made:\n{self.last_words()}\nNext: {fix}")
+        self.remember("folder", str(self.folder))
+
+    def pip(self, *arguments: str) -> bool:
+        """Install without dependencies: all versions are pinned, and a resolver would add builds for CUDA."""
+        self._forget_half_installed()
+        quiet = ["--disable-pip-version-check", "--no-input"]
+        return self.runs(
+            [str(self.python), "-m", "pip", *quiet, "install", "--progress-bar=off", "--no-deps", *arguments]
+        )
+
+    def runs(self, command: Sequence[str]) -> bool:
+        """Run a command with its output in the log, and say whether it succeeded."""
+        with self.log.open("a", encoding="utf-8") as log:
+            print(f"$ {' '.join(command)}", file=log, flush=True)
+            start = log.tell()
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+            watch(process, self.log, start)
+        return process.returncode == 0
+
+    def last_words(self) -> str:
+        """The end of the log, without what pip says about folders it does not need."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        telling = [line for line in lines if line.strip() and "is ignored" not in line]
+        return "\n".join(f"    {line}" for line in telling[-15:])
+
+    def _forget_half_installed(self) -> None:
+        # pip takes any package with metadata for installed, and notes itself as the installer only at the end.
+        for metadata in self.folder.glob("lib/python*/site-packages/*.dist-info"):
+            if not (metadata / "INSTALLER").exists():
+                say(f"{metadata.stem} was only half installed: installing it again")
+                shutil.rmtree(metadata)
+
+    def _empty(self) -> None:
+        for entry in self.folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != "setup.lock":
+                entry.unlink()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of the set-up: what it says while it works, a hash of what it depends on, and the work."""
+
+    name: str
+    says: str
+    key: str
+    work: Callable[[], bool]
+
+
+def steps(environment: Environment) -> list[Step]:
+    """All parts of the set-up, in order."""
+    count = sum(line[:1].isalpha() for file in PACKAGES for line in file.read_text(encoding="utf-8").splitlines())
+    listed = [argument for file in PACKAGES for argument in ("-r", str(file))]
+    return [
+        Step(
+            "packages",
+            f"installing vLLM and {count - 1} other pinned packages (1 to 3 minutes)",
+            digest(*PACKAGES),
+            lambda: environment.pip(*listed),
+        ),
+        Step("torch", "installing torch for CPUs (about a minute)", digest(TORCH), lambda: install_torch(environment)),
+        Step(
+            "metadata",
+            "checking vLLM's metadata",
+            digest(REPAIR, *PACKAGES),
+            lambda: environment.runs([str(environment.python), str(REPAIR)]),
+        ),
+        Step(
+            "vllm-graft",
+            "installing vllm-graft from this folder",
+            package_key(),
+            lambda: environment.pip("--no-build-isolation", "-e", str(ROOT)),
+        ),
+    ]
+
+
+def install_torch(environment: Environment) -> bool:
+    """Take torch from the index that pip is configured for, else from PyTorch's own."""
+    if environment.pip("-r", str(TORCH)):
+        return True
+    say(f"pip's configured index has no such torch; trying {TORCH_INDEX}")
+    return environment.pip("-r", str(TORCH), "--extra-index-url", TORCH_INDEX)
+
+
+def digest(*files: Path) -> str:
+    """A hash of the files' contents."""
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def package_key() -> str:
+    """A hash of what an editable install copies: where the package is, what it declares, and its version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    declared = [project["build-system"], project["project"], project["tool"].get("hatch")]
+    source = (ROOT / "src" / "vllm_graft" / "__init__.py").read_text(encoding="utf-8")
+    version = re.search(r"^__version__.*$", source, re.MULTILINE)
+    text = json.dumps([str(ROOT), declared, version and version.group()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def watch(process: subprocess.Popen[bytes], log: Path, start: int) -> None:
+    """Wait for a process; on a terminal, show the time it takes and the packages it has come to."""
+    began = time.monotonic()
+    while process.poll() is None:
+        time.sleep(0.2)
+        if sys.stdout.isatty():
+            with log.open(encoding="utf-8", errors="replace") as stream:
+                stream.seek(start)
+                output = stream.read()
+            packages = len(re.findall(r"^(?:Collecting|Requirement already)", output, re.MULTILINE))
+            doing = "unpacking" if "Installing collected" in output else f"package {packages}" if packages else ""
+            print(f"\r  {time.monotonic() - began:3.0f} s  {doing:<14}", end="", flush=True)
+    if sys.stdout.isatty():
+        print(f"\r{'':30}\r", end="", flush=True)
+
+
+def say(text: str) -> None:
+    """One plain line for the person who waits."""
+    print(f"setup: {text}", flush=True)
+
+
+def install(environment: Environment) -> None:
+    """Do what is missing in the environment."""
+    environment.log.unlink(missing_ok=True)
+    environment.create()
+    free = shutil.disk_usage(environment.folder).free / 1e9
+    if "packages" not in environment.done() and free < NEEDED_GB:
+        fix = "make room, or put the environment elsewhere: make setup VENV=/big/venv"
+        raise SetupFailed(f"{environment.folder} has {free:.1f} GB left; {NEEDED_GB} GB are needed\nNext: {fix}")
+    for step in pending(environment):
+        say(step.says)
+        if not step.work():
+            output = environment.log.read_text(encoding="utf-8", errors="replace")
+            fix = next((hint for sign, hint in HINTS if re.search(sign, output)), f"read {environment.log}")
+            raise SetupFailed(
+                f"{step.says.split(' (')[0]} failed. The end of {environment.log}:\n{environment.last_words()}\n"
+                f"Next: {fix}\nThen run the same command again; what is done stays done."
+            )
+        environment.remember(step.name, step.key)
+
+
+def pending(environment: Environment) -> list[Step]:
+    """The steps that were never done, or whose inputs changed."""
+    done = environment.done()
+    return [step for step in steps(environment) if done.get(step.name) != step.key]
+
+
+def main() -> int:
+    """Set everything up, or say why that is not possible and what to do."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="the environment's folder")
+    environment = Environment(parser.parse_args().venv.absolute())
+    began = time.monotonic()
+    try:
+        with environment.locked():
+            missing = not environment.is_here() or bool(pending(environment))
+            if missing:
+                install(environment)
+        model = subprocess.run([environment.folder / "bin" / "vllm-graft", "model"], stdout=subprocess.DEVNULL)
+    except SetupFailed as failure:
+        print(f"setup: {failure}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nsetup: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    if missing and not model.returncode:
+        say(f"ready after {time.monotonic() - began:.0f} s")
+    return model.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Reading a patch's body: each attribute becomes a hook, and what cannot work is refused with the reason.
+
+A body may hold functions, classmethods, staticmethods, properties and plain values. A module target takes functions
+(a ``staticmethod`` there means the function) and plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Literal, cast
+
+from vllm_graft.errors import DeclarationError, nearest
+from vllm_graft.patching.functions import (
+    ORIGINAL,
+    Form,
+    Function,
+    form_of,
+    functions_in,
+    names_mentioned,
+    originals_mentioned,
+    originals_misused,
+    parameter_at,
+    strings_mentioned,
+    uses_class_cell,
+)
+from vllm_graft.patching.target import Target
+
+Kind = Literal["wrap", "replace", "add"]
+Asked = Literal["wrap", "replace", "add", "auto"]
+
+BOOKKEEPING = frozenset(
+    {
+        "__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__classcell__",
+        "__classdictcell__", "__conditional_annotations__", "__dict__", "__doc__", "__firstlineno__", "__module__",
+        "__orig_bases__", "__parameters__", "__qualname__", "__static_attributes__", "__type_params__", "__weakref__",
+    }
+)  # fmt: skip
+"""Names that Python itself puts into a class body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A body's value with the kind its author asked for."""
+
+    kind: Kind
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One attribute that a patch changes; ``kind`` is "auto" where only the loaded target can tell."""
+
+    attribute: str
+    kind: Asked
+    form: Form
+    value: object
+    originals: frozenset[str]
+
+
+def call_position(form: Form, of_class: bool) -> int:
+    """Where the parameter ``call`` stands: after self or cls where there is one, else first."""
+    return 1 if of_class and form != "staticmethod" else 0
+
+
+def read_body(body: dict[str, object], patch: type, target: Target, where: str) -> tuple[Hook, ...]:
+    """The hooks of a patch's body, in the order they were written."""
+    reader = _Reader(patch, target, where)
+    hooks = tuple(reader.hook(name, value) for name, value in _relevant(body))
+    reader.check_originals(hooks)
+    return hooks
+
+
+def _relevant(body: dict[str, object]) -> Iterator[tuple[str, object]]:
+    for name, value in body.items():
+        if name in BOOKKEEPING:
+            continue
+        # Python adds this to every class that defines __eq__ alone; the author did not write it.
+        if name == "__hash__" and value is None:
+            continue
+        yield name, value
+
+
+class _Reader:
+    """Reads one body; the fields are what every refusal has to name."""
+
+    def __init__(self, patch: type, target: Target, where: str) -> None:
+        self.patch = patch
+        self.target = target
+        self.where = where
+        self.mangled = f"_{patch.__name__.lstrip('_')}__"
+
+    def refuse(self, what: str, fix: str) -> DeclarationError:
+        return DeclarationError(what, where=self.where, fix=fix)
+
+    def hook(self, name: str, raw: object) -> Hook:
+        kind, value = _unmarked(raw)
+        if not self.target.is_class and isinstance(value, staticmethod):
+            value = value.__func__
+        form = form_of(value)
+        self._check_name(name)
+        self._check_form(name, value, form)
+        functions = functions_in(value)
+        for function in functions:
+            self._check_function(name, function)
+        originals = frozenset(found for function in functions for found in originals_mentioned(function))
+        asked = self._settled(name, kind, form, functions, originals)
+        return Hook(name, asked, form, value, originals)
+
+    def _check_name(self, name: str) -> None:
+        if name == "__slots__":
+            raise self.refuse("a patch cannot change __slots__", "keep extra state in a table of your own")
+        if name.startswith(self.mangled) and not name.endswith("__"):
+            written = name.removeprefix(self.mangled[:-2])
+            raise self.refuse(
+                f"Python renames {written!r} after the patch's class, so it would never meet upstream's",
+                f"write the full name: def _{self.target.short}{written}(...)",
+            )
+
+    def _check_form(self, name: str, value: object, form: Form) -> None:
+        fits = form in ("function", "value") or self.target.is_class
+        if form == "value":
+            fits = not callable(value) and not hasattr(type(value), "__get__")
+        elif fits:
+            fits = bool(functions_in(value))
+        if fits:
+            return
+        allowed = "functions, classmethods, staticmethods, properties" if self.target.is_class else "functions"
+        raise self.refuse(
+            f"{name!r} is a {type(value).__name__}, which cannot be put on {self.target}",
+            f"use {allowed} or plain values; a callable object goes into a function that calls it",
+        )
+
+    def _check_function(self, name: str, function: FunctionType) -> None:
+        private = sorted(n for n in names_mentioned(function) if n.startswith(self.mangled) and not n.endswith("__"))
+        if private:
+            written = private[0].removeprefix(self.mangled[:-2])
+            raise self.refuse(
+                f"{name!r} uses {written!r}, which Python renames after the patch's class to {private[0]!r}",
+                f"write the full name: _{self.target.short}{written}",
+            )
+        if not self.target.is_class and uses_class_cell(function):
+            raise self.refuse(f"{name!r} uses super(), and the target is a module", "target the class instead")
+        misused = originals_misused(function)
+        if misused:
+            raise self.refuse(
+                f"{name!r} uses {misused!r} otherwise than as an attribute that is read",
+                f"write self.{misused}(...), or take the layer beneath as a parameter named 'call'",
+            )
+
+    def _settled(
+        self, name: str, kind: Asked, form: Form, functions: Collection[FunctionType], originals: Collection[str]
+    ) -> Asked:
+        """The kind, with an undecorated hook that reaches the layer beneath read as a wrap."""
+        position = call_position(form, self.target.is_class)
+        takes_call = any(parameter_at(function, position) == "call" for function in functions)
+        if originals and not self.target.is_class:
+            raise self.refuse(
+                f"{name!r} mentions {ORIGINAL}{min(originals)}, and a function of a module has no self to find it on",
+                f"take the layer beneath as the first parameter: def {name}(call, ...)",
+            )
+        reaches = takes_call or name in originals
+        if kind == "wrap" and not reaches:
+            raise self.refuse(
+                f"{name!r} is marked @wrap and never reaches the layer beneath",
+                f"call self.{ORIGINAL}{name}(...), take a parameter named 'call', or mark it @replace",
+            )
+        if kind in ("replace", "add") and name in originals:
+            raise self.refuse(f"{name!r} is marked @{kind} and mentions {ORIGINAL}{name}", "mark it @wrap")
+        return "wrap" if kind == "auto" and reaches else kind
+
+    def check_originals(self, hooks: Collection[Hook]) -> None:
+        """Every ``_original_x`` must belong to a hook of this patch that has something beneath it."""
+        with_original = {hook.attribute for hook in hooks if hook.kind != "add"}
+        for hook in hooks:
+            for name in sorted(hook.originals - with_original):
+                raise self.refuse(
+                    f"{hook.attribute!r} mentions {ORIGINAL}{name}, and the patch does not wrap or replace {name!r}"
+                    + nearest(name, with_original),
+                    f"call self.{name}(...), or add a hook named {name!r}",
+                )
+            for function in functions_in(hook.value):
+                spelled = strings_mentioned(function) & {ORIGINAL + name for name in with_original}
+                if spelled:
+                    raise self.refuse(
+                        f"{hook.attribute!r} holds {min(spelled)!r} as a string, which is not followed",
+                        f"write self.{min(spelled)}",
+                    )
+
+
+def _unmarked(raw: object) -> tuple[Asked, object]:
+    """The kind asked for and the bare value, whichever of the two decorators stands outside."""
+    if isinstance(raw, Marked):
+        return raw.kind, raw.value
+    if isinstance(raw, classmethod | staticmethod):
+        inner: object = raw.__func__
+        return (inner.kind, type(raw)(cast(Function, inner.value))) if isinstance(inner, Marked) else ("auto", raw)
+    if isinstance(raw, property):
+        parts: tuple[object, ...] = (raw.fget, raw.fset, raw.fdel)
+        kinds = [part.kind for part in parts if isinstance(part, Marked)]
+        if kinds:
+            get, put, delete = (cast(Function, part.value if isinstance(part, Marked) else part) for part in parts)
+            return kinds[0], property(get, put, delete, raw.__doc__)
+    return "auto", raw

@@ -1,0 +1,84 @@
+"""Patches by name: a register, and the environment variable that picks from it."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from vllm_graft.errors import ConfigError, ConflictError, GraftError, nearest
+from vllm_graft.patching.declare import Patch, declared
+from vllm_graft.patching.engine import Engine, default_engine
+
+logger = logging.getLogger(__name__)
+
+CUSTOM_PATCHES = "VLLM_CUSTOM_PATCHES"
+"""The environment variable with the names of patches, separated by commas; ``*`` stands for all."""
+
+
+class PatchManager:
+    """Registers patches under names and applies those that are asked for.
+
+    What goes wrong is logged and raised; with ``strict=False`` it is logged and ``apply_patch`` returns False.
+    """
+
+    def __init__(self, engine: Engine | None = None, *, strict: bool = True) -> None:
+        self.strict = strict
+        self.available_patches: dict[str, Patch] = {}
+        self._engine = engine
+        self._asked: dict[str, None] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that applies: the one given, or the process's default."""
+        return default_engine() if self._engine is None else self._engine
+
+    @property
+    def applied_patches(self) -> list[str]:
+        """The names that were applied and still are, in the order of application."""
+        return [name for name in self._asked if self.is_applied(name)]
+
+    def register(self, name: str, patch_class: Patch) -> None:
+        """Make a patch known under a name; the same patch may be registered again."""
+        known = self.available_patches.setdefault(name, declared(patch_class))
+        if known is not patch_class:
+            raise ConflictError(
+                f"the name {name!r} stands for {known.declaration.defined_in} already",
+                where=patch_class.declaration.where,
+                fix="register it under another name",
+            )
+        logger.debug("registered patch %s", name)
+
+    def is_applied(self, name: str) -> bool:
+        """Whether the patch of this name stands on its target or waits for it to be imported."""
+        patch = self.available_patches.get(name)
+        return patch is not None and self.engine.is_active(patch)
+
+    def apply_patch(self, name: str) -> bool:
+        """Apply one patch by its name; applying it again changes nothing."""
+        try:
+            self.engine.apply([self._known(name)])
+        except GraftError as error:
+            logger.error("%s", error)
+            if self.strict:
+                raise
+            return False
+        self._asked[name] = None
+        return True
+
+    def apply_from_env(self) -> None:
+        """Apply the patches that ``VLLM_CUSTOM_PATCHES`` names."""
+        names = [name.strip() for name in os.environ.get(CUSTOM_PATCHES, "").split(",") if name.strip()]
+        if "*" in names:
+            names = list(self.available_patches)
+        for name in names:
+            self.apply_patch(name)
+        logger.info("patches active: %s", ", ".join(self.applied_patches) or "none")
+
+    def _known(self, name: str) -> Patch:
+        if name in self.available_patches:
+            return self.available_patches[name]
+        raise ConfigError(
+            f"there is no patch {name!r}{nearest(name, self.available_patches)}",
+            where=CUSTOM_PATCHES,
+            fix="name a registered patch, or register this one first",
+        )

@@ -1,0 +1,252 @@
+"""One attribute of one target with the layers patches put there: an onion that any layer can be taken out of.
+
+At the bottom is what was there before; over it at most one replacement or addition; over that the wraps, in the order
+in which their patches were applied. A layer of form ``self._original_x`` finds the one beneath under a private name on
+the target, one per patch and attribute, so that two layers never meet under the same name.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+
+from vllm_graft.errors import ConflictError
+from vllm_graft.patching import checks, surgery
+from vllm_graft.patching.checks import ABSENT
+from vllm_graft.patching.declare import Patch
+from vllm_graft.patching.functions import Function, described, functions_in, innermost, parameter_at
+from vllm_graft.patching.hooks import Hook, Kind, call_position
+from vllm_graft.patching.target import Owner
+
+_lock = threading.RLock()
+_lock_pid = os.getpid()
+
+
+def lock() -> threading.RLock:
+    """The lock under which targets are changed: one for all engines, and a new one in a forked child."""
+    global _lock, _lock_pid
+    if _lock_pid != os.getpid():
+        # The thread that held it at the fork does not exist in the child and would never release it.
+        _lock, _lock_pid = threading.RLock(), os.getpid()
+    return _lock
+
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """One hook of one patch on one target.
+
+    alias:    the private name of what lies beneath, empty where no function of the patch asks for it
+    renames:  what ``_original_x`` becomes in the hook's code
+    hit:      counts one call
+    proven:   a replacement or addition that was called once and needs no counting any more
+    codes:    the code objects that run for this layer
+    """
+
+    patch: Patch
+    hook: Hook
+    kind: Kind
+    order: int
+    alias: str
+    renames: Mapping[str, str]
+    hit: surgery.Hit
+    proven: bool = False
+    codes: list[CodeType] = field(default_factory=list, repr=False)
+    _made: tuple[object, bool, object] | None = field(default=None, repr=False)
+
+    def over(self, beneath: object, slot: Slot) -> object:
+        """What is set on the target for this layer; the same object as long as what lies beneath is the same."""
+        if self._made is None or self._made[0] is not beneath or self._made[1] is not self.proven:
+            self._made = (beneath, self.proven, self._make(beneath, slot))
+        return self._made[2]
+
+    def _make(self, beneath: object, slot: Slot) -> object:
+        self.codes.clear()
+        if self.hook.form == "value":
+            return self.hook.value
+        if self.hook.form == "property":
+            return self._property(beneath, slot)
+        function = surgery.single(self.hook.value)
+        upstream = slot.upstream_function()
+        made = self._copy(function, slot)
+        if self.kind == "wrap":
+            made = self._wrapping(function, made, surgery.single(beneath), self.hit)
+        elif not self.proven:
+            made = surgery.counted(made, surgery.once_when_traced(lambda: slot.first_call(self)))
+        made.__doc__ = function.__doc__
+        surgery.signed_like(made, upstream if upstream is not None and self.kind == "wrap" else function)
+        return surgery.reformed(self.hook.form, surgery.dressed(made, upstream, slot.owner, self.hook.attribute))
+
+    def _copy(self, function: FunctionType, slot: Slot) -> FunctionType:
+        owner = slot.owner if isinstance(slot.owner, type) else None
+        copy = surgery.transplanted(function, self.patch, owner, self.renames)
+        self.codes.append(copy.__code__)
+        return copy
+
+    def _wrapping(
+        self, written: FunctionType, copy: FunctionType, beneath: FunctionType | None, hit: surgery.Hit
+    ) -> FunctionType:
+        position = call_position(self.hook.form, self.patch.declaration.target.is_class)
+        if beneath is not None and parameter_at(written, position) == "call":
+            return surgery.passing(copy, beneath, position, hit)
+        return surgery.counted(copy, hit)
+
+    def _property(self, beneath: object, slot: Slot) -> property:
+        """Accessors that a wrap does not mention stay as they are beneath; a replacement is the whole property."""
+        parts: list[Function | None] = []
+        below = surgery.accessors(beneath) if self.kind == "wrap" else (None, None, None)
+        for mine, theirs in zip(surgery.accessors(self.hook.value), below, strict=True):
+            if mine is None:
+                parts.append(theirs)
+                continue
+            made = self._copy(mine, slot)
+            if self.kind == "wrap":
+                made = self._wrapping(mine, made, theirs, surgery.uncounted)
+            parts.append(surgery.dressed(made, theirs, slot.owner, self.hook.attribute))
+        getter, setter, deleter = parts
+        return property(getter, setter, deleter, getattr(beneath, "__doc__", None) if self.kind == "wrap" else None)
+
+
+class Slot:
+    """The layers on one attribute, and what was there before them."""
+
+    def __init__(self, owner: Owner, attribute: str) -> None:
+        self.owner = owner
+        self.attribute = attribute
+        self.base = checks.own(owner, attribute)
+        self.inherited = checks.inherited(owner, attribute) if self.base is ABSENT else ABSENT
+        self.layers: tuple[Layer, ...] = ()
+        self.placed: dict[str, object] = {attribute: self.base}
+        self._bottom = self.base
+        if self.inherited is not ABSENT and isinstance(owner, type):
+            plain = checks.upstream_form(self.inherited) in ("value", "class", "callable")
+            self._bottom = self.inherited if plain else surgery.from_bases(owner, attribute, self.inherited)
+
+    def __str__(self) -> str:
+        inside = f"{self.owner.__qualname__}." if isinstance(self.owner, type) else ""
+        module = self.owner.__module__ if isinstance(self.owner, type) else self.owner.__name__
+        return f"{module}:{inside}{self.attribute}" if inside else f"{module}.{self.attribute}"
+
+    def upstream(self, layers: Sequence[Layer]) -> object:
+        """What a hook meets under this name: the target's own, an inherited one, or what a patch added."""
+        if self.base is not ABSENT:
+            return self.base
+        if self.inherited is not ABSENT:
+            return self.inherited
+        return next((layer.hook.value for layer in layers if layer.kind == "add"), ABSENT)
+
+    def upstream_function(self) -> FunctionType | None:
+        """The first plain function of what was there before, for its name and signature."""
+        found = functions_in(self.inherited if self.base is ABSENT else self.base)
+        return found[0] if found else None
+
+    def with_layer(self, layers: Sequence[Layer], new: Layer) -> tuple[Layer, ...]:
+        """The layers and a new one in its place; ConflictError where two patches define the same name."""
+        other = next((layer for layer in layers if layer.kind != "wrap"), None)
+        if new.kind != "wrap" and other is not None:
+            theirs, mine = other.patch.declaration, new.patch.declaration
+            raise ConflictError(
+                f"it {_VERB[new.kind]} {self.attribute!r}, which patch {theirs.name!r} ({theirs.defined_in}) "
+                f"{_VERB[other.kind]} already: only one of them could run",
+                where=mine.where,
+                fix=f"leave out {mine.name!r} or {theirs.name!r}, or let one of them wrap instead",
+            )
+        return tuple(sorted((*layers, new), key=lambda layer: (layer.kind == "wrap", layer.order)))
+
+    def without_patch(self, patch: Patch) -> tuple[Layer, ...]:
+        """The layers but for a patch's; ConflictError where another patch wraps what this one added."""
+        left = tuple(layer for layer in self.layers if layer.patch is not patch)
+        if left and self.upstream(left) is ABSENT:
+            user = left[0].patch.declaration.name
+            raise ConflictError(
+                f"it added {self.attribute!r}, which patch {user!r} wraps",
+                where=patch.declaration.where,
+                fix=f"revert {user!r} first",
+            )
+        return left
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the target still holds what was put there."""
+        return checks.own(self.owner, self.attribute) is self.placed[self.attribute]
+
+    def check_stranger(self, where: str) -> None:
+        """Raise ConflictError where somebody else has set or deleted the attribute since."""
+        if self.is_ours:
+            return
+        found = checks.own(self.owner, self.attribute)
+        does = "was deleted" if found is ABSENT else f"was set to {described(found)}"
+        names = ", ".join(repr(layer.patch.declaration.name) for layer in self.layers)
+        raise ConflictError(
+            f"{self} {does} by somebody else, over what patch {names} put there",
+            where=where,
+            fix="leave out the other package's change, or this patch",
+        )
+
+    def become(self, layers: Sequence[Layer]) -> None:
+        """Put exactly these layers on the target; with none left, what was there before."""
+        placed: dict[str, object] = {}
+        top: object = self._bottom if layers else self.base
+        for layer in layers:
+            if layer.alias:
+                placed[layer.alias] = top
+            top = layer.over(top, self)
+        placed[self.attribute] = top
+        self.put_back((tuple(layers), placed))
+
+    def snapshot(self) -> tuple[tuple[Layer, ...], dict[str, object]]:
+        """What ``put_back`` takes to restore this very state."""
+        return self.layers, self.placed
+
+    def put_back(self, state: tuple[tuple[Layer, ...], dict[str, object]]) -> None:
+        """Set what the state names and remove what it does not, the private names first in and last out."""
+        layers, placed = state
+        try:
+            for name, value in placed.items():
+                self._set(name, value)
+            for name in self.placed.keys() - placed.keys():
+                self._set(name, ABSENT)
+        except BaseException:
+            for name in placed.keys() | self.placed.keys():
+                self._set(name, self.placed.get(name, ABSENT))
+            raise
+        self.layers, self.placed = layers, placed
+
+    def _set(self, name: str, value: object) -> None:
+        current = checks.own(self.owner, name)
+        if value is current:
+            return
+        if value is ABSENT:
+            delattr(self.owner, name)
+        else:
+            setattr(self.owner, name, value)
+
+    def first_call(self, layer: Layer) -> None:
+        """Count a replacement's first call and put the plain function where the counting one was."""
+        if layer.proven:
+            return
+        layer.hit()
+        if surgery.being_traced():
+            # The tracer is about to guard the function it found, and in the graph the counting one costs nothing.
+            layer.proven = True
+            return
+        if not lock().acquire(blocking=False):
+            # Somebody is changing targets just now: this call must not wait for them, and the next one will do.
+            return
+        try:
+            layer.proven = True
+            if layer in self.layers and self.is_ours:
+                self.become(self.layers)
+        finally:
+            lock().release()
+
+    def codes(self) -> list[CodeType]:
+        """The code objects that run when the attribute is called."""
+        upstream = functions_in(self.inherited if self.base is ABSENT else self.base)
+        ours = [code for layer in self.layers for code in layer.codes]
+        return [innermost(function).__code__ for function in upstream] + ours
+
+
+_VERB: dict[Kind, str] = {"wrap": "wraps", "replace": "replaces", "add": "adds"}

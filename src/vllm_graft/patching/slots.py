@@ -1,0 +1,124 @@
+"""All attributes that an engine's patches stand on: planning what would be there, and bringing it about at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_graft.errors import ConflictError, TargetError
+from vllm_graft.patching import checks, surgery
+from vllm_graft.patching.declare import Declaration, Patch
+from vllm_graft.patching.functions import ORIGINAL
+from vllm_graft.patching.hooks import Hook
+from vllm_graft.patching.report import Entry
+from vllm_graft.patching.slot import Layer, Slot
+from vllm_graft.patching.tally import Tally
+from vllm_graft.patching.target import Owner
+
+Changes = dict[Slot, tuple[Layer, ...]]
+"""The layers that each attribute is to have."""
+
+
+class Slots:
+    """The slots in use, one per owner and attribute."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, str], Slot] = {}
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(list(self._held.values()))
+
+    def of(self, patch: Patch) -> list[Slot]:
+        """The slots that a patch has a layer in."""
+        return [slot for slot in self if any(layer.patch is patch for layer in slot.layers)]
+
+    def plan(self, entry: Entry, owner: Owner, tally: Tally, changes: Changes) -> None:
+        """Note in ``changes`` what a patch does to its target; PatchError where it cannot be done."""
+        declaration = entry.patch.declaration
+        checks.check_owner(declaration, owner)
+        for hook in declaration.hooks:
+            slot = self._slot(owner, hook.attribute, changes)
+            slot.check_stranger(declaration.where)
+            layers = changes.get(slot, slot.layers)
+            record = entry.hooks[hook.attribute]
+            record.kind = kind = checks.check_hook(declaration, hook, owner, slot.upstream(layers))
+            counts = hook.form not in ("property", "value")
+            record.at = tally.allot(f"{declaration.name} {declaration.target} {hook.attribute}") if counts else None
+            layer = Layer(
+                patch=entry.patch,
+                hook=hook,
+                kind=kind,
+                order=entry.order,
+                alias=_alias(declaration, hook, owner),
+                renames={ORIGINAL + name: _alias_name(declaration, name) for name in hook.originals},
+                hit=surgery.hit_counter(tally, record.at) if record.at is not None else surgery.uncounted,
+            )
+            changes[slot] = slot.with_layer(layers, layer)
+
+    def _slot(self, owner: Owner, attribute: str, changes: Changes) -> Slot:
+        planned = (slot for slot in changes if slot.owner is owner and slot.attribute == attribute)
+        return self._held.get((id(owner), attribute)) or next(planned, None) or Slot(owner, attribute)
+
+    def plan_without(self, patch: Patch) -> Changes:
+        """The changes that take a patch away; ConflictError where that cannot be done exactly."""
+        changes: Changes = {}
+        for slot in self.of(patch):
+            slot.check_stranger(patch.declaration.where)
+            changes[slot] = slot.without_patch(patch)
+        return changes
+
+    def commit(self, changes: Changes) -> tuple[Slot, TargetError] | None:
+        """Bring every slot to its layers; or leave all as they were, and say which one Python would not let be set."""
+        done: list[Slot] = []
+        before = {slot: slot.snapshot() for slot in changes}
+        for slot, layers in changes.items():
+            try:
+                slot.become(layers)
+            except Exception as error:
+                for other in reversed(done):
+                    other.put_back(before[other])
+                failed = TargetError(
+                    f"Python would not set it: {error}", where=str(slot), fix="leave this attribute out of the patch"
+                )
+                failed.__cause__ = error
+                return slot, failed
+            done.append(slot)
+        for slot in changes:
+            self._keep(slot)
+        return None
+
+    def _keep(self, slot: Slot) -> None:
+        key = (id(slot.owner), slot.attribute)
+        if slot.layers:
+            self._held[key] = slot
+        else:
+            self._held.pop(key, None)
+
+    def release(self, patch: Patch) -> None:
+        """Take a patch away from contents that are about to be thrown away, whoever has changed them since."""
+        for slot in self.of(patch):
+            left = tuple(layer for layer in slot.layers if layer.patch is not patch)
+            orphaned = slot.upstream(left) is checks.ABSENT
+            if slot.is_ours:
+                self.commit({slot: () if orphaned else left})
+            else:
+                self._held.pop((id(slot.owner), slot.attribute))
+
+
+def _alias(declaration: Declaration, hook: Hook, owner: Owner) -> str:
+    """The private name of what lies beneath a hook, empty where no function of the patch asks for it."""
+    if not any(hook.attribute in other.originals for other in declaration.hooks):
+        return ""
+    name = _alias_name(declaration, hook.attribute)
+    if checks.own(owner, name) is not checks.ABSENT:
+        raise ConflictError(
+            f"the target has an attribute {name!r} already: another engine has applied a patch of this name",
+            where=declaration.where,
+            fix="apply it through one engine only, or give it another name=",
+        )
+    return name
+
+
+def _alias_name(declaration: Declaration, attribute: str) -> str:
+    # An identifier, because torch.compile writes attribute names into the source of its guards.
+    slug = "".join(part if part.isalnum() else "_" for part in declaration.name)
+    return f"_graft_{slug}{ORIGINAL}{attribute}"
