@@ -113,9 +113,8 @@ def test_without_the_guard_a_faulty_stat_logger_fails_every_request(graft: Sessi
 
 def test_with_the_guard_the_server_lives_and_names_the_logger(graft: Session):
     """The logger is put aside, everything else goes on, our own sink included."""
-    graft.plan(
-        '[defaults]\npatches = ["stat-logger-guard"]\nstats = ["request-log"]\n[options.request-log]\npath = "log.jsonl"\n'
-    )
+    plan = '[defaults]\npatches = ["stat-logger-guard"]\nstats = ["request-log"]\n'
+    graft.plan(plan + '[options.request-log]\npath = "log.jsonl"\n')
     with faulty(graft).server("--served-model-name", "m") as server:
         assert [server.post("/v1/completions", COMPLETION)[0] for _ in range(3)] == [200, 200, 200]
         assert server.health() == 200

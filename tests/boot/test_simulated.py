@@ -1,0 +1,251 @@
+"""How a start flows, on the simulated accelerator: the real engine, forked, scheduling asynchronously, in seconds."""
+
+import json
+import subprocess
+
+import pytest
+
+from vllm_graft.testing import Session
+
+pytestmark = pytest.mark.engine
+
+REPORT = """
+import json
+from vllm_graft.ledger import runs
+def report():
+    rows = [row for view in runs() for row in view.rows()]
+    print("ROWS " + json.dumps(rows), flush=True)
+"""
+
+GENERATE = (
+    REPORT
+    + """
+from vllm import LLM, SamplingParams
+llm = LLM(MODEL, max_model_len=256)
+print("TOKENS", len(llm.generate("hi", SamplingParams(max_tokens=5))[0].outputs[0].token_ids))
+report()
+"""
+)
+
+
+@pytest.fixture
+def simulated(planned: Session) -> Session:
+    """The plan of this folder, on the simulated accelerator."""
+    planned.simulate()
+    return planned
+
+
+def rows_of(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, object]]:
+    """The processes a script reported, by name."""
+    assert done.returncode == 0, done.stderr[-4000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("ROWS "))
+    return {row["name"]: row for row in json.loads(line[5:])}
+
+
+def states(row: dict[str, object]) -> dict[str, str]:
+    """Item to state."""
+    return {item["name"]: item["state"] for item in row["items"]}  # type: ignore[attr-defined]
+
+
+def calls(row: dict[str, object]) -> dict[str, int]:
+    """Item to calls."""
+    return {item["name"]: item["calls"] for item in row["items"]}  # type: ignore[attr-defined]
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line a failed script said."""
+    assert done.returncode != 0, done.stdout[-2000:]
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_a_forked_engine_has_a_record_and_counters_of_its_own(simulated: Session):
+    """vLLM does not call plugins again in a forked child: it is put right after the fork."""
+    rows = rows_of(simulated.script(GENERATE))
+    engine = rows["EngineCore"]
+    assert engine["start_method"] == "fork"
+    assert sorted(engine["roles"]) == ["engine", "worker"]  # type: ignore[call-overload]
+    assert states(engine) == {"on-engine": "applied", "on-worker": "applied", "everywhere": "applied"}
+    assert calls(engine)["on-engine"] >= 5
+    front = rows["script.py"]
+    assert states(front) == {"everywhere": "applied", "stat-logger-guard": "applied", "request-log": "applied"}
+    assert calls(front)["request-log"] >= 1
+
+
+def test_a_spawned_engine_has_the_same(simulated: Session):
+    """The other start method, by vLLM's own variable."""
+    simulated.env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    engine = rows_of(simulated.script(GENERATE))["EngineCore"]
+    assert engine["start_method"] == "spawn"
+    assert states(engine) == {"on-engine": "applied", "on-worker": "applied", "everywhere": "applied"}
+
+
+def test_an_engine_in_the_same_process_plays_all_roles(simulated: Session):
+    """One process, one record, three roles."""
+    simulated.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    rows = rows_of(simulated.script(GENERATE))
+    assert list(rows) == ["script.py"]
+    assert sorted(rows["script.py"]["roles"]) == ["engine", "frontend", "worker"]  # type: ignore[call-overload]
+    assert calls(rows["script.py"])["on-engine"] >= 5
+
+
+def test_the_registry_subprocess_applies_its_part(simulated: Session):
+    """vLLM inspects model classes in a program of its own, whose output nobody sees; its cache is kept cold here."""
+    simulated.env["VLLM_CACHE_ROOT"] = str(simulated.folder / "cache")
+    script = (
+        GENERATE
+        + "import os, pathlib\n"
+        + (
+            "home = pathlib.Path(os.environ['GRAFT_STATE_DIR'])\n"
+            "for path in home.glob('runs/*/[0-9]*.json'):\n"
+            "    row = json.loads(path.read_text())\n"
+            "    if row['roles'] == ['registry']:\n"
+            "        print('REGISTRY', row['name'], row['items'][0]['name'], row['items'][0]['state'])\n"
+        )
+    )
+    done = simulated.script(script)
+    rows_of(done)
+    assert "REGISTRY registry.py everywhere" in done.stdout
+
+
+def test_a_server_on_the_simulated_platform_forks_or_spawns_and_serves(simulated: Session):
+    """The API server with the simulated device: every process in the ledger, status from inside."""
+    with simulated.server("--served-model-name", "m") as server:
+        body = {"prompt": "hi", "max_tokens": 5, "model": "m"}
+        assert server.post("/v1/completions", body)[0] == 200
+        found = json.loads(server.get("/graft/status")[1])
+        assert found["findings"] == []
+        roles = {role for process in found["processes"] for role in process["roles"]}
+        assert roles == {"frontend", "engine", "worker"}
+
+
+def test_additional_config_and_profiles_reach_every_process(simulated: Session):
+    """No file at all: the plan comes with the arguments."""
+    simulated.config.unlink()
+    simulated.env["GRAFT_CONFIG"] = None
+    script = GENERATE.replace(
+        "max_model_len=256", "max_model_len=256, additional_config={'graft': {'patches': ['on-engine']}}"
+    )
+    rows = rows_of(simulated.script(script))
+    assert states(rows["EngineCore"]) == {"on-engine": "applied"}
+    assert states(rows["script.py"]) == {}
+
+
+def test_the_seeds_variable_names_patches_without_a_warning(simulated: Session):
+    """VLLM_CUSTOM_PATCHES is no unknown variable to vLLM, even when unknown ones are fatal."""
+    simulated.env["VLLM_CUSTOM_PATCHES"] = "on-engine, everywhere"
+    script = GENERATE.replace("max_model_len=256", "max_model_len=256, fail_on_environ_validation=True")
+    done = simulated.script(script)
+    assert states(rows_of(done)["EngineCore"]) == {"on-engine": "applied", "everywhere": "applied"}
+    assert "Unknown vLLM environment variable" not in done.stdout + done.stderr
+
+
+def test_the_users_own_worker_extension_is_kept(simulated: Session):
+    """Ours is composed with it."""
+    script = GENERATE.replace("max_model_len=256", "max_model_len=256, worker_extension_cls='boot_patches.Extension'")
+    done = simulated.script(script + "print('THEIRS', llm.collective_rpc('users_own'))\n")
+    assert states(rows_of(done)["EngineCore"])["on-worker"] == "applied"
+    assert "THEIRS ['users own']" in done.stdout
+
+
+def test_a_late_patch_stops_the_start(simulated: Session):
+    """A spawned engine calls plugins from inside EngineCore.__init__: patching that comes too late, and we say so."""
+    simulated.plan('[defaults]\npatches = ["too-late"]\n')
+    simulated.env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    line = last_line(simulated.script(GENERATE))
+    assert "EngineCore (engine+worker, pid " in line
+    assert "patch too-late is late: EngineCore.__init__" in line
+    assert "Next: " in line
+
+
+def test_a_config_built_by_hand_is_noticed(simulated: Session):
+    """A VllmConfig that did not come through create_engine_config has no plan in it."""
+    script = """
+from vllm.engine.arg_utils import EngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor import Executor
+import os
+args = EngineArgs(model=MODEL, max_model_len=256)
+os.environ["GRAFT_DISABLE"] = "1"
+config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+del os.environ["GRAFT_DISABLE"]
+LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=MULTI)
+"""
+    simulated.env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    for multi in ("True", "False"):
+        done = simulated.script(script.replace("MULTI", multi))
+        assert done.returncode != 0
+        assert "this engine's VllmConfig was built by hand, so its plan (on-engine" in done.stderr
+        assert "Next: build the configuration with EngineArgs(...).create_engine_config()" in done.stderr
+
+
+def test_two_plans_in_one_process_are_refused(simulated: Session):
+    """Patches belong to a process; the same plan twice is fine."""
+    simulated.plan(
+        '[[profile]]\nmodel = "*"\npatches = ["on-engine"]\n[[profile]]\nmodel = "second"\npatches = ["everywhere"]\n'
+    )
+    script = """
+from vllm.engine.arg_utils import EngineArgs
+EngineArgs(model=MODEL, max_model_len=256).create_engine_config()
+EngineArgs(model=MODEL, max_model_len=128).create_engine_config()
+print("SAME TWICE")
+EngineArgs(model=MODEL, served_model_name="second", max_model_len=256).create_engine_config()
+"""
+    done = simulated.script(script)
+    assert "SAME TWICE" in done.stdout
+    line = last_line(done)
+    assert (
+        "a second engine with another plan in one process: the first has on-engine, this one on-engine, everywhere"
+        in line
+    )
+
+
+def test_a_broken_file_stops_the_start_and_nothing_else(simulated: Session):
+    """Help, imports and argument parsing go on; the start fails with file and line."""
+    simulated.plan("[defaults\n")
+    script = """
+import vllm
+from vllm.engine.arg_utils import EngineArgs
+args = EngineArgs(model=MODEL, max_model_len=256)
+print("STILL HERE")
+args.create_engine_config()
+"""
+    done = simulated.script(script)
+    assert "STILL HERE" in done.stdout
+    assert f"{simulated.config}:1: is not valid TOML" in last_line(done)
+
+
+def test_the_hash_of_the_patches_is_in_vllms_compile_key(simulated: Session):
+    """A graph compiled with a patch is not loaded without it; nothing of ours besides changes the key."""
+    script = """
+from vllm import envs
+from vllm.engine.arg_utils import EngineArgs
+EngineArgs(model=MODEL, max_model_len=256).create_engine_config()
+factors = envs.compile_factors()
+print("KEY", {name: factors.get(name) for name in sorted(factors) if "GRAFT" in name or "CUSTOM_PATCHES" in name})
+"""
+
+    def key(text: str) -> str:
+        simulated.plan(text)
+        done = simulated.script(script)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return next(line for line in done.stdout.splitlines() if line.startswith("KEY"))
+
+    one = key('[defaults]\npatches = ["on-engine"]\n')
+    again = key('[defaults]\npatches = ["on-engine"]\nendpoint = false\nstats = ["request-log"]\n')
+    other = key('[defaults]\npatches = ["everywhere"]\n')
+    assert one == again
+    assert one != other
+    assert "GRAFT_PATCHSET" in one
+
+
+def test_without_a_plan_nothing_of_ours_shows(simulated: Session):
+    """Merely installed: no record, no extension, no line in the log."""
+    simulated.config.unlink()
+    simulated.env["GRAFT_CONFIG"] = None
+    done = simulated.script(
+        GENERATE + "print('EXT', llm.llm_engine.vllm_config.parallel_config.worker_extension_cls)\n"
+    )
+    assert rows_of(done) == {}
+    assert "EXT \n" in done.stdout or "EXT None" in done.stdout
+    assert "vllm-graft:" not in done.stdout + done.stderr
