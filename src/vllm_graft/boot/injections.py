@@ -11,10 +11,12 @@ They are few, on functions that kept their shape from 0.26 to 0.32, and every on
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from vllm_graft import ledger
-from vllm_graft.patching import Engine, VLLMPatch, wrap
+from vllm_graft.errors import PatchError
+from vllm_graft.patching import Engine, HookState, VLLMPatch, wrap
 from vllm_graft.points import Role
 
 if TYPE_CHECKING:
@@ -98,6 +100,19 @@ OWN = (EngineArguments, AsyncClient, OfflineClient, EngineInPlace, Endpoints, En
 
 
 def install(engine: Engine, role: Role | None) -> None:
-    """Put our places in where a front end is, or may yet be; vLLM's other children have none."""
-    if role in (None, "frontend"):
-        engine.apply(OWN)
+    """Put our places in where a front end is, or may yet be; vLLM's other children have none.
+
+    A place that this vLLM does not have is no reason to disturb a server that plans nothing: it is remembered by the
+    engine's report, and refuses a plan (see ``missing``).
+    """
+    if role not in (None, "frontend"):
+        return
+    for place in OWN:
+        with contextlib.suppress(PatchError):
+            engine.apply([place])
+
+
+def missing(engine: Engine) -> HookState | None:
+    """The first place of ours that the installed vLLM does not offer, or None."""
+    own = {place.declaration.name for place in OWN}
+    return next((hook for hook in engine.report() if hook.patch in own and hook.state == "refused"), None)

@@ -36,7 +36,7 @@ class Process:
         self.run: Run | None = None
         self.roles: set[Role] = set()
         self.entered = False
-        self.engine = Engine(tally=ledger.current().cells)
+        self.engine = Engine(tally=ledger.current().cells, strict=False)
         self.engine.on_change = self._patch_changed
         set_default_engine(self.engine)
         self._classes: dict[str, Patch] = {}
@@ -94,8 +94,8 @@ class Process:
             else:
                 self._note_patch(item.name, kind)
         for item in needed:
-            if item.point != "patch":
-                book.set_item(item.point, item.name, "armed", "until the engine client is made")
+            if item.point != "patch" and not book.knows(item.name):
+                book.set_item(item.point, item.name, "armed", "nothing in this process has used it yet")
         return refused
 
     def _patch_class(self, item: PlanItem, refused: list[tuple[PlanItem, str, str]]) -> Patch | None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
-from vllm_graft.boot import disabled, lastline
+from vllm_graft.bindings import scheduler
+from vllm_graft.boot import disabled, injections, lastline
 from vllm_graft.boot.process import LOG, process
 from vllm_graft.boot.role import child_role, local_above
 from vllm_graft.errors import ConfigError, StartError
@@ -39,8 +40,9 @@ def engine_config(
         if child_role() is None:
             drop()
         return call(*given, **named)
+    _refuse_unknown_vllm()
     run = _begin(plan, _own_extension(args))
-    with _injected(args):
+    with _injected(args, plan):
         config = call(*given, **named)
     _note_runner(plan, run, config)
     return config
@@ -81,6 +83,17 @@ def _refuse_second(plan: Plan) -> None:
     )
 
 
+def _refuse_unknown_vllm() -> None:
+    """Refuse a plan where a place of ours is missing: without it, what is planned could be absent in silence."""
+    hook = injections.missing(process.engine)
+    if hook is not None:
+        raise StartError(
+            f"this vLLM ({vllm_version()}) lacks a place that vllm-graft needs: {hook.reason}",
+            where=f"{hook.target}.{hook.attribute}",
+            fix=f"install vLLM >={TESTED_FROM},<{TESTED_BELOW} or a newer vllm-graft, or set GRAFT_DISABLE=1",
+        )
+
+
 def _items(plan: Plan) -> str:
     return ", ".join(item.name for item in plan) or "nothing"
 
@@ -119,14 +132,17 @@ def _own_extension(args: EngineArgs) -> str:
 
 
 @contextlib.contextmanager
-def _injected(args: EngineArgs) -> Iterator[None]:
+def _injected(args: EngineArgs, plan: Plan) -> Iterator[None]:
     """The arguments with our part in them, put back afterwards: the caller may use them again."""
-    before = args.worker_extension_cls
-    args.worker_extension_cls = EXTENSION
+    ours = {"worker_extension_cls": EXTENSION, **scheduler.arguments(args, plan)}
+    before = {name: getattr(args, name) for name in ours}
     try:
+        for name, value in ours.items():
+            setattr(args, name, value)
         yield
     finally:
-        args.worker_extension_cls = before
+        for name, value in before.items():
+            setattr(args, name, value)
 
 
 def _note_runner(plan: Plan, run: Run, config: VllmConfig) -> None:

@@ -72,6 +72,10 @@ class Ledger:
         else:
             known.state, known.reason = state, reason
 
+    def knows(self, name: str) -> bool:
+        """Whether this process has said anything of an item."""
+        return name in self._items
+
     def forget_items(self) -> None:
         """Begin anew with what is active here: a forked child has another role than its parent."""
         self._items.clear()

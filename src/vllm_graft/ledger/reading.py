@@ -188,6 +188,9 @@ def _missing_in(row: Mapping[str, object], plan: Plan) -> list[Finding]:
         if item is None:
             what = "is planned and not active: this process never loaded it"
             found.append(Finding("S001", "error", subject, what, _who(row), _NEXT["absent"]))
+        elif item["state"] == "armed" and planned.point not in _MAY_WAIT:
+            what = f"is planned and not in use: {item['reason']}"
+            found.append(Finding("S008", "error", subject, what, _who(row), _NEXT["unused"]))
         elif item["state"] not in GOOD:
             state = str(item["state"])
             level: Literal["error", "warning"] = "warning" if state == "quarantined" else "error"
@@ -202,11 +205,15 @@ def _who(row: Mapping[str, object]) -> str:
     return f"{row['name']} ({'+'.join(roles)}, pid {row['pid']} on {row['host']})"
 
 
+_MAY_WAIT = ("patch", "stats")
+"""Points that a process may rightly have armed: a module may never be imported there, a launcher makes no client."""
+
 _CODES = {"refused": "S002", "late": "S003", "dead": "S004", "quarantined": "S005"}
 
 _NEXT = {
     "absent": "look for an earlier error of this process in the server's log",
     "died": "look for its last lines in the server's log; restarting the server clears this",
+    "unused": "wait until the server has started; if it stays so, see what else chose that part of the engine",
     "refused": "do what the reason says, or take the item out of the plan",
     "late": "patch something that is called later, or let the engine be forked",
     "dead": "patch what this model runner calls, or choose the other runner with VLLM_USE_V2_MODEL_RUNNER",

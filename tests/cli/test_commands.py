@@ -1,0 +1,165 @@
+"""The commands that start nothing: their output, their JSON and their exit status."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.cli import COMMANDS, main
+from vllm_graft.cli.serve import check_plugins_variable, with_default_model
+from vllm_graft.errors import ConfigError
+from vllm_graft.ledger import Ledger
+from vllm_graft.ledger.record import Record
+from vllm_graft.plan import Plan, PlanItem
+from vllm_graft.points import POINTS
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("GRAFT_CONFIG", "VLLM_CUSTOM_PATCHES", "VLLM_PLUGINS", "GRAFT_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]):
+    """--help exits 0 and says what the command is for."""
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert command in capsys.readouterr().out
+
+
+def test_points_prints_the_table(capsys: pytest.CaptureFixture[str]):
+    """As a table, as JSON, and one row in full."""
+    assert main(["points"]) == 0
+    assert "50 us per batch" in capsys.readouterr().out
+    assert main(["points", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == [point.name for point in POINTS]
+    assert set(rows[0]) >= {"contracts", "called", "inputs", "outputs", "budget_us", "registered", "roles", "bound"}
+    assert main(["points", "stats"]) == 0
+    assert "StatSink" in capsys.readouterr().out
+
+
+def test_an_unknown_point_is_an_error_with_the_nearest(capsys: pytest.CaptureFixture[str]):
+    """Exit status 2, one paragraph."""
+    assert main(["points", "stat"]) == 2
+    assert "there is no point 'stat' (did you mean 'stats'?). Next: run `vllm-graft points`" in capsys.readouterr().err
+
+
+def test_plan_shows_what_would_be_active_where_and_from_where(capsys: pytest.CaptureFixture[str]):
+    """A dry run."""
+    Path("graft.toml").write_text(
+        '[defaults]\npatches = ["stat-logger-guard"]\n[[profile]]\nmodel = "*8B*"\nendpoint = false\n'
+    )
+    assert main(["plan", "--model", "org/Llama-8B"]) == 0
+    shown = capsys.readouterr().out
+    assert "stat-logger-guard" in shown
+    assert "graft.toml:2" in shown
+    assert "endpoint = false (graft.toml:5)" in shown
+    assert main(["plan", "--model", "org/Llama-8B", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["items"][0]["roles"] == ["frontend"]
+    assert found["items"][0]["origin"] == "graft.toml:2"
+    assert found["findings"] == []
+
+
+def test_plan_without_configuration_says_so(capsys: pytest.CaptureFixture[str]):
+    """Nothing planned is no error."""
+    assert main(["plan", "--model", "m"]) == 0
+    assert "nothing is planned for m: vLLM would run as it is" in capsys.readouterr().out
+
+
+def test_plan_finds_a_patch_that_the_installed_vllm_is_too_new_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """What would stop the start shows in the dry run, with exit status 1; and so does an untested vLLM."""
+    monkeypatch.setattr("vllm_graft.versions._version_on_disk", lambda: "0.99.0")
+    monkeypatch.setattr("vllm_graft.versions.vllm_version", lambda: "0.99.0")
+    monkeypatch.setattr("vllm_graft.cli.plan.vllm_version", lambda: "0.99.0")
+    monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "stat-logger-guard")
+    assert main(["plan", "--model", "m"]) == 1
+    shown = capsys.readouterr().out
+    assert "P002 warning: vLLM: 0.99.0 is outside the tested range 0.26.0 to 0.33 (exclusive)" in shown
+    assert "P003 error: patch stat-logger-guard: it is written for vLLM >=0.26,<0.33, and 0.99.0 is installed" in shown
+
+
+def test_a_mistake_is_one_paragraph_and_status_2(capsys: pytest.CaptureFixture[str]):
+    """No traceback for the user's own mistakes."""
+    Path("graft.toml").write_text('[defaults]\npatches = ["nothing-like-it"]\n')
+    assert main(["plan", "--model", "m"]) == 2
+    assert capsys.readouterr().err.startswith("vllm-graft: graft.toml:2: there is no item 'nothing-like-it'")
+    assert main(["plan", "--model", "m", "--additional-config", "{"]) == 2
+    assert "--additional-config: is not JSON" in capsys.readouterr().err
+
+
+def test_an_unknown_argument_is_refused_except_by_serve(capsys: pytest.CaptureFixture[str]):
+    """Only serve hands arguments on."""
+    with pytest.raises(SystemExit) as caught:
+        main(["status", "--nonsense"])
+    assert caught.value.code == 2
+    assert "unrecognized arguments: --nonsense" in capsys.readouterr().err
+
+
+def test_status_without_a_server_says_where_it_looked(capsys: pytest.CaptureFixture[str]):
+    """Nothing to see is no error."""
+    assert main(["status"]) == 0
+    assert "no server with a plan runs here" in capsys.readouterr().out
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_status_is_1_when_something_planned_is_missing(capsys: pytest.CaptureFixture[str]):
+    """For scripts and probes."""
+    plan = Plan((PlanItem("patch", "guard", "m:C", "p", ("engine",)),), model="m")
+    book = Ledger()
+    book.begin_run("run", plan)
+    book.open(Record.of_this_process("run", plan.hash, "m", ["engine"], "0.32.0", "V1"))
+    assert main(["status"]) == 1
+    shown = capsys.readouterr().out
+    assert f"{os.getpid()}" in shown
+    assert "S001 error: patch guard: is planned and not active" in shown
+    assert main(["status", "--json"]) == 1
+    (server,) = json.loads(capsys.readouterr().out)
+    assert server["findings"][0]["code"] == "S001"
+
+
+def test_status_of_a_server_that_does_not_answer(capsys: pytest.CaptureFixture[str]):
+    """The address and the next step."""
+    assert main(["status", "--url", "http://127.0.0.1:9"]) == 2
+    assert "http://127.0.0.1:9/graft/status: no answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("listed", "complaint"),
+    [
+        ("other", "does not list graft"),
+        ("other, graft", "lists graft with blanks around it"),
+        ("", "does not list graft"),
+    ],
+)
+def test_serve_refuses_a_plugin_list_that_leaves_us_out(listed: str, complaint: str, monkeypatch: pytest.MonkeyPatch):
+    """vLLM would run without us and nothing of ours could say so."""
+    monkeypatch.setenv("VLLM_PLUGINS", listed)
+    with pytest.raises(ConfigError, match=complaint):
+        check_plugins_variable()
+    monkeypatch.setenv("VLLM_PLUGINS", "other,graft")
+    check_plugins_variable()
+    monkeypatch.setenv("VLLM_PLUGINS", listed)
+    monkeypatch.setenv("GRAFT_DISABLE", "1")
+    check_plugins_variable()
+
+
+def test_serve_adds_the_embedded_model_only_where_none_is_named(monkeypatch: pytest.MonkeyPatch):
+    """And never overrides what was given."""
+    monkeypatch.setattr("vllm_graft.cli.serve.embedded_model", lambda: Path("/m"))
+    assert with_default_model(["org/model", "--port", "1"]) == ["org/model", "--port", "1"]
+    assert with_default_model(["--model=org/model"]) == ["--model=org/model"]
+    assert with_default_model(["--config", "c.yaml"]) == ["--config", "c.yaml"]
+    made = with_default_model(["--dtype", "bfloat16"])
+    assert made[:3] == ["/m", "--dtype", "bfloat16"]
+    assert made.count("--dtype") == 1
+    assert "--max-model-len" in made
