@@ -26,12 +26,12 @@ def python(text: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_the_public_names_are_exact():
     """A name appears or goes only on purpose; each has a docstring and is what the tour says."""
     assert vllm_graft.__all__ == [
-        "BatchRecord",
+        "AdmissionQueue",
         "Finding",
         "GraftError",
         "PatchManager",
         "Plan",
-        "RequestRecord",
+        "SamplingStrategy",
         "StatSink",
         "VLLMPatch",
         "__version__",

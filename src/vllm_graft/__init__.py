@@ -4,7 +4,8 @@ A guided tour, in the order an author meets the names:
 
 - ``VLLMPatch``, ``wrap``, ``replace``, ``add``, ``min_vllm_version``: declare a surgical change to a vLLM class
 - ``PatchManager``: register and apply patches by hand
-- ``StatSink``, ``RequestRecord``, ``BatchRecord``: be told of every finished request
+- ``SamplingStrategy``, ``AdmissionQueue``, ``StatSink``: the contracts of the extension points that are bound;
+  ``vllm_graft.contracts`` has what they are given
 - ``Plan``, ``resolve``: what is to be active for a model, and why
 - ``Finding``, ``GraftError``: what tools report, and the base of all errors
 
@@ -18,19 +19,19 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False  # typing's own costs more to import than all of this file
 
 if TYPE_CHECKING:
-    from vllm_graft.contracts import BatchRecord, RequestRecord, StatSink
+    from vllm_graft.contracts import AdmissionQueue, SamplingStrategy, StatSink
     from vllm_graft.errors import GraftError
     from vllm_graft.findings import Finding
     from vllm_graft.patching import PatchManager, VLLMPatch, add, min_vllm_version, replace, wrap
     from vllm_graft.plan import Plan, resolve
 
 __all__ = [
-    "BatchRecord",
+    "AdmissionQueue",
     "Finding",
     "GraftError",
     "PatchManager",
     "Plan",
-    "RequestRecord",
+    "SamplingStrategy",
     "StatSink",
     "VLLMPatch",
     "__version__",
@@ -42,12 +43,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchRecord": "contracts",
+    "AdmissionQueue": "contracts",
     "Finding": "findings",
     "GraftError": "errors",
     "PatchManager": "patching",
     "Plan": "plan",
-    "RequestRecord": "contracts",
+    "SamplingStrategy": "contracts",
     "StatSink": "contracts",
     "VLLMPatch": "patching",
     "add": "patching",

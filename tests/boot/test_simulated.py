@@ -39,7 +39,7 @@ def rows_of(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, objec
     """The processes a script reported, by name."""
     assert done.returncode == 0, done.stderr[-4000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("ROWS "))
-    return {row["name"]: row for row in json.loads(line[5:])}
+    return {row["name"]: row for row in json.loads(line[5:]) if row["life"] == "running"}
 
 
 def states(row: dict[str, object]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
-from vllm_graft.bindings import scheduler
+from vllm_graft.bindings import sampler, scheduler
 from vllm_graft.boot import disabled, injections, lastline
 from vllm_graft.boot.process import LOG, process
 from vllm_graft.boot.role import child_role, local_above
@@ -111,8 +111,18 @@ def _begin(plan: Plan, extension: str) -> Run:
         lastline.install(run.id)
     carry(plan, run)
     _warn_outside_range()
+    _say_where_samplers_run(plan)
     process.take(plan, run, "frontend")
     return run
+
+
+def _say_where_samplers_run(plan: Plan) -> None:
+    if plan.of("sampler") and not sampler.v2_takes_samplers():
+        LOG.warning(
+            "vllm-graft: P005: a sampler is planned, and vLLM %s takes none on its V2 model runner: this server uses "
+            "the V1 runner. Next: install vLLM 0.31 or newer to have both",
+            vllm_version(),
+        )
 
 
 def _warn_outside_range() -> None:
@@ -134,7 +144,11 @@ def _own_extension(args: EngineArgs) -> str:
 @contextlib.contextmanager
 def _injected(args: EngineArgs, plan: Plan) -> Iterator[None]:
     """The arguments with our part in them, put back afterwards: the caller may use them again."""
-    ours = {"worker_extension_cls": EXTENSION, **scheduler.arguments(args, plan)}
+    ours = {
+        "worker_extension_cls": EXTENSION,
+        **scheduler.arguments(args, plan),
+        **sampler.arguments(args, plan),
+    }
     before = {name: getattr(args, name) for name in ours}
     try:
         for name, value in ours.items():

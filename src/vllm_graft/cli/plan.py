@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from packaging.version import Version
+
 from vllm_graft.cli.table import show_findings, table
 from vllm_graft.errors import ConfigError, PatchError
 from vllm_graft.findings import Finding, Level, exit_status
@@ -63,6 +65,9 @@ def findings_of(plan: Plan) -> list[Finding]:
     if not in_tested_range(version):
         what = f"{version} is outside the tested range {TESTED_FROM} to {TESTED_BELOW} (exclusive)"
         found.append(Finding("P002", "warning", "vLLM", what, "", "expect refusals by name; test before production"))
+    if plan.of("sampler") and Version(Version(version).base_version) < Version("0.31"):
+        what = f"run on the V1 model runner: vLLM {version} takes none on its V2 runner"
+        found.append(Finding("P005", "warning", "samplers", what, "", "install vLLM 0.31 or newer to have both"))
     level: Level = "error" if plan.strict else "warning"
     for item in plan.of("patch"):
         try:
