@@ -56,6 +56,10 @@ def test_the_status_route_says_the_same_from_inside(server: Server):
     status, body = server.get("/graft/status", KEY)
     assert status == 200
     found = json.loads(body)
+    view = server.run_view()
+    assert view is not None
+    assert set(found) == set(view.as_dict())
+    assert found["run"] == view.run
     assert found["findings"] == []
     names = {process["name"] for process in found["processes"]}
     assert {"ApiServer_0", "ApiServer_1", "EngineCore", "VllmWorker-0"} <= names

@@ -3,8 +3,10 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
+import tempfile
 import time
 from pathlib import Path
 
@@ -246,6 +248,32 @@ def test_without_any_writable_folder_the_record_stays_in_memory(monkeypatch: pyt
     view = book.view()
     assert view is not None
     assert view.calls("sink") == 1
+
+
+def test_a_user_without_home_or_rights_has_records_too(monkeypatch: pytest.MonkeyPatch):
+    """As in a container that runs as nobody, in a folder it cannot write."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody else")
+    for name in ("GRAFT_STATE_DIR", "XDG_RUNTIME_DIR", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    somebody = 54321
+    child = in_child(_open_as, somebody)
+    assert child.exitcode == 0
+    home = Path(tempfile.gettempdir()) / f"vllm-graft-{somebody}"
+    try:
+        assert home.stat().st_uid == somebody
+        assert len(list(home.glob("runs/*/[0-9]*.json"))) == 1
+    finally:
+        shutil.rmtree(home)
+
+
+def _open_as(user: int) -> None:
+    os.setgid(user)
+    os.setuid(user)
+    os.chdir("/")
+    book = opened()
+    book.hook("sink", "finished", 50.0).count(1)
+    assert runs()[0].processes[0].calls("sink") == 1
 
 
 def test_the_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -52,9 +52,9 @@ def make_client(
 
 def endpoint_plugins() -> list[GraftEndpoint]:
     """Our endpoint plugin, where a plan is in force."""
-    if disabled() or not process.plan:
+    if disabled() or not process.plan or process.run is None:
         return []
-    return [GraftEndpoint(process.plan)]
+    return [GraftEndpoint(process.plan, process.run.id)]
 
 
 def gather(answers: Iterable[str]) -> list[dict[str, object]]:
@@ -121,8 +121,9 @@ class GraftEndpoint:
     name = "graft"
     required_tasks = None
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, run: str) -> None:
         self._plan = plan
+        self._run = run
         self._client: EngineClient | None = None
         self._keys: list[str] = []
 
@@ -131,7 +132,7 @@ class GraftEndpoint:
         if self._plan.endpoint:
             from vllm_graft.server.routes import attach
 
-            attach(app, self.rows, self._plan, lambda: self._keys)
+            attach(app, self._run, self.rows, self._plan, lambda: self._keys)
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Called by vLLM in each API server before it serves; what it raises stops the start."""

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 Rows = Callable[[], Awaitable[list[dict[str, object]]]]
 
 
-def attach(app: FastAPI, rows: Rows, plan: Plan, keys: Callable[[], list[str]]) -> None:
+def attach(app: FastAPI, run: str, rows: Rows, plan: Plan, keys: Callable[[], list[str]]) -> None:
     """Add the routes; ``rows`` gives every process of the server, ``keys`` the API keys once they are known."""
     from starlette.responses import HTMLResponse, JSONResponse
 
     async def status(request: Request) -> Response:
         if not allowed(request.headers.get("authorization"), keys()):
             return JSONResponse({"error": "this server asks for an API key"}, 401)
-        found = await status_of(rows, plan)
+        found = await status_of(run, rows, plan)
         if "text/html" in request.headers.get("accept", ""):
             return HTMLResponse(status_page(found))
         return JSONResponse(found)
@@ -33,12 +33,14 @@ def attach(app: FastAPI, rows: Rows, plan: Plan, keys: Callable[[], list[str]]) 
     app.router.add_route("/graft/status", status, methods=["GET"])
 
 
-async def status_of(rows: Rows, plan: Plan) -> dict[str, object]:
-    """The document that ``GET /graft/status`` answers with."""
+async def status_of(run: str, rows: Rows, plan: Plan) -> dict[str, object]:
+    """The document that ``GET /graft/status`` answers with: the keys of a server in ``vllm-graft status --json``."""
     processes = await rows()
     findings = findings_of(processes, plan)
     return {
+        "run": run,
         "model": plan.model,
+        "running": True,
         "plan": plan.as_dict(),
         "processes": processes,
         "findings": [finding.as_dict() for finding in findings],

@@ -1,0 +1,1 @@
+"""Platforms that ship with the package: a simulated accelerator."""

@@ -1,0 +1,139 @@
+"""The simulated accelerator as vLLM sees it: a platform without a device, without kernels and without weights.
+
+vLLM loads this class when the platform entry point names it. It picks the worker, switches compilation and graphs
+off, and refuses what cannot be simulated; everything else stays as vLLM has it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.platforms.interface import Platform, PlatformEnum
+
+from vllm_graft.plugins.platforms.simulated import memory, refusals
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.inputs import EngineInput
+    from vllm.pooling_params import PoolingParams
+    from vllm.sampling_params import SamplingParams
+
+_BLOCK_SIZE = 16
+
+
+class SimulatedPlatform(Platform):
+    """A device that takes any model and any dtype, since it computes with neither."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "simulated"
+    device_type = "cpu"
+    dispatch_key = "CPU"
+    dist_backend = "gloo"
+    simple_compile_backend = "eager"
+    device_control_env_var = "GRAFT_SIMULATED_DEVICES"
+
+    worker_cls = "vllm_graft.plugins.platforms.simulated.worker.SimulatedWorker"
+    """The worker that vLLM starts; a platform that extends this one names its own."""
+
+    def __init__(self) -> None:
+        """Made once in every process of vLLM, before anything else of the platform is used."""
+        tolerate_missing_accelerator()
+
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        """All of them."""
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
+        """Every dtype is fine."""
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        """The name that logs and metrics show."""
+        return "simulated accelerator"
+
+    @classmethod
+    def get_device_uuid(cls, device_id: int = 0) -> str:
+        """A name for one device among several."""
+        return f"simulated-{device_id}"
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        """The KV cache is all that is kept, so its size is the size of the memory."""
+        return memory.kv_bytes()
+
+    @classmethod
+    def get_current_memory_usage(cls, device: torch.types.Device | None = None) -> float:
+        """Nothing is ever allocated."""
+        return 0.0
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """Chooses the worker and switches off what only a real device needs, unless something cannot be served."""
+        from vllm.config import CompilationMode, CUDAGraphMode
+
+        refusals.check_config(vllm_config)
+        memory.kv_bytes()
+        if vllm_config.parallel_config.worker_cls == "auto":
+            vllm_config.parallel_config.worker_cls = cls.worker_cls
+        if not vllm_config.cache_config.user_specified_block_size:
+            vllm_config.cache_config.block_size = _BLOCK_SIZE
+        vllm_config.compilation_config.mode = CompilationMode.NONE
+        vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+
+    @classmethod
+    def validate_request(cls, processed_inputs: EngineInput, params: SamplingParams | PoolingParams) -> None:
+        """Turns a request away that would otherwise have to fail in the engine."""
+        refusals.check_request(params)
+
+    @classmethod
+    def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
+        """Stock vLLM asks the model's attention layers; here no model is built."""
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """There are none."""
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        """There is none to set."""
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        """Tokens follow from the seed of the engine or of the request, never from torch's generators."""
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        """Pinning is for copies to a device."""
+        return False
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        """Layers with a sliding window get a cache group of their own, as on a real device."""
+        return True
+
+    def is_sleep_mode_available(self) -> bool:
+        """Sleeping and waking cost nothing where nothing is held."""
+        return True
+
+
+def tolerate_missing_accelerator() -> None:
+    """Lets vLLM's clean-up empty the caches of an accelerator that is not there.
+
+    At the end of an engine vLLM calls these two functions on every platform but its own CPU one, and torch raises
+    where no accelerator exists. Where one exists they do what they always did.
+    """
+    for name in ("empty_cache", "empty_host_cache"):
+        original = getattr(torch.accelerator, name, None)
+        if original is None or hasattr(original, "__wrapped__"):
+            continue
+
+        @functools.wraps(original)
+        def guarded(original: object = original) -> None:
+            if torch.accelerator.is_available():
+                original()  # type: ignore[operator]
+
+        setattr(torch.accelerator, name, guarded)

@@ -1,0 +1,104 @@
+"""What the simulated accelerator cannot do, said before it is tried: at the start, or as the answer to a request.
+
+Tokens are invented and no logits exist, so whatever reads or shapes logits is refused rather than ignored. Soft wishes
+(temperature, top-p, penalties) are accepted: any token is a possible outcome of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_graft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.pooling_params import PoolingParams
+    from vllm.sampling_params import SamplingParams
+
+_WHERE = "simulated accelerator"
+_REAL_DEVICE = "run it on a real device (unset GRAFT_SIMULATE)"
+
+_SETTINGS: tuple[tuple[str, str], ...] = (
+    ("speculative_config", "speculative decoding needs a model to check the drafts"),
+    ("diffusion_config", "diffusion decoding needs a model"),
+    ("watermark_config", "watermarking needs logits"),
+    ("kv_transfer_config", "there is no KV cache content to transfer"),
+    ("ec_transfer_config", "there is no encoder output to transfer"),
+    ("model_config.logits_processors", "logits processors need logits"),
+    ("model_config.return_sampling_mask", "sampling masks need logits"),
+    ("model_config.enable_return_routed_experts", "no expert is ever routed to"),
+    ("aux_output_config.enabled", "there are no auxiliary outputs"),
+)
+"""Settings that must be off, by their path in VllmConfig; a release without a setting has it off."""
+
+_MODELS: tuple[tuple[str, str], ...] = (
+    ("is_encoder_decoder", "an encoder-decoder model"),
+    ("is_hybrid", "a model with state-space layers"),
+    ("is_attention_free", "a model without attention"),
+)
+"""Kinds of models whose memory is not simulated, by their property of ModelConfig."""
+
+_PARALLEL: tuple[str, ...] = ("decode_context_parallel_size", "prefill_context_parallel_size", "nnodes")
+
+_EXECUTORS: tuple[str, ...] = ("ray", "external_launcher")
+
+_LOGIT_PARAMETERS: tuple[str, ...] = (
+    "logprobs",
+    "prompt_logprobs",
+    "logprob_token_ids",
+    "prompt_logprob_token_ids",
+    "logit_bias",
+    "bad_words",
+    "thinking_token_budget",
+)
+
+
+def check_config(vllm_config: VllmConfig) -> None:
+    """Raises ConfigError for the first setting that this device cannot honour."""
+    for path, why in _SETTINGS:
+        if _setting(vllm_config, path):
+            raise ConfigError(f"{path} cannot be honoured: {why}", where=_WHERE, fix=f"leave it out, or {_REAL_DEVICE}")
+    _check_model(vllm_config)
+    _check_parallel(vllm_config)
+
+
+def _check_model(vllm_config: VllmConfig) -> None:
+    for name, kind in _MODELS:
+        if _setting(vllm_config, f"model_config.{name}"):
+            raise ConfigError(f"{kind} is not simulated", where=_WHERE, fix=f"take another model, or {_REAL_DEVICE}")
+    if _setting(vllm_config, "model_config.runner_type") == "pooling":
+        raise ConfigError("pooling models cannot run: there are no hidden states", where=_WHERE, fix=_REAL_DEVICE)
+
+
+def _check_parallel(vllm_config: VllmConfig) -> None:
+    parallel = vllm_config.parallel_config
+    for name in _PARALLEL:
+        if getattr(parallel, name, 1) > 1:
+            raise ConfigError(f"{name} above 1 is not simulated", where=_WHERE, fix=f"set it to 1, or {_REAL_DEVICE}")
+    backend = parallel.distributed_executor_backend
+    if backend in _EXECUTORS:
+        raise ConfigError(
+            f"executor {backend!r} is not supported", where=_WHERE, fix="set distributed_executor_backend to 'mp'"
+        )
+
+
+def check_request(params: SamplingParams | PoolingParams) -> None:
+    """Raises vLLM's validation error (HTTP 400) for a request that this device cannot serve."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import SamplingParams
+
+    if not isinstance(params, SamplingParams):
+        raise VLLMValidationError(f"{_WHERE}: pooling needs hidden states, and none are computed")
+    for name in _LOGIT_PARAMETERS:
+        # Unset is None, or an empty collection; 0 is a request (the log probability of the chosen token).
+        value = getattr(params, name, None)
+        if value is not None and value != [] and value != {}:
+            raise VLLMValidationError(
+                f"{_WHERE}: no logits are computed, so {name!r} cannot be served. Next: leave it out", parameter=name
+            )
+
+
+def _setting(config: object, path: str) -> object:
+    for name in path.split("."):
+        config = getattr(config, name, None)
+    return config

@@ -1,0 +1,136 @@
+"""Where the simulated accelerator's tokens come from: a hash of the seed, the request and the position.
+
+The same prompt with the same seed gives the same tokens in any batch, after a preemption, and in every process and
+release. A request goes on to its ``max_tokens`` unless a grammar ends it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.output import NewRequestData
+
+    from vllm_graft.plugins.platforms.simulated.vocabulary import Vocabulary
+
+_WORD = (1 << 64) - 1
+_FEW = 64
+
+
+class TokenStream(Protocol):
+    """The tokens of one request."""
+
+    def token(self, index: int, mask: NDArray[np.int32] | None) -> int:
+        """The output token at ``index``; ``mask`` is the grammar's row of allowed tokens, one bit each, or None."""
+        ...
+
+
+class TokenSource(Protocol):
+    """The seam for tokens: what stands where a model would compute and sample."""
+
+    def open(self, request: NewRequestData) -> TokenStream:
+        """The tokens of a request that the scheduler names for the first time, or again after a preemption."""
+        ...
+
+
+class HashedTokens:
+    """Ordinary tokens by hash: never a special one, unless a request or its grammar asks for it."""
+
+    def __init__(self, seed: int, vocabulary: Vocabulary) -> None:
+        self._seed = seed
+        self._vocabulary = vocabulary
+
+    def open(self, request: NewRequestData) -> HashedStream:
+        """The tokens of one request, by its prompt, its adapter, and its own seed where it has one."""
+        params = request.sampling_params
+        own = params.seed if params is not None else None
+        adapter = request.lora_request.lora_name if request.lora_request is not None else ""
+        key = stream_key(self._seed if own is None else own, adapter, request.prompt_token_ids or ())
+        return HashedStream(key, self._vocabulary, params)
+
+
+class HashedStream:
+    """The tokens of one request, each computed from its position alone."""
+
+    def __init__(self, key: int, vocabulary: Vocabulary, params: SamplingParams | None = None) -> None:
+        self._key = key
+        self._vocab_size = vocabulary.size
+        self._stops = frozenset(params.all_stop_token_ids) if params is not None else frozenset()
+        self._avoid = vocabulary.special | self._stops
+        self._minimum = params.min_tokens if params is not None else 0
+        self._allowed = params.allowed_token_ids if params is not None else None
+        # A field of vLLM 0.29 and later: the tokens a request wants to see replayed.
+        self._trace: Sequence[int] = getattr(params, "trace_decode_token_ids", None) or ()
+
+    def token(self, index: int, mask: NDArray[np.int32] | None) -> int:
+        """The output token at ``index``, one of those ``mask`` allows."""
+        if index < len(self._trace):
+            return self._trace[index]
+        number = mix(self._key, index)
+        # A row with all bits set is vLLM's way to say "no constraint here" (while a model still reasons).
+        if mask is not None and not bool((mask == -1).all()):
+            return self._constrained(index, number, allowed_tokens(mask, self._vocab_size))
+        if self._allowed:
+            return self._allowed[number % len(self._allowed)]
+        return self._ordinary(number)
+
+    def _ordinary(self, number: int) -> int:
+        for step in range(self._vocab_size):
+            token = (number + step) % self._vocab_size
+            if token not in self._avoid:
+                return token
+        return number % self._vocab_size
+
+    def _constrained(self, index: int, number: int, allowed: NDArray[np.bool_]) -> int:
+        """Ends the text as soon as the grammar permits; until then any allowed token will do."""
+        ends = [token for token in sorted(self._stops) if token < len(allowed) and allowed[token]]
+        if ends and (index >= self._minimum or len(ends) == np.count_nonzero(allowed)):
+            return ends[0]
+        allowed[ends] = False
+        wanted = [token for token in self._allowed or () if token < len(allowed) and allowed[token]]
+        choice = wanted or np.flatnonzero(allowed)
+        if not len(choice):
+            # A grammar that allows nothing: whatever is returned, the scheduler fails this one request.
+            return self._ordinary(number)
+        return int(choice[skewed(number, len(choice))])
+
+
+def stream_key(seed: int, adapter: str, prompt: Sequence[int]) -> int:
+    """The 64-bit number that stands for a request: the same for the same seed, adapter and prompt."""
+    digest = hashlib.blake2b(f"{seed}/{adapter}/".encode(), digest_size=8)
+    digest.update(array("q", prompt).tobytes())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def mix(key: int, index: int) -> int:
+    """The ``index``-th of the well-spread 64-bit numbers that follow from ``key`` (the splitmix64 sequence)."""
+    word = (key + (index + 1) * 0x9E3779B97F4A7C15) & _WORD
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+    return word ^ (word >> 31)
+
+
+def allowed_tokens(mask: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:
+    """For each token id whether its bit is set in a grammar's row."""
+    bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")
+    return bits[:vocab_size].astype(np.bool_)
+
+
+def skewed(number: int, count: int) -> int:
+    """An index below ``count`` by which grammars come to an end soon: often the last of few, rarely a late one of many.
+
+    Among few tokens the last is seldom white space, which JSON allows without end. Among many, tokenizers put single
+    characters first, and those close a string.
+    """
+    if count <= _FEW:
+        return min(number % (2 * count), count - 1)
+    share = number / (_WORD + 1)
+    return min(int(math.exp(share * math.log(count + 1))) - 1, count - 1)
