@@ -1,0 +1,604 @@
+"""The documentation says what the code does: help texts, codes, keys, variables, examples, messages and links."""
+
+import ast
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import vllm_graft
+from vllm_graft import contracts
+from vllm_graft.cli import COMMANDS, main
+from vllm_graft.cli.serve import check_plugins_variable
+from vllm_graft.cli.status import render
+from vllm_graft.contracts import BatchRecord, RequestRecord
+from vllm_graft.errors import GraftError
+from vllm_graft.ledger import Ledger, missing, runs
+from vllm_graft.ledger.folder import state_folder
+from vllm_graft.ledger.record import Record, State
+from vllm_graft.patching import Engine, VLLMPatch
+from vllm_graft.plan import Plan, PlanItem, Request, Run, carried, carried_run, carry, resolve
+from vllm_graft.plan.catalogue import SHIPPED, load
+from vllm_graft.plan.layers import read_file
+from vllm_graft.points import keys
+from vllm_graft.server.routes import status_of
+from vllm_graft.testing import Session, lay_out
+from vllm_graft.versions import vllm_root
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+
+CODE = re.compile(r"[A-Z]\d{3}")
+VARIABLE = re.compile(r"GRAFT_[A-Z0-9_]*[A-Z0-9]")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its language, its text, and where it begins."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(language: str, *pages: Path) -> list[Block]:
+    """Every block of a language, in the order of the pages."""
+    return [block for page in pages or PAGES for block in _blocks(page) if block.language == language]
+
+
+def _blocks(page: Path) -> Iterator[Block]:
+    begin, language, inside = 0, "", []
+    for number, row in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        if not row.startswith("```"):
+            inside.append(row)
+        elif begin:
+            yield Block(page, begin, language, "\n".join(inside) + "\n")
+            begin = 0
+        else:
+            begin, language, inside = number, row[3:].strip(), []
+
+
+def page(name: str) -> str:
+    """The text of one page."""
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def section(text: str, heading: str) -> str:
+    """What stands under a heading of the second level."""
+    parts = re.split(r"^## ", text, flags=re.MULTILINE)
+    return next(part for part in parts if part.splitlines()[0] == heading)
+
+
+def each(found: list[Block]) -> dict[str, object]:
+    """Arguments that make a test per block, named after its place."""
+    return {"argvalues": found, "ids": [str(block) for block in found]}
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty working directory, records of our own, and none of our variables."""
+    for name in ("CONFIG", "PLAN", "RUN", "DISABLE", "SIMULATE"):
+        monkeypatch.delenv(f"GRAFT_{name}", raising=False)
+    for name in ("VLLM_CUSTOM_PATCHES", "VLLM_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path, for packages that are laid out."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+class TestCommands:
+    @pytest.mark.parametrize("command", ["", *COMMANDS])
+    def test_the_help_is_quoted_word_for_word(
+        self, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setenv("COLUMNS", "100")
+        with pytest.raises(SystemExit):
+            main([command, "--help"] if command else ["--help"])
+        shown = capsys.readouterr().out.rstrip()
+        where = section(page("commands.md"), command) if command else page("commands.md").partition("\n## ")[0]
+        assert f"```text\n{shown}\n```" in where
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_each_has_an_example(self, command: str):
+        assert re.search(rf"^\$ .*vllm-graft {command}", section(page("commands.md"), command), re.MULTILINE)
+
+    def test_no_other_is_described(self):
+        assert re.findall(r"^## (.+)$", page("commands.md"), re.MULTILINE) == list(COMMANDS)
+
+    def test_the_output_of_points_is_real(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("COLUMNS", "100")
+        main(["points", "stats"])
+        shown = capsys.readouterr().out
+        assert f"```console\n$ vllm-graft points stats\n{shown}```" in section(page("commands.md"), "points")
+
+
+class TestFindings:
+    def test_every_code_in_the_sources_has_a_heading_and_the_other_way_round(self):
+        emitted = {
+            node.value
+            for path in SOURCES
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value)
+        }
+        described = re.findall(r"^## (.+)$", page("findings.md"), re.MULTILINE)
+        assert sorted(emitted) == sorted(described)
+
+    def test_each_says_what_happened_and_what_to_do(self):
+        for heading in re.findall(r"^## (.+)$", page("findings.md"), re.MULTILINE):
+            text = section(page("findings.md"), heading)
+            assert re.search(r"Level (error|warning|info)", text), heading
+            assert "\n> " in text, heading
+            assert "**What to do.**" in text, heading
+
+    def test_the_quotes_are_in_the_sources(self):
+        for quote in re.findall(r"^> (.+)$", page("findings.md"), re.MULTILINE):
+            if reason := re.sub(r"^is \w+: …?", "", quote):
+                assert_in_sources(reason)
+
+    @pytest.mark.parametrize("state", get_args(State))
+    def test_every_state_of_an_item_gives_the_finding_that_the_pages_say(self, state: str):
+        """The state's row links to the code; the code's quote and level are those of the finding."""
+        (linked,) = re.findall(rf"^\| `{state}` \|.*\| (.*)\|$", section(page("status.md"), "States"), re.MULTILINE)
+        plan = Plan((PlanItem("patch", "p", "m:C", "p", ("engine",)),))
+        item = {"name": "p", "state": state, "reason": "because"}
+        row = {"roles": ["engine"], "items": [item], "life": "running", "name": "n", "pid": 1, "host": "h"}
+        found = missing([row], plan)
+        assert [finding.code for finding in found] == CODE.findall(linked.partition("]")[0])
+        for finding in found:
+            text = section(page("findings.md"), finding.code)
+            assert f"\n> is {state}: " in text
+            assert f"Level {finding.level}" in text
+
+    def test_codes_that_pages_mention_exist(self):
+        described = set(re.findall(r"^## (.+)$", page("findings.md"), re.MULTILINE))
+        for path in PAGES:
+            mentioned = re.findall(r"\b[SPDA]\d{3}\b", path.read_text(encoding="utf-8"))
+            assert set(mentioned) <= described, path
+
+
+class TestBlocks:
+    @pytest.mark.parametrize("block", **each(blocks("toml")))
+    def test_toml_parses_and_has_only_keys_we_know(self, block: Block, tmp_path: Path):
+        """A block is either a package's pyproject.toml or a graft.toml; a wrong graft.toml stands in a text block."""
+        if "project" in tomllib.loads(block.text):
+            return
+        file = tmp_path / "graft.toml"
+        file.write_text(block.text, encoding="utf-8")
+        read_file(file)
+
+    @pytest.mark.parametrize("block", **each(blocks("python")))
+    def test_python_compiles(self, block: Block):
+        compile(block.text, str(block), "exec")
+
+    @pytest.mark.parametrize("block", **each([block for block in blocks("python") if "\nassert " in block.text]))
+    def test_python_with_assertions_holds(self, block: Block):
+        exec(compile(block.text, str(block), "exec"), {"__name__": "example"})
+
+    @pytest.mark.parametrize("block", **each(blocks("json")))
+    def test_json_parses(self, block: Block):
+        json.loads(block.text)
+
+
+class TestExamples:
+    def test_plan_prints_what_the_page_shows(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("COLUMNS", "120")
+        for name in ("vllm_graft.versions.vllm_version", "vllm_graft.cli.plan.vllm_version"):
+            monkeypatch.setattr(name, lambda: "0.32.0")
+        configuration = DOCS / "configuration.md"
+        Path("graft.toml").write_text(blocks("toml", configuration)[0].text, encoding="utf-8")
+        command, _, shown = blocks("console", configuration)[0].text.partition("\n")
+        assert main(command.removeprefix("$ vllm-graft ").split()) == 0
+        assert capsys.readouterr().out == shown
+
+    def test_the_table_of_status_is_that_of_its_json(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("COLUMNS", "120")
+        servers = json.loads(blocks("json", DOCS / "status.md")[0].text)
+        table = blocks("console", DOCS / "status.md")[0].text
+        assert table == f"$ vllm-graft status\n{render(servers, [])}\n$ echo $?\n0\n"
+
+    def test_the_json_of_status_has_the_keys_there_are(self):
+        plan = Plan((PlanItem("stats", "sink", "m:C", "p", ("frontend",)),), model="m")
+        book = Ledger()
+        book.begin_run("run", plan)
+        book.set_item("stats", "sink", "applied")
+        book.open(Record.of_this_process("run", plan.hash, "m", ["frontend"], "0.32.0", "V1"))
+        book.hook("sink", "finished", 50.0)
+        real, shown = runs()[0].as_dict(), json.loads(blocks("json", DOCS / "status.md")[0].text)[0]
+        for path in ([], ["plan"], ["plan", "items", 0], ["processes", 0]):
+            assert set(_at(real, path)) == set(_at(shown, path)), path
+        item = ["processes", 0, "items", 0]
+        assert set(_at(real, item)) == set(_at(shown, item))
+        assert set(_at(real, [*item, "hooks", "finished"])) == set(next(iter(_at(shown, [*item, "hooks"]).values())))
+
+    def test_the_route_answers_with_the_same_keys(self):
+        async def rows() -> list[dict[str, object]]:
+            return []
+
+        shown = json.loads(blocks("json", DOCS / "status.md")[0].text)[0]
+        assert set(asyncio.run(status_of("run", rows, Plan()))) == set(shown)
+
+    def test_the_sink_of_the_page_works_as_a_package(self, site: Path):
+        package(site, "stats.md", "stats")
+        plan = planned("stats.md")
+        (item,) = plan.items
+        assert (item.name, item.package, item.options["limit_s"]) == ("slow-requests", "acme-graft", 2.5)
+        sink = load(item.target, item.name, item.package)({**item.options, "path": "slow.txt"})
+        requests = [RequestRecord(name, "stop", 1, 7, 0, 0.0, 0.0, 0.0, took) for name, took in (("a", 1), ("b", 3))]
+        sink.finished(requests, BatchRecord(0, 14, 0, None, None, None))
+        sink.close()
+        assert Path("slow.txt").read_text(encoding="utf-8") == "b 3.0 s, 7 tokens\n"
+
+    def test_the_patch_of_the_page_works_as_a_package(self, site: Path, monkeypatch: pytest.MonkeyPatch):
+        """On a scheduler that stands in for vLLM's, because importing vLLM takes seconds."""
+        (site / "stand_in.py").write_text("class Scheduler:\n    def schedule(self, n):\n        return n + 1\n")
+        target = "vllm.v1.core.sched.scheduler:Scheduler"
+        package(site, "patches.md", "patches", lambda text: text.replace(target, "stand_in:Scheduler"))
+        (item,) = planned("patches.md").items
+        assert (item.name, item.package, item.roles) == ("slow-schedule", "acme-graft", ("engine",))
+        engine, patch = Engine(), load(item.target, item.name, item.package)
+        engine.apply([patch])
+        scheduler = importlib.import_module("stand_in").Scheduler()
+        assert scheduler.schedule(1) == 2
+        assert [hook.hits for hook in engine.report()] == [1]
+        engine.revert(patch)
+
+    @pytest.mark.parametrize("block", **each([block for block in blocks("python") if 'VLLMPatch["' in block.text]))
+    def test_patches_name_what_the_installed_vllm_has(self, block: Block):
+        """Looked up in vLLM's source files: nothing of it is imported."""
+        if vllm_root() is None:
+            pytest.skip("vLLM is not installed")
+        scope: dict[str, object] = {"__name__": "example"}
+        exec(compile(block.text, str(block), "exec"), scope)
+        for patch in scope.values():
+            if isinstance(patch, type) and issubclass(patch, VLLMPatch) and patch is not VLLMPatch:
+                target = patch.declaration.target
+                names = _names_in(target.module, target.qualname)
+                assert {hook.attribute for hook in patch.declaration.hooks} <= names, target
+
+
+def _at(document: object, path: list[str | int]) -> dict[str, object]:
+    for part in path:
+        document = document[part]  # type: ignore[index]
+    assert isinstance(document, dict)
+    return document
+
+
+def _names_in(module: str, qualname: str) -> set[str]:
+    root = vllm_root()
+    assert root is not None
+    base = root.parent.joinpath(*module.split("."))
+    file = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
+    found: ast.Module | ast.ClassDef = ast.parse(file.read_text(encoding="utf-8"))
+    for part in filter(None, qualname.split(".")):
+        found = next(node for node in found.body if isinstance(node, ast.ClassDef) and node.name == part)
+    return {node.name for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def package(site: Path, name: str, module: str, change=lambda text: text) -> None:
+    """Lay out the package that a page describes: its first python block, and the entry points of its pyproject."""
+    project = next(found for block in blocks("toml", DOCS / name) if "project" in (found := tomllib.loads(block.text)))[
+        "project"
+    ]
+    lay_out(site, project["name"], project["entry-points"])
+    home = site / "acme_graft"
+    home.mkdir()
+    (home / "__init__.py").write_text("")
+    (home / f"{module}.py").write_text(change(blocks("python", DOCS / name)[0].text), encoding="utf-8")
+    for loaded in ("acme_graft", f"acme_graft.{module}"):
+        sys.modules.pop(loaded, None)
+
+
+def planned(name: str) -> Plan:
+    """The plan of a page's first graft.toml."""
+    text = next(block.text for block in blocks("toml", DOCS / name) if "project" not in tomllib.loads(block.text))
+    Path("graft.toml").write_text(text, encoding="utf-8")
+    return resolve(Request("org/Model-8B"))
+
+
+def _under_an_unbound_point(name: str) -> str:
+    """An empty text once every point is bound; the row can go then."""
+    unbound = [(key, point.many) for key, point in keys().items() if not point.bound]
+    return "".join(f"[defaults]\n{key} = {[name] if many else name!r}\n" for key, many in unbound[:1])
+
+
+IN_FILE = {
+    "the file is not TOML": "[defaults\n",
+    "a table that does not exist": "[default]\n",
+    "a key that does not exist": '[defaults]\npatchs = ["stat-logger-guard"]\n',
+    "`patches` and the like are not lists of names": '[defaults]\npatches = "stat-logger-guard"\n',
+    "`scheduler` and the like are not one name": '[defaults]\nscheduler = ["fair"]\n',
+    "another `on_failure`": '[defaults]\non_failure = "ignore"\n',
+    "another `endpoint`": '[defaults]\nendpoint = "no"\n',
+    "a value where a table belongs": "defaults = 1\n",
+    "one bracket around `profile`": '[profile]\nmodel = "*"\n',
+    "a profile without `model`": '[[profile]]\nstats = ["request-log"]\n',
+    "two matching profiles disagree": (
+        '[[profile]]\nmodel = "*8B*"\non_failure = "warn"\n[[profile]]\nmodel = "org/*"\non_failure = "stop"\n'
+    ),
+    "an item that does not exist": '[defaults]\npatches = ["stat-loger-guard"]\n',
+    "an item under the key of another point": '[defaults]\nstats = ["stat-logger-guard"]\n',
+    "a point that is not bound yet": _under_an_unbound_point("request-log"),
+    "an item that cannot be imported": '[defaults]\nstats = ["gone"]\n',
+    "an item that is no class": '[defaults]\nstats = ["no-class"]\n',
+    "an option that does not exist": '[defaults]\nstats = ["request-log"]\n[options.request-log]\npaht = "x"\n',
+    "an option of another type": '[defaults]\nstats = ["request-log"]\n[options.request-log]\nqueue = "many"\n',
+    "an option that is a table, or a list of numbers": "[options.request-log]\nqueue = [1, 2]\n",
+    "options of an item that does not exist": "[options.request-lag]\nqueue = 1\n",
+}
+
+
+def _configured(name: str, value: str) -> None:
+    os.environ[name] = value
+    resolve(Request("org/Model-8B"))
+
+
+def _folder(path: Path, *, create: bool) -> None:
+    os.environ["GRAFT_STATE_DIR"] = str(path)
+    state_folder(create=create)
+
+
+def _damaged(name: str) -> None:
+    os.environ[name] = "{}x"
+    carried()
+    carried_run()
+
+
+def _listed(value: str) -> None:
+    os.environ["VLLM_PLUGINS"] = value
+    check_plugins_variable()
+
+
+def _long_plan() -> None:
+    carry(Plan((PlanItem("stats", "s", "m:C", "p", ("frontend",), {"path": "x" * 200_000}),)), Run("1-ab", 1))
+
+
+def _rival(site: Path) -> None:
+    lay_out(site, "rival-graft", {"vllm_graft.plugins": {"request-log": "rival:Sink"}})
+    resolve(Request("m", additional_config={"graft": {"stats": ["request-log"]}}))
+
+
+def _given(graft: object) -> None:
+    resolve(Request("m", additional_config={"graft": graft}))
+
+
+IN_ENVIRONMENT = {
+    "`GRAFT_CONFIG` names no file": lambda site: _configured("GRAFT_CONFIG", "/etc/graft.toml.old"),
+    "`VLLM_CUSTOM_PATCHES` names no item": lambda site: _configured("VLLM_CUSTOM_PATCHES", "stat-logger-gard"),
+    "`--additional-config`: `graft` is no table": lambda site: _given(["request-log"]),
+    "`--additional-config`: a key that does not exist": lambda site: _given({"patchs": []}),
+    "`--additional-config`: a value of another type": lambda site: _given({"stats": "request-log"}),
+    "two packages offer one name": _rival,
+    "the plan is too long to be carried": lambda site: _long_plan(),
+    "`GRAFT_PLAN` is set by somebody else": lambda site: _damaged("GRAFT_PLAN"),
+    "`GRAFT_RUN` is set by somebody else": lambda site: _damaged("GRAFT_RUN"),
+    "`GRAFT_STATE_DIR` cannot be made": lambda site: _folder(site / "file" / "below", create=True),
+    "`GRAFT_STATE_DIR` is no folder, or another user's": lambda site: _folder(site / "file", create=False),
+    "`VLLM_PLUGINS` leaves `graft` out (`vllm-graft serve`)": lambda site: _listed("other"),
+    "`VLLM_PLUGINS` has blanks (`vllm-graft serve`)": lambda site: _listed("other, graft"),
+}
+
+
+class TestMessages:
+    """The tables of mistakes: every message in them is one that the mistake gives."""
+
+    @pytest.mark.parametrize("mistake", IN_FILE)
+    def test_a_mistake_in_the_file_gives_the_message(self, mistake: str, site: Path):
+        entries = {"gone": "acme_graft:Gone", "no-class": "acme_graft:LIMIT"}
+        lay_out(site, "acme-graft", {"vllm_graft.plugins": entries}, {"acme_graft": "LIMIT = 3\n"})
+        sys.modules.pop("acme_graft", None)
+        if not IN_FILE[mistake]:
+            pytest.skip("nothing in this version can be mistaken like that")
+        Path("graft.toml").write_text(IN_FILE[mistake], encoding="utf-8")
+        with pytest.raises(GraftError) as caught:
+            resolve(Request("org/Model-8B"))
+        assert_documented("mistakes", mistake, str(caught.value))
+
+    @pytest.mark.parametrize("mistake", IN_ENVIRONMENT)
+    def test_a_mistake_in_the_environment_gives_the_message(
+        self, mistake: str, site: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(os, "environ", os.environ.copy())
+        (site / "file").write_text("")
+        with pytest.raises(GraftError) as caught:
+            IN_ENVIRONMENT[mistake](site)
+        assert_documented("arguments", mistake, str(caught.value).replace(str(site), "/srv"))
+
+    def test_the_tables_have_no_other_rows(self):
+        assert [row[0] for row in rows_of("configuration.md", "mistakes")] == list(IN_FILE)
+        assert [row[0] for row in rows_of("configuration.md", "arguments")] == list(IN_ENVIRONMENT)
+
+    @pytest.mark.parametrize(("name", "table"), [("configuration.md", "start"), ("patches.md", "refusals")])
+    def test_other_messages_are_in_the_sources(self, name: str, table: str):
+        rows = rows_of(name, table)
+        assert len(rows) > 5
+        for row in rows:
+            quoted = [message for cell in row for message in re.findall(r"``(.+?)``", cell)]
+            assert quoted, row
+            for message in quoted:
+                assert_in_sources(message)
+
+
+def rows_of(name: str, table: str) -> list[list[str]]:
+    """The cells of a table that stands between two comments."""
+    text = re.search(rf"<!-- {table} -->\n(.*?)<!-- /{table} -->", page(name), re.DOTALL)
+    assert text is not None, table
+    rows = [row for row in text[1].splitlines() if row]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def assert_documented(table: str, mistake: str, message: str) -> None:
+    """The table has this row, and its message is this one; ``…`` stands for anything."""
+    shown = next((row[1] for row in rows_of("configuration.md", table) if row[0] == mistake), None)
+    assert shown is not None, (
+        f"docs/configuration.md has no row {mistake!r}; it would be: | {mistake} | ``{message}`` |"
+    )
+    pattern = ".*".join(re.escape(part) for part in shown.strip("`").split("…"))
+    assert re.fullmatch(pattern, message, re.DOTALL), f"{message!r} is documented as {shown!r}"
+
+
+def assert_in_sources(quote: str) -> None:
+    """What stands between the ``…`` of a quote stands, in this order, in one string of the sources."""
+    parts = [part.strip() for part in quote.split("…") if len(part.strip()) > 2]
+    assert parts, quote
+    pattern = re.compile(".*".join(re.escape(part) for part in parts), re.DOTALL)
+    assert any(pattern.search(text) for text in STRINGS), f"no message of the sources reads {quote!r}"
+
+
+def _strings() -> Iterator[str]:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else " … " for part in node.values)
+
+
+STRINGS = sorted(set(_strings()))
+
+
+class TestNames:
+    @pytest.mark.parametrize("module", [vllm_graft, contracts], ids=lambda module: module.__name__)
+    def test_every_public_name_has_a_docstring_of_its_own(self, module: object):
+        for name in module.__all__:  # type: ignore[attr-defined]
+            value = getattr(module, name)
+            if name.startswith("__"):
+                continue
+            own = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+            assert (own or "").strip(), name
+            # A dataclass without a docstring is given its signature as one.
+            assert not value.__doc__.startswith(f"{name}("), name
+
+    def test_every_method_of_a_contract_has_a_docstring(self):
+        for name in contracts.__all__:
+            for method, value in vars(getattr(contracts, name)).items():
+                if inspect.isfunction(value) and not method.startswith("_"):
+                    assert value.__doc__, f"{name}.{method}"
+
+    def test_every_variable_is_documented_and_no_other(self):
+        used = {name for path in SOURCES for name in VARIABLE.findall(path.read_text(encoding="utf-8"))}
+        described = {name for path in DOCS.rglob("*.md") for name in VARIABLE.findall(path.read_text(encoding="utf-8"))}
+        assert used == described
+
+    def test_every_variable_is_in_the_table_of_the_configuration(self):
+        """One page has them all."""
+        used = {name for path in SOURCES for name in VARIABLE.findall(path.read_text(encoding="utf-8"))}
+        assert used <= set(VARIABLE.findall(section(page("configuration.md"), "Variables")))
+
+    def test_every_key_is_in_the_table_of_the_configuration(self):
+        rows = re.findall(
+            r"^\| `(\w+)` \| (.+?) \| (\S*) ?\|$", section(page("configuration.md"), "Keys"), re.MULTILINE
+        )
+        expected = [(key, "a list of names" if point.many else "one name", point.name) for key, point in keys().items()]
+        assert rows[: len(expected)] == expected
+        assert [row[0] for row in rows[len(expected) :]] == ["on_failure", "endpoint"]
+
+    @pytest.mark.parametrize("item", SHIPPED)
+    def test_every_item_that_ships_has_a_heading(self, item: str):
+        headings = [line for path in DOCS.rglob("*.md") for line in path.read_text(encoding="utf-8").splitlines()]
+        assert f"## {item}" in headings
+
+    def test_every_keyword_of_a_patch_is_in_its_table(self):
+        rows = re.findall(r"^\| `(\w+)=` \|", section(page("patches.md"), "The keywords"), re.MULTILINE)
+        parameters = inspect.signature(VLLMPatch.__init_subclass__).parameters.values()
+        assert sorted(rows) == sorted(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
+
+    @pytest.mark.parametrize("record", [RequestRecord, BatchRecord])
+    def test_every_field_of_a_record_is_in_its_table(self, record: type):
+        _, _, text = page("stats.md").partition(f"### {record.__name__}\n")
+        cells = re.findall(r"^\| (`.+?) \|", text.partition("\n#")[0], re.MULTILINE)
+        assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == [one.name for one in fields(record)]
+
+    @pytest.mark.parametrize("item", SHIPPED)
+    def test_every_option_of_an_item_that_ships_is_in_its_table(self, item: str):
+        text = next(path for path in DOCS.rglob("*.md") if f"\n## {item}\n" in path.read_text(encoding="utf-8"))
+        rows = re.findall(r"^\| `(\w+)` \| `?(.+?)`? \|", section(text.read_text(encoding="utf-8"), item), re.MULTILINE)
+        options = getattr(load(SHIPPED[item], item, "vllm-graft"), "options", {})
+        assert rows == [(name, str(default)) for name, default in options.items()]
+
+    def test_every_method_of_a_session_is_in_its_table(self, tmp_path: Path):
+        rows = re.findall(r"^\| `(\w+)(\(?)", section(page("testing.md"), "Session"), re.MULTILINE)
+        methods = [name for name, value in vars(Session).items() if callable(value) and not name.startswith("_")]
+        assert sorted(name for name, bracket in rows if bracket) == sorted(methods)
+        assert all(hasattr(Session(tmp_path), name) for name, _ in rows)
+
+    def test_our_places_in_vllm_are_listed(self):
+        from vllm_graft.boot.injections import OWN
+
+        places = [f"`{place.declaration.target}.{hook.attribute}`" for place in OWN for hook in place.declaration.hooks]
+        text = section(page("how-it-works.md"), "Our own places in vLLM")
+        assert re.findall(r"^\| (`vllm.+?`) \|", text, re.MULTILINE) == places
+
+    def test_the_changelog_knows_this_version_and_every_command(self):
+        text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+        assert f"## [{vllm_graft.__version__}]" in text
+        for command in COMMANDS:
+            assert f"`{command}`" in text
+
+
+class TestLinks:
+    @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+    def test_a_link_leads_somewhere(self, path: Path):
+        for link in re.findall(r"\]\(([^)\s]+)\)", _prose(path)):
+            if "://" in link:
+                continue
+            name, _, anchor = link.partition("#")
+            target = path.parent / name if name else path
+            assert target.is_file(), f"{path.name}: {link}"
+            assert not anchor or anchor in _anchors(target), f"{path.name}: {link}"
+
+    @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+    def test_no_page_names_a_host_that_it_should_not(self, path: Path):
+        allowed = {"download.pytorch.org", "github.com", "127.0.0.1", "localhost"}
+        text = path.read_text(encoding="utf-8")
+        named = {host.partition(":")[0] for host in re.findall(r"https?://([^\s/)`\"'>]+)", text)}
+        named |= set(re.findall(r"(?<![\w./@-])(?:[a-z0-9-]+\.)+(?:com|org|net|io|ai|dev)(?![\w-]|\.\w)", text))
+        assert named <= allowed
+
+    @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+    def test_no_page_names_a_place_on_the_writers_machine(self, path: Path):
+        assert not re.findall(r"(?<![\w.])/(?:root|work|home/\w+)\b", path.read_text(encoding="utf-8"))
+
+    def test_the_navigation_has_every_page_once(self):
+        listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+        assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+
+    def test_every_page_is_reached_from_the_first(self):
+        linked = set(re.findall(r"\]\(([\w-]+\.md)", page("index.md")))
+        assert {path.name for path in DOCS.glob("*.md")} <= linked | {"index.md"}
+
+
+def _prose(path: Path) -> str:
+    """A page without its code."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"``.+?``|`[^`\n]+`", "", text)
+
+
+def _anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as they are commonly made: lower case, hyphens for blanks."""
+    titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
