@@ -24,7 +24,7 @@ from vllm_graft.cli.status import render
 from vllm_graft.contracts import BatchRecord, RequestRecord
 from vllm_graft.errors import GraftError
 from vllm_graft.ledger import Ledger, missing, runs
-from vllm_graft.ledger.folder import state_folder
+from vllm_graft.ledger.folder import home_in, state_folder
 from vllm_graft.ledger.record import Record, State
 from vllm_graft.patching import Engine, VLLMPatch
 from vllm_graft.plan import Plan, PlanItem, Request, Run, carried, carried_run, carry, resolve
@@ -357,6 +357,11 @@ def _configured(name: str, value: str) -> None:
     resolve(Request("org/Model-8B"))
 
 
+def _taken(site: Path) -> None:
+    home_in(site).write_text("", encoding="utf-8")
+    _folder(site, create=False)
+
+
 def _folder(path: Path, *, create: bool) -> None:
     os.environ["GRAFT_STATE_DIR"] = str(path)
     state_folder(create=create)
@@ -397,7 +402,7 @@ IN_ENVIRONMENT = {
     "`GRAFT_PLAN` is set by somebody else": lambda site: _damaged("GRAFT_PLAN"),
     "`GRAFT_RUN` is set by somebody else": lambda site: _damaged("GRAFT_RUN"),
     "`GRAFT_STATE_DIR` cannot be made": lambda site: _folder(site / "file" / "below", create=True),
-    "`GRAFT_STATE_DIR` is no folder, or another user's": lambda site: _folder(site / "file", create=False),
+    "the folder in `GRAFT_STATE_DIR` is another user's": lambda site: _taken(site),
     "`VLLM_PLUGINS` leaves `graft` out (`vllm-graft serve`)": lambda site: _listed("other"),
     "`VLLM_PLUGINS` has blanks (`vllm-graft serve`)": lambda site: _listed("other, graft"),
 }

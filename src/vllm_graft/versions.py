@@ -42,9 +42,13 @@ def vllm_root() -> Path | None:
 
 def in_tested_range(version: str) -> bool:
     """Whether the bindings are tested on this release; local and pre-release parts are left out of account."""
-    from packaging.version import Version
+    from packaging.version import InvalidVersion, Version
 
-    return Version(TESTED_FROM) <= Version(Version(version).base_version) < Version(TESTED_BELOW)
+    try:
+        found = Version(Version(version).base_version)
+    except InvalidVersion:
+        return False
+    return Version(TESTED_FROM) <= found < Version(TESTED_BELOW)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Planned strategies: slots that stay while indices move, the right rows only, bad values and failures."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -136,7 +137,7 @@ class Raises(SamplingStrategy):
 
 @pytest.mark.server
 def test_strategies_on_the_real_server(graft: Session):
-    """Three requests at once, each asking for something else; then a bad value, then a strategy that raises."""
+    """Six requests at once, each asking for something else; then bad values, then a strategy that raises."""
     entries = {"force": "strategies:Force", "raises": "strategies:Raises"}
     graft.package("strategies", {"vllm_graft.plugins": entries}, {"strategies": SOURCE})
     graft.plan('[defaults]\nsamplers = ["force", "raises"]\n')
@@ -149,9 +150,10 @@ def test_strategies_on_the_real_server(graft: Session):
             return str(json.loads(body)["choices"][0]["text"])
 
         plain = text()
-        assert text(force=65) == "AAAAA"
-        assert text(force=66) == "BBBBB"
-        assert text() == plain
+        wanted: list[dict[str, object]] = [{"force": 65}, {}, {"force": 66}, {}, {"force": 67}, {"force": 65}]
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            answers = list(pool.map(lambda extra: text(**extra), wanted))
+        assert answers == ["AAAAA", plain, "BBBBB", plain, "CCCCC", "AAAAA"]
         status, body = server.post("/v1/completions", {**ask, "vllm_xargs": {"force": -3}})
         assert status == 400
         assert "force must be a token id, and is -3" in body

@@ -27,6 +27,9 @@ class OnWorker(VLLMPatch["vllm.v1.worker.worker_base:WorkerWrapperBase"], name="
     @wrap
     def execute_model(self, *args, **kwargs):
         return self._original_execute_model(*args, **kwargs)
+    @wrap
+    def init_device(self, *args, **kwargs):
+        return self._original_init_device(*args, **kwargs)
 
 class Everywhere(VLLMPatch["vllm.sampling_params:SamplingParams"], name="everywhere", vllm=">=0.26"):
     def graft_everywhere(self):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -114,7 +115,9 @@ def test_a_killed_worker_is_visible(server: Server, planned_module: Session):
     assert view is not None
     worker = next(process for process in view.processes if process.record.name == "VllmWorker-0")
     os.kill(worker.record.pid, signal.SIGKILL)
-    time.sleep(1)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{worker.record.pid}/exe").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
     shown = run_status(planned_module)
     assert shown.returncode == 1
     assert f"S006 error: VllmWorker-0 (worker, pid {worker.record.pid} on " in shown.stdout

@@ -52,6 +52,12 @@ def calls(row: dict[str, object]) -> dict[str, int]:
     return {item["name"]: item["calls"] for item in row["items"]}  # type: ignore[attr-defined]
 
 
+def first_steps(row: dict[str, object]) -> int:
+    """How often the patch on the worker saw its device initialised."""
+    hooks = next(item["hooks"] for item in row["items"] if item["name"] == "on-worker")  # type: ignore[attr-defined]
+    return int(hooks["vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"]["calls"])
+
+
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
     """The last line a failed script said."""
     assert done.returncode != 0, done.stdout[-2000:]
@@ -66,6 +72,7 @@ def test_a_forked_engine_has_a_record_and_counters_of_its_own(simulated: Session
     assert sorted(engine["roles"]) == ["engine", "worker"]  # type: ignore[call-overload]
     assert states(engine) == {"on-engine": "applied", "on-worker": "applied", "everywhere": "applied"}
     assert calls(engine)["on-engine"] >= 5
+    assert first_steps(engine) == 1, "a worker in engine core's process takes its part before it is made"
     front = rows["script.py"]
     assert states(front) == {"everywhere": "applied", "stat-logger-guard": "applied", "request-log": "applied"}
     assert calls(front)["request-log"] >= 1
@@ -76,6 +83,7 @@ def test_a_spawned_engine_has_the_same(simulated: Session):
     simulated.env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     engine = rows_of(simulated.script(GENERATE))["EngineCore"]
     assert engine["start_method"] == "spawn"
+    assert first_steps(engine) == 1
     assert states(engine) == {"on-engine": "applied", "on-worker": "applied", "everywhere": "applied"}
 
 
@@ -86,6 +94,7 @@ def test_an_engine_in_the_same_process_plays_all_roles(simulated: Session):
     assert list(rows) == ["script.py"]
     assert sorted(rows["script.py"]["roles"]) == ["engine", "frontend", "worker"]  # type: ignore[call-overload]
     assert calls(rows["script.py"])["on-engine"] >= 5
+    assert first_steps(rows["script.py"]) == 1
 
 
 def test_the_registry_subprocess_applies_its_part(simulated: Session):

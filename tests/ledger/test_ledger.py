@@ -31,7 +31,7 @@ PLAN = Plan(
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of records of our own."""
     monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "state"))
-    return tmp_path / "state"
+    return folder.home_in(tmp_path / "state")
 
 
 def opened(role: Role = "frontend", run: str = "run") -> Ledger:
@@ -40,7 +40,8 @@ def opened(role: Role = "frontend", run: str = "run") -> Ledger:
     book.set_item("patch", "everywhere", "applied")
     if role == "frontend":
         book.set_item("stats", "sink", "applied")
-    book.open(Record.of_this_process(run, PLAN.hash, "m", [role], "0.32.0", "V1"))
+    roles: list[Role] = ["frontend", "engine", "worker"] if role == "frontend" else [role]
+    book.open(Record.of_this_process(run, PLAN.hash, "m", roles, "0.32.0", "V1"))
     return book
 
 
@@ -86,6 +87,19 @@ def test_a_missing_item_is_an_error_that_names_the_process():
     assert (finding.code, finding.level) == ("S001", "error")
     assert finding.subject == "patch everywhere"
     assert f"(engine, pid {os.getpid()} on " in finding.where
+
+
+def test_a_front_end_without_an_engine_is_not_proven():
+    """Silence of a whole role is a finding, for as long as the server runs."""
+    book = opened()
+    assert book.record is not None
+    book.record.roles.remove("engine")
+    book.record.roles.remove("worker")
+    book.save()
+    assert [(finding.code, finding.where) for finding in runs()[0].findings()] == [
+        ("S007", "engine"),
+        ("S007", "worker"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +156,8 @@ def test_a_process_taken_down_with_its_server_has_not_died():
     deadline = time.monotonic() + 20
     while len(runs()[0].processes) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-    book.take_down()
+    assert child.pid is not None
+    book.take_down([child.pid])
     child.kill()
     child.join()
     lives = {process.record.pid: process.life for process in runs()[0].processes}
@@ -233,7 +248,8 @@ def test_a_folder_that_cannot_be_used_is_an_error_when_it_was_named(monkeypatch:
     monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "file" / "below"))
     with pytest.raises(LedgerError, match=r"GRAFT_STATE_DIR: the folder .* cannot be made"):
         folder.state_folder(create=True)
-    monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "file"))
+    folder.home_in(tmp_path).write_text("")
+    monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path))
     with pytest.raises(LedgerError, match="GRAFT_STATE_DIR: "):
         folder.state_folder(create=True)
 
@@ -280,10 +296,10 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyte
     """A record somebody else could have written proves nothing."""
     if os.getuid() != 0:
         pytest.skip("only root can give a folder away")
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
+    theirs = folder.home_in(tmp_path / "shared")
+    theirs.mkdir(parents=True)
     os.chown(theirs, 12345, 12345)
-    monkeypatch.setenv("GRAFT_STATE_DIR", str(theirs))
+    monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "shared"))
     with pytest.raises(LedgerError, match="is not a folder of this user"):
         folder.state_folder()
 

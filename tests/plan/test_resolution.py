@@ -158,8 +158,16 @@ MISTAKES = {
         "vllm-graft) is not a stats: it fulfils none of vllm_graft.contracts:StatSink",
     ),
     "point that is not bound": (
-        '[defaults]\nscheduler = "my-sink"\n',
-        "graft.toml:2: scheduler items cannot be planned: this version of vllm-graft does not bind that point yet",
+        '[defaults]\nattention = "my-sink"\n',
+        "graft.toml:2: attention items cannot be planned: this version of vllm-graft does not bind that point yet",
+    ),
+    "star for a point that is not bound": (
+        '[defaults]\nmodels = ["*"]\n',
+        "graft.toml:2: model items cannot be planned: this version of vllm-graft does not bind that point yet",
+    ),
+    "star where one name is wanted": (
+        '[defaults]\nscheduler = "*"\n',
+        "graft.toml:2: '*' names no scheduler: this key takes one name",
     ),
     "unknown option": (
         '[defaults]\nstats = ["my-sink"]\n[options.my-sink]\npaht = "z"\n',

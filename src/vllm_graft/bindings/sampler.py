@@ -12,9 +12,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft.bindings.making import make
 from vllm_graft.contracts import Rows, SamplingStrategy
 from vllm_graft.errors import ConfigError
-from vllm_graft.ledger import Guard, current
+from vllm_graft.ledger import Guard, Ledger, current
 from vllm_graft.plan import Plan, PlanItem, carried
 from vllm_graft.plan.carry import PLAN_VARIABLE
 from vllm_graft.plan.catalogue import load
@@ -58,28 +59,28 @@ def v2_takes_samplers() -> bool:
 class Planned:
     """One planned strategy in a worker: which slots it has open, and its guarded methods."""
 
-    def __init__(self, item: PlanItem) -> None:
-        ledger = current()
-        made = load(item.target, item.name, item.package)(dict(item.options))
-        assert isinstance(made, SamplingStrategy)
-        self.keys = made.keys
+    def __init__(self, item: PlanItem, strategy: SamplingStrategy, ledger: Ledger) -> None:
+        self.keys = strategy.keys
         budget = point("sampler").budget_us
         aside = functools.partial(ledger.put_aside, item.name)
-        ledger.set_item(item.point, item.name, "applied")
-        self._open = Guard(made.open, _refuse, ledger.hook(item.name, "open"), aside)
-        self._step = Guard(made.step, _pass, ledger.hook(item.name, "step", budget), aside)
-        ledger.save()
+        self._open = Guard(strategy.open, _refuse, ledger.hook(item.name, "open"), aside)
+        self._step = Guard(strategy.step, _pass, ledger.hook(item.name, "step", budget), aside)
+
+    @property
+    def aside(self) -> bool:
+        """Whether either of its methods has failed: half a strategy is none."""
+        return bool(self._open.aside or self._step.aside)
 
     def open(self, slot: int, extra: Mapping[str, object]) -> bool:
         """Whether this strategy changes the logits of the request that enters."""
         mine = {key: extra[key] for key in self.keys if key in extra}
-        return bool(mine) and not self._step.aside and self._open(slot, mine)
+        return bool(mine) and not self.aside and self._open(slot, mine)
 
     def step(self, logits: torch.Tensor, rows: list[int], slots: list[int]) -> None:
         """Change the logits of these rows."""
         import torch
 
-        if rows:
+        if rows and not self.aside:
             on = logits.device
             self._step(logits, Rows(torch.tensor(rows, device=on), torch.tensor(slots, device=on)))
 
@@ -137,6 +138,14 @@ class Batch:
                 table[first] = other
 
 
+def _planned() -> list[Planned]:
+    plan, ledger = carried(), current()
+    if plan is None:
+        return []
+    made = [(item, make(item, SamplingStrategy, plan, ledger)) for item in plan.of("sampler")]
+    return [Planned(item, strategy, ledger) for item, strategy in made if strategy is not None]
+
+
 def _items() -> tuple[PlanItem, ...]:
     plan = carried()
     return plan.of("sampler") if plan is not None else ()
@@ -178,7 +187,7 @@ class _Processor:
     """The body of the class that vLLM is given."""
 
     def __init__(self, vllm_config: Any, *runner: Any) -> None:
-        self._strategies = [Planned(item) for item in _items()]
+        self._strategies = _planned()
         self._batch = Batch(self._strategies)
         self._slots: list[set[int]] = [set() for _ in self._strategies]
 

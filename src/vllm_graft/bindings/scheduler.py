@@ -1,8 +1,9 @@
 """The scheduler point: vLLM's own scheduler with a planned queue for the waiting requests.
 
 Replacing ``self.waiting`` after vLLM's constructor is the one override that fits every release from 0.26 on: the
-scheduling loop itself changes in each of them and is never copied. The base is always ``AsyncScheduler``, which also
-runs where asynchronous scheduling is off; a plain ``Scheduler`` below it would stall the pipeline.
+scheduling loop itself changes in each of them and is never copied. The base is the class vLLM itself would take: a
+plain ``Scheduler`` stalls the pipeline under asynchronous scheduling, and ``AsyncScheduler`` without it schedules
+tokens that are not there yet when the pipeline has several stages.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft.bindings.making import make
 from vllm_graft.contracts import AdmissionQueue, WaitingRequest
-from vllm_graft.errors import ConfigError, ContractError, StartError
+from vllm_graft.errors import ConfigError, StartError
 from vllm_graft.ledger import Guard, Ledger, current
 from vllm_graft.plan import Plan, PlanItem, carried
-from vllm_graft.plan.catalogue import load
 from vllm_graft.points import point
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.request import Request
 
 QUALNAME: Final = f"{__name__}.PlannedScheduler"
 """What vLLM is given as its scheduler class; it resolves the name in engine core."""
+
+ASYNC_QUALNAME: Final = f"{__name__}.PlannedAsyncScheduler"
+"""The same where scheduling is asynchronous, which is known only once the engine's configuration is made."""
 
 
 def arguments(args: EngineArgs, plan: Plan) -> dict[str, Any]:
@@ -41,8 +46,14 @@ def arguments(args: EngineArgs, plan: Plan) -> dict[str, Any]:
     return {"scheduler_cls": QUALNAME}
 
 
+def settle(config: VllmConfig, plan: Plan) -> None:
+    """Choose the base once vLLM has decided whether it schedules asynchronously."""
+    if plan.of("scheduler") and config.scheduler_config.async_scheduling:
+        config.scheduler_config.scheduler_cls = ASYNC_QUALNAME
+
+
 class HeldQueue:
-    """vLLM's side of an admission queue: every operation of its ``RequestQueue``, on the author's five methods.
+    """vLLM's side of an admission queue: every operation of its ``RequestQueue``, on the author's four methods.
 
     Requests that the scheduler hands back go first, in the order it wants. Everything the author's queue holds is
     held here too, in the order of arrival: once that queue has failed, this order takes over and nothing is lost.
@@ -75,9 +86,9 @@ class HeldQueue:
         if self._returned:
             return self._returned.popleft()
         request = self._next()
-        popped = self._pop()
-        if popped is not None and popped.request_id != request.request_id:
-            self._fail(f"pop gave {popped.request_id!r} after peek had named {request.request_id!r}")
+        popped = _name(self._pop())
+        if popped != request.request_id and not self._failed:
+            self._fail(f"pop gave {popped!r} after peek had named {request.request_id!r}")
         del self._held[request.request_id]
         return request
 
@@ -113,13 +124,12 @@ class HeldQueue:
         yield from (request for request, _ in self._held.values())
 
     def _next(self) -> Request:
-        named = self._peek()
-        if named is not None and named.request_id not in self._held:
-            self._fail(f"peek named {named.request_id!r}, which is not waiting")
-            named = None
-        if named is None:
-            return next(iter(self._held.values()))[0]
-        return self._held[named.request_id][0]
+        named = _name(self._peek())
+        if named in self._held:
+            return self._held[named][0]
+        if not self._failed:
+            self._fail(f"peek named {named!r}, which is not waiting")
+        return next(iter(self._held.values()))[0]
 
     def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         meter = self._ledger.hook(self._item.name, name, point("scheduler").budget_us)
@@ -133,6 +143,12 @@ class HeldQueue:
     def _fail(self, reason: str) -> None:
         self._failed = reason
         self._ledger.put_aside(self._item.name, f"{reason}; waiting requests go in the order of their arrival")
+
+
+def _name(answer: object) -> str:
+    """The request an answer names; empty where it is no request at all."""
+    named = getattr(answer, "request_id", "")
+    return named if isinstance(named, str) else ""
 
 
 def _nothing(*args: object) -> None:
@@ -151,24 +167,30 @@ def _waiting(request: Request) -> WaitingRequest:
     )
 
 
-def _make() -> type:
+def _make(name: str) -> type:
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.request_queue import RequestQueue
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    base = AsyncScheduler if name == "PlannedAsyncScheduler" else Scheduler
 
     class PlannedQueue(HeldQueue, RequestQueue):
         """What vLLM's scheduler sees."""
 
-    class PlannedScheduler(AsyncScheduler):
-        """vLLM's scheduler with the planned queue."""
+    class Planned(base):  # type: ignore[misc, valid-type]
+        """vLLM's scheduler with the planned queue, or with its own where a lenient plan's queue could not be made."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.waiting = _planned_queue(PlannedQueue)
+            queue = _planned_queue(PlannedQueue)
+            if queue is not None:
+                self.waiting: HeldQueue = queue
 
-    return PlannedScheduler
+    Planned.__name__ = Planned.__qualname__ = name
+    return Planned
 
 
-def _planned_queue(kind: type[HeldQueue]) -> HeldQueue:
+def _planned_queue(kind: type[HeldQueue]) -> HeldQueue | None:
     plan, ledger = carried(), current()
     if plan is None or not plan.of("scheduler"):
         raise StartError(
@@ -177,22 +199,12 @@ def _planned_queue(kind: type[HeldQueue]) -> HeldQueue:
             fix="name a scheduler in graft.toml instead of giving --scheduler-cls",
         )
     item = plan.of("scheduler")[0]
-    try:
-        queue = load(item.target, item.name, item.package)(dict(item.options))
-        if not isinstance(queue, AdmissionQueue):
-            raise ContractError(f"{item.target} is not an AdmissionQueue")
-    except Exception as error:
-        ledger.set_item(item.point, item.name, "refused", f"{type(error).__name__}: {error}")
-        ledger.save()
-        raise
-    ledger.set_item(item.point, item.name, "applied")
-    made = kind(queue, item, ledger)
-    ledger.save()
-    return made
+    queue = make(item, AdmissionQueue, plan, ledger)
+    return kind(queue, item, ledger) if queue is not None else None
 
 
 def __getattr__(name: str) -> Any:
-    if name != "PlannedScheduler":
+    if name not in ("PlannedScheduler", "PlannedAsyncScheduler"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _make()
+    globals()[name] = _make(name)
     return globals()[name]

@@ -6,53 +6,44 @@ import functools
 import multiprocessing.util
 from typing import TYPE_CHECKING, Any
 
+from vllm_graft.bindings.making import make
 from vllm_graft.contracts import BatchRecord, RequestRecord, StatSink
-from vllm_graft.errors import GraftError, StartError
 from vllm_graft.ledger import Guard, Ledger
 from vllm_graft.plan import Plan, PlanItem
-from vllm_graft.plan.catalogue import load
 from vllm_graft.points import point
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    Sink = Callable[[Sequence[RequestRecord], BatchRecord], None]
+    Feed = Callable[[Any, Any, int], None]
 
 
 def stat_loggers(plan: Plan, ledger: Ledger) -> list[type]:
     """The stat loggers to hand to vLLM's engine client: one class that feeds every planned sink."""
-    sinks = [sink for item in plan.of("stats") if (sink := _sink(item, plan, ledger)) is not None]
-    return [_logger_class(sinks)] if sinks else []
+    feeds = [feed for item in plan.of("stats") if (feed := _sink(item, plan, ledger)) is not None]
+    return [_logger_class(feeds)] if feeds else []
 
 
-def _sink(item: PlanItem, plan: Plan, ledger: Ledger) -> Sink | None:
-    """The guarded ``finished`` of one sink; where the sink cannot be made, a strict plan stops the start."""
-    try:
-        made = load(item.target, item.name, item.package)(dict(item.options))
-    except Exception as error:
-        reason = str(error) if isinstance(error, GraftError) else f"{type(error).__name__}: {error}"
-        ledger.set_item(item.point, item.name, "refused", reason)
-        ledger.save()
-        if plan.strict:
-            raise StartError(
-                f"stats {item.name!r} (from {item.origin}) cannot be made: {reason}",
-                where=item.target,
-                fix="mend the sink or its options, or take it out of the plan",
-            ) from error
+def _sink(item: PlanItem, plan: Plan, ledger: Ledger) -> Feed | None:
+    """The guarded ``finished`` of one sink, fed with vLLM's own statistics."""
+    sink = make(item, StatSink, plan, ledger)
+    if sink is None:
         return None
-    assert isinstance(made, StatSink)
     meter = ledger.hook(item.name, "finished", point("stats").budget_us)
-    ledger.set_item(item.point, item.name, "applied")
-    ledger.save()
-    multiprocessing.util.Finalize(None, made.close, exitpriority=10)
-    return Guard(made.finished, _ignore, meter, functools.partial(ledger.put_aside, item.name))
+    multiprocessing.util.Finalize(None, sink.close, exitpriority=10)
+
+    def feed(scheduler: Any, iteration: Any, engine: int) -> None:
+        # Inside the guard, so that a release that renames a field costs the sink and not the server.
+        sink.finished(_requests(iteration), _batch(scheduler, iteration, engine))
+
+    return Guard(feed, _ignore, meter, functools.partial(ledger.put_aside, item.name))
 
 
-def _ignore(requests: Sequence[RequestRecord], batch: BatchRecord) -> None:
+def _ignore(scheduler: Any, iteration: Any, engine: int) -> None:
     """What is called in the place of a sink that was put aside."""
 
 
-def _logger_class(sinks: list[Sink]) -> type:
+def _logger_class(feeds: list[Feed]) -> type:
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
     class GraftStatLogger(AggregateStatLoggerBase):
@@ -68,10 +59,8 @@ def _logger_class(sinks: list[Sink]) -> type:
             mm_cache_stats: Any = None,
             engine_idx: int = 0,
         ) -> None:
-            batch = _batch(scheduler_stats, iteration_stats, engine_idx)
-            requests = _requests(iteration_stats)
-            for sink in sinks:
-                sink(requests, batch)
+            for feed in feeds:
+                feed(scheduler_stats, iteration_stats, engine_idx)
 
         def log_engine_initialized(self) -> None:
             """Nothing to say: the record already does."""

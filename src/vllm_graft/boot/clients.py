@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
+import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
 from vllm_graft.boot import disabled, lastline
 from vllm_graft.boot.extension import REPORT, rows_here
 from vllm_graft.boot.process import LOG, process
-from vllm_graft.errors import GraftError, StartError
+from vllm_graft.errors import GraftError
 from vllm_graft.findings import Finding, worst_first
 from vllm_graft.ledger import reading
 from vllm_graft.plan import Plan
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
     from starlette.datastructures import State
     from vllm.engine.protocol import EngineClient
 
-_PROVEN: Final = ("engine", "worker")
 _TIMEOUT_S: Final = 60.0
+_FRESH_S: Final = 1.0
+_LOOK: Final = "look for an earlier error of these processes in the server's log"
 
 
 def make_client(
@@ -45,9 +48,10 @@ def make_client(
             raise
         raise reason from error
     if offline:
-        compare(plan, gather(client.collective_rpc(REPORT, timeout=_TIMEOUT_S)))
-    else:
-        compare(plan, rows_here(), local_only=True)
+        answers = client.collective_rpc(REPORT, timeout=_TIMEOUT_S)
+        compare(plan, gather(answers), _silent(answers))
+    elif ledger.current().home is not None and _all_here(client):
+        compare(plan, rows_here())
 
 
 def endpoint_plugins() -> list[GraftEndpoint]:
@@ -55,6 +59,21 @@ def endpoint_plugins() -> list[GraftEndpoint]:
     if disabled() or not process.plan or process.run is None:
         return []
     return [GraftEndpoint(process.plan, process.run.id)]
+
+
+def _all_here(client: Any) -> bool:
+    """Whether every process of this client's engine records on this machine, as far as its configuration tells."""
+    parallel = client.vllm_config.parallel_config
+    return parallel.distributed_executor_backend != "ray" and parallel.data_parallel_size * _nodes(parallel) == 1
+
+
+def _nodes(parallel: Any) -> int:
+    nodes: int = getattr(parallel, "nnodes", 1)
+    return nodes
+
+
+def _silent(answers: Iterable[str]) -> int:
+    return sum(not json.loads(answer) for answer in answers)
 
 
 def gather(answers: Iterable[str]) -> list[dict[str, object]]:
@@ -66,38 +85,23 @@ def gather(answers: Iterable[str]) -> list[dict[str, object]]:
     return list(rows.values())
 
 
-def compare(plan: Plan, rows: list[dict[str, object]], *, local_only: bool = False) -> None:
-    """Stop the start where a process lacks what the plan names; with ``on_failure = "warn"`` say so and go on."""
+def compare(plan: Plan, rows: list[dict[str, object]], silent: int = 0) -> None:
+    """Stop the start where a process lacks what the plan names; with ``on_failure = "warn"`` say so and go on.
+
+    ``silent`` is the number of workers that answered without a record.
+    """
     living = [row for row in rows if row["life"] in ("running", "unknown")]
     found = [finding for finding in reading.missing(living, plan) if finding.level == "error"]
-    if not local_only:
-        found += _silent_roles(plan, living)
+    found += reading.unproven(living, plan)
+    if silent and plan.needed_by({"worker"}):
+        what = f"{silent} of its workers have no record, so nothing is proven active there"
+        found.append(Finding("S007", "error", f"plan {plan.hash}", what, "worker", _LOOK))
     if not found:
         return
     for finding in found:
         LOG.error("vllm-graft: %s", finding.explain())
     if plan.strict:
         raise lastline.as_error(worst_first(found)[0])
-
-
-def _silent_roles(plan: Plan, rows: list[Mapping[str, object]] | list[dict[str, object]]) -> list[Finding]:
-    seen: set[str] = set()
-    for row in rows:
-        roles = row["roles"]
-        assert isinstance(roles, list)
-        seen.update(roles)
-    return [
-        Finding(
-            "S007",
-            "error",
-            f"plan {plan.hash}",
-            f"no {role} process has reported, so nothing is proven active there",
-            role,
-            "see that vllm-graft is installed there, and that VLLM_PLUGINS, if set, lists graft",
-        )
-        for role in _PROVEN
-        if role not in seen and plan.needed_by({role})
-    ]
 
 
 def _with_stat_loggers(
@@ -126,6 +130,8 @@ class GraftEndpoint:
         self._run = run
         self._client: EngineClient | None = None
         self._keys: list[str] = []
+        self._rows: list[dict[str, object]] = []
+        self._asked = -_FRESH_S
 
     def attach_router(self, app: FastAPI) -> None:
         """Called by vLLM while it builds the application."""
@@ -141,17 +147,27 @@ class GraftEndpoint:
         self._client = engine_client
         self._keys = server_keys(args)
         if engine_client is not None:
-            compare(self._plan, await self.rows())
+            answers = await self._ask(engine_client)
+            compare(self._plan, gather(answers), _silent(answers))
 
     async def rows(self) -> list[dict[str, object]]:
-        """Every process of this server, workers on other machines included."""
+        """Every process of this server, workers on other machines included; asked for again, at most once a second.
+
+        Workers that do not answer are missing from it, and show as findings where the plan has something for them.
+        """
         if self._client is None:
             return rows_here()
+        if time.monotonic() - self._asked < _FRESH_S:
+            return self._rows
+        self._asked = time.monotonic()
         try:
-            answers = await self._client.collective_rpc(REPORT, timeout=_TIMEOUT_S)
-        except Exception as error:
-            if isinstance(error, StartError):
-                raise
+            self._rows = gather(await self._ask(self._client))
+        except (TimeoutError, RuntimeError) as error:
             LOG.error("vllm-graft: the workers did not report: %s: %s", type(error).__name__, error)
-            return rows_here()
-        return gather(answers)
+            self._rows = rows_here()
+        return self._rows
+
+    async def _ask(self, client: EngineClient) -> list[str]:
+        answers = client.collective_rpc(REPORT, timeout=_TIMEOUT_S)
+        found: list[str] = await asyncio.wait_for(answers, _TIMEOUT_S)
+        return found

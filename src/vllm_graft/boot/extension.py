@@ -1,11 +1,14 @@
 """What our worker extension adds to vLLM's worker: a method that reports, beside the user's own extension.
 
-vLLM resolves ``WorkerExtension`` by name inside each worker and mixes it into the worker class. The name is made on
-first use, because the user's own extension class is known only from the run that was carried here.
+vLLM resolves ``WorkerExtension`` by name before it makes a worker, and mixes it into the worker class. That moment is
+used twice: the user's own extension class, known only from the run that was carried here, is mixed in with ours; and a
+worker that lives in engine core's process, where vLLM calls no plugin for it, takes its part of the plan before its
+model is loaded.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 from typing import TYPE_CHECKING
@@ -26,10 +29,6 @@ class Reporter:
 
     def graft_report(self) -> str:
         """The records of this worker's machine and run, as a JSON list of processes."""
-        from vllm_graft.boot.process import process
-
-        if process.plan and process.run and "worker" not in process.roles:
-            process.take(process.plan, process.run, "worker")
         return json.dumps(rows_here())
 
 
@@ -63,12 +62,20 @@ def _compose(users: str) -> type:
     return type("WorkerExtension", (Reporter, own), {"__module__": __name__})
 
 
+@functools.cache
+def _extension(users: str) -> type:
+    return _compose(users) if users else Reporter
+
+
 def __getattr__(name: str) -> Any:
     if name != "WorkerExtension":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vllm_graft.boot.process import process
     from vllm_graft.plan import carried_run
 
+    if process.failed is not None:
+        raise process.failed
     run = carried_run()
-    made = _compose(run.extension) if run is not None and run.extension else Reporter
-    globals()[name] = made
-    return made
+    if process.plan and run is not None and "worker" not in process.roles:
+        process.take(process.plan, run, "worker")
+    return _extension(run.extension if run is not None else "")

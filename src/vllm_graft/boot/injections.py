@@ -82,7 +82,7 @@ class EngineProcesses(VLLMPatch["vllm.v1.engine.utils:CoreEngineProcManager"], n
 
     @wrap
     def shutdown(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        ledger.current().take_down()
+        ledger.current().take_down(process.pid for process in self.processes if process.pid)
         call(*args, **kwargs)
 
 
@@ -91,7 +91,7 @@ class ServerProcesses(VLLMPatch["vllm.v1.utils:APIServerProcessManager"], name="
 
     @wrap
     def shutdown(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        ledger.current().take_down()
+        ledger.current().take_down(process.pid for process in self.processes if process.pid)
         call(*args, **kwargs)
 
 

@@ -45,7 +45,8 @@ def as_error(finding: Finding) -> StartError:
 
 
 def _explains(finding: Finding) -> bool:
-    return finding.level == "error" and finding.code != "S001"
+    # What was not yet loaded or in use when the start failed is a consequence, not the cause.
+    return finding.level == "error" and finding.code not in ("S001", "S007", "S008")
 
 
 def _without_life(rows: list[dict[str, object]]) -> list[dict[str, object]]:

@@ -34,5 +34,12 @@ def make_known(patchset: Callable[[], str]) -> None:
     envs.environment_variables[PATCHSET] = patchset
 
 
+def silence_warnings() -> None:
+    """Where we are turned off: let vLLM know the one ``VLLM_*`` name that is ours, and nothing else."""
+    from vllm import envs
+
+    envs.environment_variables.setdefault("VLLM_CUSTOM_PATCHES", _nothing)
+
+
 def _nothing() -> None:
     return None

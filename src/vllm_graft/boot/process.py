@@ -36,6 +36,7 @@ class Process:
         self.run: Run | None = None
         self.roles: set[Role] = set()
         self.entered = False
+        self.failed: GraftError | None = None
         self.engine = Engine(tally=ledger.current().cells, strict=False)
         self.engine.on_change = self._patch_changed
         set_default_engine(self.engine)
@@ -64,11 +65,6 @@ class Process:
         self._announce(plan)
         if refused and plan.strict:
             raise StartError(refused[0][1], where=self._place(refused[0][0]), fix=refused[0][2])
-
-    def set_state(self, item: PlanItem, state: State, reason: str = "") -> None:
-        """Say how one planned item stands here, and keep the record current."""
-        ledger.current().set_item(item.point, item.name, state, reason)
-        ledger.current().save()
 
     def _apply(self, plan: Plan) -> list[tuple[PlanItem, str, str]]:
         """Apply the patches this process needs and take back those it does not; the refusals, each with its fix."""
@@ -158,11 +154,20 @@ def enter() -> None:
         return
     process.entered = True
     if disabled():
+        names.silence_warnings()
         if child_role() is None:
             _say("vllm-graft: GRAFT_DISABLE is set; this is the stock server")
         return
-    names.make_known(process.patchset)
     role = child_role()
+    try:
+        names.make_known(process.patchset)
+    except (ImportError, AttributeError) as error:
+        # No reason to disturb a server that plans nothing; one that does is refused.
+        process.failed = StartError(
+            f"this vLLM ({vllm_version()}) does not keep its environment variables where vllm-graft looks: {error}",
+            where="vllm.envs.environment_variables",
+            fix="install a vLLM of the tested range or a newer vllm-graft, or set GRAFT_DISABLE=1",
+        )
     from vllm_graft.boot import injections
 
     injections.install(process.engine, role)
@@ -190,6 +195,7 @@ def _say(line: str) -> None:
 def _forked() -> None:
     ledger.current().forked()
     process.roles.clear()
+    process.failed = None
 
 
 def _settled_after_fork(own: Process) -> None:
@@ -200,7 +206,11 @@ def _settled_after_fork(own: Process) -> None:
         return
     ledger.current().forget_items()
     own.engine.recount()
-    own.take(plan, run, role)
+    try:
+        own.take(plan, run, role)
+    except GraftError as error:
+        # multiprocessing would swallow it here; the engine or worker that is made next raises it.
+        own.failed = error
 
 
 _V1_ONLY: Final = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.sample.sampler")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from vllm_graft.boot import disabled, injections, lastline
 from vllm_graft.boot.process import LOG, process
 from vllm_graft.boot.role import child_role, local_above
 from vllm_graft.errors import ConfigError, StartError
-from vllm_graft.plan import Plan, Request, Run, carried, carried_run, carry, drop, resolve
+from vllm_graft.plan import Plan, Request, Run, carried_run, carry, drop, resolve
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range, vllm_version
 
 if TYPE_CHECKING:
@@ -41,9 +42,18 @@ def engine_config(
             drop()
         return call(*given, **named)
     _refuse_unknown_vllm()
-    run = _begin(plan, _own_extension(args))
-    with _injected(args, plan):
-        config = call(*given, **named)
+    _refuse_rust_front_end(plan)
+    first = process.plan is None
+    try:
+        run = _begin(plan, _own_extension(args))
+        with _injected(args, plan):
+            config = call(*given, **named)
+    except BaseException:
+        if first and child_role() is None:
+            # A corrected configuration may be tried again in this process, as in a notebook.
+            process.leave()
+        raise
+    scheduler.settle(config, plan)
     _note_runner(plan, run, config)
     return config
 
@@ -59,6 +69,8 @@ def engine_here(config: VllmConfig) -> None:
     """In a process that had been called before its engine is made: the front end's own, or a forked child."""
     if disabled():
         return
+    if process.failed is not None:
+        raise process.failed
     _refuse_config_by_hand(config, process.plan or None)
     if process.plan and process.run is not None and "engine" not in process.roles:
         process.take(process.plan, process.run, "engine")
@@ -85,6 +97,8 @@ def _refuse_second(plan: Plan) -> None:
 
 def _refuse_unknown_vllm() -> None:
     """Refuse a plan where a place of ours is missing: without it, what is planned could be absent in silence."""
+    if process.failed is not None:
+        raise process.failed
     hook = injections.missing(process.engine)
     if hook is not None:
         raise StartError(
@@ -92,6 +106,18 @@ def _refuse_unknown_vllm() -> None:
             where=f"{hook.target}.{hook.attribute}",
             fix=f"install vLLM >={TESTED_FROM},<{TESTED_BELOW} or a newer vllm-graft, or set GRAFT_DISABLE=1",
         )
+
+
+def _refuse_rust_front_end(plan: Plan) -> None:
+    """Refuse what the Rust front end would drop: it runs none of vLLM's Python front end, and so nothing of ours."""
+    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("1", "true", "True"):
+        return
+    raise StartError(
+        f"with the Rust front end nothing can be proven active before the server serves, and no front-end part of the "
+        f"plan ({_items(plan)}) would run",
+        where="VLLM_USE_RUST_FRONTEND",
+        fix="unset VLLM_USE_RUST_FRONTEND, or set GRAFT_DISABLE=1 for a stock server",
+    )
 
 
 def _items(plan: Plan) -> str:
@@ -104,7 +130,7 @@ def _begin(plan: Plan, extension: str) -> Run:
     if child_role() == "frontend" and inherited is not None:
         run = inherited
     elif process.run is not None:
-        run = process.run
+        run = dataclasses.replace(process.run, extension=extension)
     else:
         run = Run(f"{os.getpid()}-{secrets.token_hex(4)}", os.getpid(), extension=extension)
         ledger.current().begin_run(run.id, plan)
@@ -161,7 +187,7 @@ def _injected(args: EngineArgs, plan: Plan) -> Iterator[None]:
 
 def _note_runner(plan: Plan, run: Run, config: VllmConfig) -> None:
     runner = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
-    process.run = Run(run.id, run.pid, runner, run.extension)
+    process.run = dataclasses.replace(run, runner=runner)
     carry(plan, process.run)
     record = ledger.current().record
     if record is not None:
@@ -188,6 +214,3 @@ def _refuse_config_by_hand(config: Any, plan: Plan | None) -> None:
     if plan.strict:
         raise message
     LOG.warning("vllm-graft: %s", message)
-
-
-__all__ = ["EXTENSION", "carried", "engine_config", "engine_here", "notice_engine"]

@@ -118,7 +118,7 @@ def _grafted_half(server: Server, folder: Path) -> int:
     _say("3. What is active, said by every process of the server (vllm-graft status)")
     print(textwrap.indent(render_run(view), "   "))
     errors = [process.record.last_error for process in view.processes if process.record.last_error]
-    print("\n   " + paint("last error: " + (errors[0] if errors else "none"), "yellow"))
+    print()
     _say("4. What the stat sink wrote (requests.jsonl)")
     time.sleep(0.5)  # the sink writes off the event loop
     lines = (folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()

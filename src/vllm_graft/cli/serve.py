@@ -38,7 +38,11 @@ def run(args: argparse.Namespace) -> int:
     if vllm_version() is None:
         raise SetupError("vLLM is not installed", where=sys.executable, fix="install a vLLM build for your hardware")
     arguments = with_default_model(args.rest)
-    server = Server(arguments, env=default_environment())
+    server = Server(arguments, env=_environment(embedded=arguments != args.rest))
+    if server.health():
+        raise ConfigError(
+            f"something answers on {server.url} already", where="--port", fix="give another --port, or stop that server"
+        )
     stopping: list[int] = []
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -89,9 +93,9 @@ def with_default_model(arguments: list[str]) -> list[str]:
     return [str(model), *arguments, *added]
 
 
-def default_environment() -> dict[str, str | None]:
-    """What the server's environment gets besides ours: a KV cache that fits a small machine, on CPU builds only."""
-    return {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+def _environment(*, embedded: bool) -> dict[str, str | None]:
+    """For the embedded model alone, a KV cache that fits a small machine; a CPU build takes half the memory else."""
+    return {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")} if embedded else {}
 
 
 def _has(arguments: list[str], name: str) -> bool:

@@ -49,6 +49,12 @@ def render(servers: Sequence[Mapping[str, object]], findings: Sequence[Finding],
     if not servers:
         return f"no server with a plan runs here (records: {state_folder() or 'none'})"
     parts = [render_server(server, everyone=everyone) for server in servers]
+    parts += [
+        paint(f"last error in {row['name']} (pid {row['pid']}): {row['last_error']}", "yellow")
+        for server in servers
+        for row in _rows(server["processes"])
+        if row["last_error"]
+    ]
     verdict = show_findings(findings) if findings else paint("every process has what its plan names", "green")
     return "\n".join([*parts, verdict])
 

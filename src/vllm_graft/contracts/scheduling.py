@@ -28,7 +28,7 @@ class WaitingRequest:
 class AdmissionQueue(Item):
     """Holds the waiting requests and says which goes next. Lives in engine core.
 
-    Implement the five methods below, each in O(log n): one iteration of the engine may cost a millisecond, with ten
+    Implement the four methods below, each in O(log n): one iteration of the engine may cost a millisecond, with ten
     thousand waiting as with ten. A request that the scheduler hands back (preempted, or skipped in this step) is
     kept by the binding and goes first; the queue is not asked again. ::
 
@@ -53,9 +53,6 @@ class AdmissionQueue(Item):
             def remove(self, request):
                 self.gone.add(request.request_id)
 
-            def __len__(self):
-                return len(self.heap) - len(self.gone)
-
     A queue that raises, or that names a request it was not given, is put aside: requests go on in the order of their
     arrival, and ``vllm-graft status`` shows it as quarantined.
     """
@@ -75,6 +72,3 @@ class AdmissionQueue(Item):
     def remove(self, request: WaitingRequest) -> None:
         """A waiting request is gone: its client gave up."""
         raise NotImplementedError(f"{type(self).__name__} must implement remove(request)")
-
-    def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} must implement __len__()")

@@ -17,10 +17,13 @@ BLOCK: Final = 24
 """Cells per hook."""
 
 HOOKS: Final = 340
-"""Hooks one process can count; further ones share the last block, and the record says so."""
+"""Hooks one process can count; further ones share the last block."""
 
 ENDED: Final = 0
-"""The header's cell that becomes 1 when the process ends in order."""
+"""The header's cell that is not 0 once the end of the process, when it comes, is in order."""
+
+CLOSED: Final = 2
+"""The value of that cell when the record was closed and the process lives on."""
 
 _SIZE: Final = (1 + HOOKS) * BLOCK
 
@@ -59,16 +62,17 @@ class Cells:
         self.renew(path)
         self.cells.cast("B")[:] = counted
 
-    def end(self) -> None:
-        """Mark that the process ends in order."""
-        self.cells[ENDED] = 1
+    def end(self, value: int = 1) -> None:
+        """Mark that the process ends in order, or with ``CLOSED`` that its record does."""
+        self.cells[ENDED] = value
 
     def _open(self, path: Path | None) -> memoryview:
         if path is None:
             return memoryview(bytearray(8 * _SIZE)).cast("Q")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, 8 * _SIZE)
+            # A sparse file on a full disk would be a bus error at the first count, not an exception here.
+            os.posix_fallocate(descriptor, 0, 8 * _SIZE)
             self._map = mmap.mmap(descriptor, 8 * _SIZE)
         finally:
             os.close(descriptor)

@@ -1,7 +1,8 @@
 """Where records live: a folder that only its owner can read, on any machine and in read-only containers.
 
-``GRAFT_STATE_DIR`` names it. Without it the first of these that can be written is taken: the user's runtime folder,
-the temporary folder, shared memory. Inside, every run of a server has a folder of its own.
+``GRAFT_STATE_DIR`` names where it is made. Without it the first of these that can be written is taken: the user's
+runtime folder, the temporary folder, shared memory. There each user has a folder of his own, and in it every run of a
+server; a folder that we did not make keeps its rights.
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ def state_folder(create: bool = False) -> Path | None:
     """
     named = os.environ.get(VARIABLE, "").strip()
     if named:
-        return _usable(Path(named).expanduser().absolute(), create, named=True)
+        return _usable(home_in(Path(named).expanduser().absolute()), create, named=True)
     for candidate in _candidates():
         found = _usable(candidate, create, named=False)
         if found is not None:
             return found
     return None
+
+
+def home_in(place: Path) -> Path:
+    """This user's folder of records in a place that others may use too."""
+    return place / f"vllm-graft-{os.getuid()}"
 
 
 def run_folder(state: Path, run: str) -> Path:
@@ -58,7 +64,15 @@ def run_folders(state: Path) -> Iterator[Path]:
         found = [entry for entry in (state / "runs").iterdir() if entry.is_dir()]
     except OSError:
         return
-    yield from sorted(found, key=lambda folder: folder.stat().st_mtime)
+    yield from sorted(found, key=_written)
+
+
+def _written(folder: Path) -> float:
+    # Another start may be removing it this moment.
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def too_old(folder: Path) -> bool:
@@ -78,10 +92,9 @@ def remove(folder: Path) -> None:
 def _candidates() -> Iterator[Path]:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "").strip()
     if runtime:
-        yield Path(runtime) / "vllm-graft"
-    owner = f"vllm-graft-{os.getuid()}"
-    yield Path(tempfile.gettempdir()) / owner
-    yield Path("/dev/shm") / owner
+        yield home_in(Path(runtime))
+    yield home_in(Path(tempfile.gettempdir()))
+    yield home_in(Path("/dev/shm"))
 
 
 def _usable(folder: Path, create: bool, named: bool) -> Path | None:

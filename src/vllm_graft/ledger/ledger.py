@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.util
-import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from vllm_graft.ledger import folder, reading, record
-from vllm_graft.ledger.cells import Cells, mark_ended
+from vllm_graft.ledger.cells import CLOSED, Cells, mark_ended
 from vllm_graft.ledger.meters import Meter
 from vllm_graft.ledger.reading import ProcessView
 from vllm_graft.ledger.record import Hook, ItemState, Record, State
@@ -40,27 +40,36 @@ class Ledger:
         state = folder.state_folder(create=True)
         if state is None:
             return
-        reading.sweep(state)
-        home = folder.make_run_folder(state, run)
-        record.write(plan.to_json(), home / reading.PLAN_FILE)
+        try:
+            reading.sweep(state)
+            home = folder.make_run_folder(state, run)
+            record.write(plan.to_json(), home / reading.PLAN_FILE)
+        except OSError as error:
+            self._stay_in_memory(error)
 
     def open(self, opened: Record) -> None:
         """Begin the record, on disk where a folder can be written, else in memory."""
         opened.items = list(self._items.values())
         self.record = opened
         state = folder.state_folder(create=True)
-        if state is None:
-            _LOG.warning(
-                "vllm-graft: no folder can be written, so this process's record stays in memory; "
-                "`vllm-graft status` cannot see it, GET /graft/status can. Next: set %s",
-                folder.VARIABLE,
-            )
-        else:
-            home = folder.make_run_folder(state, opened.run)
-            self._path = home / f"{opened.pid}.json"
-            self.cells.move(self._path.with_suffix(".cells"))
+        try:
+            if state is None:
+                raise OSError("no folder can be written")
+            path = folder.make_run_folder(state, opened.run) / f"{opened.pid}.json"
+            self.cells.move(path.with_suffix(".cells"))
+            self._path = path
+        except OSError as error:
+            self._stay_in_memory(error)
         self.save()
         multiprocessing.util.Finalize(None, self._end, args=(opened.pid,), exitpriority=0)
+
+    def _stay_in_memory(self, error: OSError) -> None:
+        _LOG.warning(
+            "vllm-graft: this process's record stays in memory (%s); `vllm-graft status` cannot see it, "
+            "GET /graft/status can. Next: set %s to a folder with room",
+            error,
+            folder.VARIABLE,
+        )
 
     def set_item(self, point: str, name: str, state: State, reason: str = "") -> None:
         """Say how one planned item stands in this process."""
@@ -129,18 +138,23 @@ class Ledger:
             except OSError as error:
                 _LOG.warning("vllm-graft: the record %s cannot be written: %s", self._path, error)
 
-    def take_down(self) -> None:
-        """The server is being stopped: what lives now and is gone later was taken down, and did not die."""
-        view = reading.read_run(self.home) if self.home is not None else None
+    def take_down(self, pids: Iterable[int]) -> None:
+        """These processes and their children are being stopped: those that live now are taken down, and do not die."""
+        home, stopped = self.home, set(pids)
+        view = reading.read_run(home) if home is not None else None
         for process in view.processes if view is not None else ():
-            if process.life == "running" and self.home is not None and process.record.pid != os.getpid():
-                mark_ended(self.home / f"{process.record.pid}.cells")
+            record = process.record
+            if process.life == "running" and home is not None and stopped.intersection((record.pid, record.parent)):
+                try:
+                    mark_ended(home / f"{record.pid}.cells")
+                except OSError as error:
+                    _LOG.warning("vllm-graft: the end of %s cannot be recorded: %s", record.name, error)
 
     def close(self) -> None:
         """End the record in order while the process lives on."""
         if self.record is not None:
             self.save()
-            self.cells.end()
+            self.cells.end(CLOSED)
         self.forget_items()
         self.forked()
 

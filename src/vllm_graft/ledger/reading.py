@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import cells, folder
 from vllm_graft.ledger.meters import Reading, read_block
 from vllm_graft.ledger.record import GOOD, SCHEMA, Hook, ItemState, Record, pid_namespace, start_ticks
 from vllm_graft.plan.plan import Plan
+from vllm_graft.points import ROLES, Role
 
 PLAN_FILE = "plan.json"
 """The file of a run's folder that holds its plan."""
@@ -137,7 +138,7 @@ def read_process(path: Path) -> ProcessView | None:
     if record.schema != SCHEMA:
         return None
     counted = cells.read(path.with_suffix(".cells"))
-    ended = bool(counted is not None and counted[cells.ENDED])
+    ended = counted[cells.ENDED] if counted is not None else 0
     return ProcessView(record, _life(record, ended), readings(record.items, counted))
 
 
@@ -173,16 +174,41 @@ def findings_of(rows: Sequence[Mapping[str, object]], plan: Plan) -> list[Findin
         for row in rows
         if row["life"] == "died"
     ]
-    return died + missing([row for row in rows if row["life"] != "died"], plan)
+    others = [row for row in rows if row["life"] != "died"]
+    return died + missing(others, plan) + unproven(others, plan)
+
+
+def unproven(rows: Iterable[Mapping[str, object]], plan: Plan) -> list[Finding]:
+    """Roles that the plan has something for and of which no living process says anything."""
+    seen = {str(role) for row in rows if row["life"] != "ended" for role in _roles(row)}
+    if "frontend" not in seen:
+        return []
+    return [
+        Finding(
+            "S007",
+            "error",
+            f"plan {plan.hash}",
+            f"no {role} process has reported, so nothing is proven active there",
+            role,
+            _NEXT["unproven"],
+        )
+        for role in _PROVEN
+        if role not in seen and plan.needed_by({role})
+    ]
+
+
+def _roles(row: Mapping[str, object]) -> list[str]:
+    roles = row["roles"]
+    assert isinstance(roles, list)
+    return roles
 
 
 def _missing_in(row: Mapping[str, object], plan: Plan) -> list[Finding]:
-    roles, items = row["roles"], row["items"]
-    assert isinstance(roles, list)
+    items = row["items"]
     assert isinstance(items, list)
     states = {str(item["name"]): item for item in items}
     found = []
-    for planned in plan.needed_by(set(roles)):
+    for planned in plan.needed_by({role for role in ROLES if role in _roles(row)}):
         subject = f"{planned.point} {planned.name}"
         item = states.get(planned.name)
         if item is None:
@@ -195,24 +221,27 @@ def _missing_in(row: Mapping[str, object], plan: Plan) -> list[Finding]:
             state = str(item["state"])
             level: Literal["error", "warning"] = "warning" if state == "quarantined" else "error"
             what = f"is {state}: {item['reason']}"
-            found.append(Finding(_CODES[state], level, subject, what, _who(row), _NEXT[state]))
+            # The reason of a refusal is an error of ours, which has said its own next step.
+            fix = "" if "Next: " in what else _NEXT[state]
+            found.append(Finding(_CODES[state], level, subject, what, _who(row), fix))
     return found
 
 
 def _who(row: Mapping[str, object]) -> str:
-    roles = row["roles"]
-    assert isinstance(roles, list)
-    return f"{row['name']} ({'+'.join(roles)}, pid {row['pid']} on {row['host']})"
+    return f"{row['name']} ({'+'.join(_roles(row))}, pid {row['pid']} on {row['host']})"
 
 
 _MAY_WAIT = ("patch", "stats")
 """Points that a process may rightly have armed: a module may never be imported there, a launcher makes no client."""
+
+_PROVEN: Final[tuple[Role, ...]] = ("engine", "worker")
 
 _CODES = {"refused": "S002", "late": "S003", "dead": "S004", "quarantined": "S005"}
 
 _NEXT = {
     "absent": "look for an earlier error of this process in the server's log",
     "died": "look for its last lines in the server's log; restarting the server clears this",
+    "unproven": "see that vllm-graft is installed there, and that VLLM_PLUGINS, if set, lists graft",
     "unused": "wait until the server has started; if it stays so, see what else chose that part of the engine",
     "refused": "do what the reason says, or take the item out of the plan",
     "late": "patch something that is called later, or let the engine be forked",
@@ -225,12 +254,12 @@ def _reading(counted: Sequence[int], hook: Hook) -> Reading:
     return read_block(counted, hook.cell, hook.budget_us)
 
 
-def _life(record: Record, ended: bool) -> Life:
+def _life(record: Record, ended: int) -> Life:
     if record.namespace != pid_namespace() or record.host != os.uname().nodename:
         return "ended" if ended else "unknown"
-    if ended:
-        return "ended"
-    return "running" if start_ticks(record.pid) == record.started and not _zombie(record.pid) else "died"
+    if start_ticks(record.pid) == record.started and not _zombie(record.pid) and ended != cells.CLOSED:
+        return "running"
+    return "ended" if ended else "died"
 
 
 def _zombie(pid: int) -> bool:

@@ -153,12 +153,28 @@ def _expand(chosen: list[Named], point: points.Point, known: Mapping[str, Regist
     """The names with ``*`` spelled out: every registered item that fits the point."""
     spelled: list[Named] = []
     for named in chosen:
+        _refuse_unbound(named, point)
         if named.value != ALL:
             spelled.append(named)
             continue
-        fitting = [name for name, entry in known.items() if fits(entry.load(), point)]
+        fitting = [name for name, entry in known.items() if fits(entry.load(), point)] if point.many else []
+        if not fitting:
+            raise ConfigError(
+                f"'*' names no {point.name}: " + ("none is registered" if point.many else "this key takes one name"),
+                where=named.origin,
+                fix=f"name the {point.name} you want, or take the line out",
+            )
         spelled.extend(Named(name, named.origin) for name in fitting)
     return spelled
+
+
+def _refuse_unbound(named: Named, point: points.Point) -> None:
+    if not point.bound:
+        raise ConfigError(
+            f"{point.name} items cannot be planned: this version of vllm-graft does not bind that point yet",
+            where=named.origin,
+            fix=f"take {named.value!r} out of the plan; `vllm-graft points` shows what is bound",
+        )
 
 
 def _item(
@@ -173,12 +189,6 @@ def _item(
             f"there is no item {named.value!r}{nearest(named.value, known)}",
             where=named.origin,
             fix="correct the name, or install the package that offers it",
-        )
-    if not point.bound:
-        raise ConfigError(
-            f"{point.name} items cannot be planned: this version of vllm-graft does not bind that point yet",
-            where=named.origin,
-            fix=f"take {named.value!r} out of the plan; `vllm-graft points` shows what is bound",
         )
     kind = entry.load()
     if not fits(kind, point):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,12 @@ def attach(app: FastAPI, run: str, rows: Rows, plan: Plan, keys: Callable[[], li
     app.router.add_route("/graft/status", status, methods=["GET"])
 
 
+def _without_option_values(plan: Plan) -> dict[str, object]:
+    """The plan for the network: an option's value may be a secret, its name is not."""
+    bare = tuple(dataclasses.replace(item, options=dict.fromkeys(item.options, "")) for item in plan)
+    return {**dataclasses.replace(plan, items=bare).as_dict(), "hash": plan.hash}
+
+
 async def status_of(run: str, rows: Rows, plan: Plan) -> dict[str, object]:
     """The document that ``GET /graft/status`` answers with: the keys of a server in ``vllm-graft status --json``."""
     processes = await rows()
@@ -41,7 +48,7 @@ async def status_of(run: str, rows: Rows, plan: Plan) -> dict[str, object]:
         "run": run,
         "model": plan.model,
         "running": True,
-        "plan": plan.as_dict(),
+        "plan": _without_option_values(plan),
         "processes": processes,
         "findings": [finding.as_dict() for finding in findings],
     }

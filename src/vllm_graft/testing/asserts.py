@@ -17,7 +17,8 @@ def assert_active(view: RunView | None, item: str, *, roles: Iterable[Role] | No
     planned = next((planned for planned in view.plan if planned.name == item), None)
     assert planned is not None, f"{item!r} is not in the plan: {[planned.name for planned in view.plan]}"
     wanted = set(planned.roles if roles is None else roles)
-    found = [process for process in view.processes if wanted.intersection(process.record.roles)]
+    living = [process for process in view.processes if process.life in ("running", "unknown")]
+    found = [process for process in living if wanted.intersection(process.record.roles)]
     for process in found:
         state = process.record.item(item)
         place = f"{process.record.name} (pid {process.record.pid})"

@@ -21,6 +21,7 @@ from vllm_graft.errors import StartError
 from vllm_graft.ledger import RunView, folder, runs
 
 _STOP_S: Final = 40.0
+_LEAVE_S: Final = 5.0
 
 
 class Server:
@@ -132,8 +133,9 @@ class Server:
     def run_view(self) -> RunView | None:
         """The ledger's view of this server; None where it runs without a plan."""
         named = self._env.get(folder.VARIABLE)
-        state = Path(named) if named else folder.state_folder()
-        return next((view for view in runs(state) if view.run.startswith(f"{self.pid}-")), None)
+        state = folder.home_in(Path(named)) if named else folder.state_folder()
+        mine = [view for view in runs(state) if view.run.startswith(f"{self.pid}-")]
+        return mine[-1] if mine else None
 
     def tail(self, lines: int = 25) -> str:
         """The end of the server's output, where it goes to a file."""
@@ -180,10 +182,9 @@ class Server:
             return error.code, error.read().decode()
 
     def _end_session(self) -> None:
-        for wait_s in (5.0, 0.0):
-            deadline = time.monotonic() + wait_s
-            while self.leftovers() and time.monotonic() < deadline:
-                time.sleep(0.1)
+        deadline = time.monotonic() + _LEAVE_S
+        while self.leftovers() and time.monotonic() < deadline:
+            time.sleep(0.1)
         for pid in self.leftovers():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.errors import SetupError
 from vllm_graft.ledger import RunView, runs
+from vllm_graft.ledger.folder import home_in
 from vllm_graft.testing.models import tiny_model
 from vllm_graft.testing.packages import lay_out, python_path
 from vllm_graft.testing.server import Server, free_port
@@ -44,12 +45,12 @@ class Session:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.site = folder / "site"
-        self.state = folder / "state"
+        self.state = home_in(folder / "state")
         self.config = folder / "graft.toml"
         self.env: dict[str, str | None] = {
             **_ENVIRONMENT,
             "GRAFT_CONFIG": None,
-            "GRAFT_STATE_DIR": str(self.state),
+            "GRAFT_STATE_DIR": str(folder / "state"),
             "PYTHONPATH": python_path(self.site),
         }
         self._servers: list[Server] = []

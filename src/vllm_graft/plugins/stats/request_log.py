@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -40,11 +41,14 @@ class RequestLog(StatSink):
         size = self.option("queue")
         self._waiting: queue.Queue[RequestRecord | None] = queue.Queue(size if isinstance(size, int) else 0)
         self._dropped = 0
+        self._error: OSError | None = None
         self._writer = threading.Thread(target=self._write, name="graft-request-log", daemon=True)
         self._writer.start()
 
     def finished(self, requests: Sequence[RequestRecord], batch: BatchRecord) -> None:
-        """Hand finished requests to the writer."""
+        """Hand finished requests to the writer; what stopped the writer is raised here, where it is noticed."""
+        if self._error is not None:
+            raise self._error
         for request in requests:
             try:
                 self._waiting.put_nowait(request)
@@ -53,14 +57,20 @@ class RequestLog(StatSink):
 
     def close(self) -> None:
         """Write what waits, and how many were dropped."""
-        self._waiting.put(None)
-        self._writer.join(timeout=5)
-        if self._dropped:
-            self._file.write(json.dumps({"dropped": self._dropped}) + "\n")
-        self._file.close()
+        if self._error is None:
+            with contextlib.suppress(queue.Full):
+                self._waiting.put(None, timeout=5)
+            self._writer.join(timeout=5)
+        with contextlib.suppress(OSError):
+            if self._dropped:
+                self._file.write(json.dumps({"dropped": self._dropped}) + "\n")
+            self._file.close()
 
     def _write(self) -> None:
-        while (request := self._waiting.get()) is not None:
-            self._file.write(json.dumps(asdict(request)) + "\n")
-            if self._waiting.empty():
-                self._file.flush()
+        try:
+            while (request := self._waiting.get()) is not None:
+                self._file.write(json.dumps(asdict(request)) + "\n")
+                if self._waiting.empty():
+                    self._file.flush()
+        except OSError as error:
+            self._error = error
