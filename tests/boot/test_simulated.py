@@ -105,7 +105,7 @@ def test_the_registry_subprocess_applies_its_part(simulated: Session):
         + "import os, pathlib\n"
         + (
             "home = pathlib.Path(os.environ['GRAFT_STATE_DIR'])\n"
-            "for path in home.glob('runs/*/[0-9]*.json'):\n"
+            "for path in home.glob('*/runs/*/[0-9]*.json'):\n"
             "    row = json.loads(path.read_text())\n"
             "    if row['roles'] == ['registry']:\n"
             "        print('REGISTRY', row['name'], row['items'][0]['name'], row['items'][0]['state'])\n"

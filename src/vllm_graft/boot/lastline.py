@@ -39,6 +39,14 @@ def start_error(run: str) -> StartError | None:
     return as_error(worst_first(found)[0]) if found else None
 
 
+def start_error_of(pid: int) -> StartError | None:
+    """The same for the run that a process started."""
+    state = folder.state_folder()
+    homes = folder.run_folders(state) if state is not None else ()
+    found = [home.name for home in homes if home.name.startswith(f"{pid}-")]
+    return start_error(found[-1]) if found else None
+
+
 def as_error(finding: Finding) -> StartError:
     """A finding as the error that stops the start."""
     return StartError(f"{finding.subject} {finding.what}", where=finding.where, fix=finding.fix)

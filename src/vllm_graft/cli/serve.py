@@ -8,9 +8,9 @@ import signal
 import sys
 from types import FrameType
 
-from vllm_graft.boot import disabled
+from vllm_graft.boot import disabled, lastline
 from vllm_graft.cli.status import render_run
-from vllm_graft.errors import ConfigError, SetupError
+from vllm_graft.errors import ConfigError, SetupError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.testing.models import embedded_model
 from vllm_graft.testing.server import Server
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, stop)
     try:
         server.start()
-        server.wait_healthy(timeout_s=24 * 3600)
+        _wait(server)
         _show(server)
         return server.wait()
     except KeyboardInterrupt:
@@ -65,6 +65,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     finally:
         server.stop()
+
+
+def _wait(server: Server) -> None:
+    """Wait until the server is healthy; where it ends before that, end with the reason its processes recorded."""
+    try:
+        server.wait_healthy(timeout_s=24 * 3600)
+    except StartError as error:
+        raise lastline.start_error_of(server.pid) or error from None
 
 
 def check_plugins_variable() -> None:

@@ -85,7 +85,7 @@ class Server:
         while time.monotonic() < deadline:
             if (status := self.poll()) is not None:
                 raise StartError(
-                    f"the server ended with status {status} before it served; its output ends with:\n{self.tail()}",
+                    f"the server ended with status {status} before it served{self._ending()}",
                     where=" ".join(self.arguments),
                     fix="mend what its last line says",
                 )
@@ -95,7 +95,7 @@ class Server:
                 while_waiting()
             time.sleep(0.25)
         raise StartError(
-            f"the server did not answer within {timeout_s:.0f} s; its output ends with:\n{self.tail()}",
+            f"the server did not answer within {timeout_s:.0f} s{self._ending()}",
             where=self.url,
             fix="look for what it waits for in its output",
         )
@@ -140,8 +140,11 @@ class Server:
     def tail(self, lines: int = 25) -> str:
         """The end of the server's output, where it goes to a file."""
         if self.log is None or not self.log.is_file():
-            return "(its output went to the terminal)"
+            return ""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+    def _ending(self) -> str:
+        return f"; its output ends with:\n{self.tail()}" if self.log is not None else ""
 
     def stop(self) -> int:
         """Stop the server in order, then whatever of its session is left; its exit status."""

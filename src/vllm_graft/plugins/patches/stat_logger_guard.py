@@ -51,21 +51,25 @@ def _foreign(loggers: list[Any]) -> Iterator[Any]:
 def _guard(logger: Any) -> None:
     book = ledger.current()
     name = f"{type(logger).__module__}.{type(logger).__qualname__}"
+    guards: list[ledger.Guard[..., Any]] = []
     for method in _METHODS:
         call = getattr(logger, method, None)
         if call is None:
             continue
         meter = book.hook(_NAME, f"{name}.{method}")
-        aside = functools.partial(_put_aside, book, f"{name}.{method}")
+        guards.append(ledger.Guard(call, _ignore, meter, functools.partial(_put_aside, guards, f"{name}.{method}")))
         try:
-            setattr(logger, method, ledger.Guard(call, _ignore, meter, aside))
+            setattr(logger, method, guards[-1])
         except AttributeError:
             _LOG.warning("vllm-graft: the stat logger %s has __slots__ and cannot be guarded", name)
             return
 
 
-def _put_aside(book: ledger.Ledger, what: str, reason: str) -> None:
-    book.note_error(_NAME, f"stat logger {what} is put aside, the server goes on: {reason}")
+def _put_aside(guards: list[ledger.Guard[..., Any]], what: str, reason: str) -> None:
+    """One method raised: what the logger holds cannot be trusted, so none of its methods is called again."""
+    for guard in guards:
+        guard.aside = reason
+    ledger.current().note_error(_NAME, f"stat logger {what} is put aside, the server goes on: {reason}")
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

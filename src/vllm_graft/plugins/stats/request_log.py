@@ -21,8 +21,8 @@ class RequestLog(StatSink):
     """Appends every finished request to a file of JSON lines.
 
     Options: ``path``, the file (``{pid}`` becomes the process id, so that several API servers write several files);
-    ``queue``, how many requests may wait to be written. When the disk is slower than the server, the newest wait is
-    dropped and counted: the file's last line then says how many are missing.
+    ``queue``, how many requests may wait to be written. When the disk is slower than the server and the queue is full,
+    requests are left out; the file's last line then says how many.
     """
 
     options: ClassVar[Mapping[str, OptionValue]] = {"path": "requests-{pid}.jsonl", "queue": 10_000}
@@ -39,7 +39,11 @@ class RequestLog(StatSink):
                 fix="name a file in a folder that this user may write",
             ) from error
         size = self.option("queue")
-        self._waiting: queue.Queue[RequestRecord | None] = queue.Queue(size if isinstance(size, int) else 0)
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError(
+                f"must be at least 1, and is {size!r}", where="option queue of request-log", fix="raise it"
+            )
+        self._waiting: queue.Queue[RequestRecord | None] = queue.Queue(size)
         self._dropped = 0
         self._error: OSError | None = None
         self._writer = threading.Thread(target=self._write, name="graft-request-log", daemon=True)
