@@ -15,9 +15,9 @@ from typing import Final
 from vllm_graft import ledger
 from vllm_graft.boot import disabled, names
 from vllm_graft.boot.role import child_role, named_role
-from vllm_graft.errors import GraftError, StartError
+from vllm_graft.errors import GraftError, PatchError, StartError
 from vllm_graft.ledger.record import Record, State
-from vllm_graft.patching import Engine, HookState, Patch, patchset_hash, set_default_engine
+from vllm_graft.patching import HookState, Patch, default_engine, patchset_hash
 from vllm_graft.patching.declare import declared
 from vllm_graft.plan import Plan, PlanItem, Run, carried, carried_run, drop
 from vllm_graft.plan.catalogue import load
@@ -26,6 +26,10 @@ from vllm_graft.versions import vllm_version
 
 LOG: Final = logging.getLogger("vllm.graft")
 """Below vLLM's own logger, so that its handlers and levels apply in every process."""
+
+
+OWN_PREFIX: Final = "graft."
+"""How the names of our own patches of vLLM begin; whether one of them fits matters only once something is planned."""
 
 
 class Process:
@@ -37,9 +41,11 @@ class Process:
         self.roles: set[Role] = set()
         self.entered = False
         self.failed: GraftError | None = None
-        self.engine = Engine(tally=ledger.current().cells, strict=False)
+        # One engine per process: it may already hold what another plugin applied by hand.
+        self.engine = default_engine()
+        self.engine.strict = False
+        self.engine.on_refused = self._patch_refused
         self.engine.on_change = self._patch_changed
-        set_default_engine(self.engine)
         self._classes: dict[str, Patch] = {}
         self._patchset = ""
 
@@ -71,7 +77,6 @@ class Process:
         book = ledger.current()
         needed = plan.needed_by(self.roles)
         refused: list[tuple[PlanItem, str, str]] = []
-        self.engine.strict = plan.strict
         classes = {item.name: self._patch_class(item, refused) for item in plan.of("patch")}
         self._patchset = patchset_hash([kind for kind in classes.values() if kind is not None])
         for item in plan.of("patch"):
@@ -102,6 +107,16 @@ class Process:
                 refused.append((item, error.what, error.fix))
                 ledger.current().set_item(item.point, item.name, "refused", str(error))
             return None
+
+    def _patch_refused(self, patch: Patch, error: PatchError) -> None:
+        """A module that a patch waited for does not fit it: raise, unless nobody depends on it."""
+        if patch.declaration.name.startswith(OWN_PREFIX):
+            return
+        planned = patch in self._classes.values()
+        if planned:
+            self._patch_changed(patch)
+        if not planned or self.plan is None or self.plan.strict:
+            raise error
 
     def _patch_changed(self, patch: Patch) -> None:
         """An armed patch met its module, or could not be applied to it."""

@@ -277,10 +277,12 @@ _default: Engine | None = None
 
 
 def default_engine() -> Engine:
-    """The engine behind ``MyPatch.apply()``, made on first use."""
+    """The engine behind ``MyPatch.apply()`` and behind a plan, made on first use; it counts in the ledger's cells."""
     global _default
     if _default is None:
-        _default = Engine()
+        from vllm_graft.ledger import current
+
+        _default = Engine(tally=current().cells)
     return _default
 
 
