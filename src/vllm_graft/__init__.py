@@ -14,6 +14,8 @@ Every name is loaded on first use: the package is imported in each vLLM process,
 
 from __future__ import annotations
 
+from vllm_graft.lazy import loader
+
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # typing's own costs more to import than all of this file
@@ -59,15 +61,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    found: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = found
-    return found
+__getattr__ = loader(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

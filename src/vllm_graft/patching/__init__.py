@@ -32,6 +32,8 @@ runs already, ``report.py`` and ``tally.py`` say what became of it all.
 
 from __future__ import annotations
 
+from vllm_graft.lazy import loader
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vllm_graft.patching.declare import Declaration as Declaration
@@ -87,15 +89,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """Load a public name on first use: the package is imported in every process, most of which patch nothing."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

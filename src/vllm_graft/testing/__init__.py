@@ -8,11 +8,21 @@
 - ``lay_out``: a distribution with entry points, laid out in a folder instead of installed
 """
 
-from vllm_graft.testing.asserts import assert_active, assert_called
-from vllm_graft.testing.models import embedded_model, tiny_model
-from vllm_graft.testing.packages import lay_out, python_path
-from vllm_graft.testing.server import Server, free_port
-from vllm_graft.testing.session import Session
+from __future__ import annotations
+
+from vllm_graft.lazy import loader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vllm_graft.testing.asserts import assert_active as assert_active
+    from vllm_graft.testing.asserts import assert_called as assert_called
+    from vllm_graft.testing.models import embedded_model as embedded_model
+    from vllm_graft.testing.models import tiny_model as tiny_model
+    from vllm_graft.testing.packages import lay_out as lay_out
+    from vllm_graft.testing.packages import python_path as python_path
+    from vllm_graft.testing.server import Server as Server
+    from vllm_graft.testing.server import free_port as free_port
+    from vllm_graft.testing.session import Session as Session
 
 __all__ = [
     "Server",
@@ -25,3 +35,17 @@ __all__ = [
     "python_path",
     "tiny_model",
 ]
+
+_HOMES = {
+    "Server": "server",
+    "Session": "session",
+    "assert_active": "asserts",
+    "assert_called": "asserts",
+    "embedded_model": "models",
+    "free_port": "server",
+    "lay_out": "packages",
+    "python_path": "packages",
+    "tiny_model": "models",
+}
+
+__getattr__ = loader(__name__, _HOMES)
