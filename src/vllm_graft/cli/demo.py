@@ -31,7 +31,7 @@ HELP = "run the product's main job on a real vLLM server with the embedded model
 PLAN = """\
 [defaults]
 patches = ["stat-logger-guard",         # a stat logger that raises no longer fails every request
-           "count-steps", "time-model"] # two of our own, below
+           "count-steps", "count-batches"] # two of our own, below
 stats   = ["request-log"]               # one line of JSON per finished request
 
 [options.request-log]
@@ -41,12 +41,14 @@ path = "requests.jsonl"
 PATCHES = """\
 from vllm_graft import VLLMPatch, wrap
 
-class CountSteps(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="count-steps", processes={"engine"}):
+class CountSteps(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="count-steps",
+                 processes={"engine"}):
     @wrap
     def schedule(self, *args, **kwargs):
         return self._original_schedule(*args, **kwargs)
 
-class TimeModel(VLLMPatch["vllm.v1.worker.worker_base:WorkerWrapperBase"], name="time-model", processes={"worker"}):
+class CountBatches(VLLMPatch["vllm.v1.worker.worker_base:WorkerWrapperBase"], name="count-batches",
+                   processes={"worker"}):
     @wrap
     def execute_model(self, *args, **kwargs):
         return self._original_execute_model(*args, **kwargs)
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         lay_out(
             folder, "demo-stats", {"vllm.stat_logger_plugins": {"faulty": "demo_stats:Faulty"}}, {"demo_stats": FAULTY}
         )
-        own = {"count-steps": "demo_patches:CountSteps", "time-model": "demo_patches:TimeModel"}
+        own = {"count-steps": "demo_patches:CountSteps", "count-batches": "demo_patches:CountBatches"}
         lay_out(folder, "demo-patches", {"vllm_graft.plugins": own}, {"demo_patches": PATCHES})
         (folder / "graft.toml").write_text(PLAN, encoding="utf-8")
         if not args.skip_stock:

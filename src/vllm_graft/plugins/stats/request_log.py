@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import queue
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from vllm_graft.contracts import BatchRecord, RequestRecord, StatSink
 from vllm_graft.contracts.item import OptionValue
 from vllm_graft.errors import ConfigError
+
+_EVERY_S: Final = 0.2
 
 
 class RequestLog(StatSink):
@@ -43,38 +44,44 @@ class RequestLog(StatSink):
             raise ConfigError(
                 f"must be at least 1, and is {size!r}", where="option queue of request-log", fix="raise it"
             )
-        self._waiting: queue.Queue[RequestRecord | None] = queue.Queue(size)
+        self._room = size
+        self._waiting: deque[RequestRecord] = deque()
+        self._closing = threading.Event()
         self._dropped = 0
         self._error: OSError | None = None
         self._writer = threading.Thread(target=self._write, name="graft-request-log", daemon=True)
         self._writer.start()
 
     def finished(self, requests: Sequence[RequestRecord], batch: BatchRecord) -> None:
-        """Hand finished requests to the writer; what stopped the writer is raised here, where it is noticed."""
+        """Leave finished requests for the writer; what stopped the writer is raised here, where it is noticed."""
         if self._error is not None:
             raise self._error
+        # Appending wakes nobody: a hand-over to another thread would cost more than the budget.
         for request in requests:
-            try:
-                self._waiting.put_nowait(request)
-            except queue.Full:
+            if len(self._waiting) < self._room:
+                self._waiting.append(request)
+            else:
                 self._dropped += 1
 
     def close(self) -> None:
-        """Write what waits, and how many were dropped."""
-        if self._error is None:
-            with contextlib.suppress(queue.Full):
-                self._waiting.put(None, timeout=5)
-            self._writer.join(timeout=5)
-        with contextlib.suppress(OSError):
-            if self._dropped:
-                self._file.write(json.dumps({"dropped": self._dropped}) + "\n")
-            self._file.close()
+        """Write what waits, and how many were left out."""
+        self._closing.set()
+        self._writer.join(timeout=5)
 
     def _write(self) -> None:
         try:
-            while (request := self._waiting.get()) is not None:
-                self._file.write(json.dumps(asdict(request)) + "\n")
-                if self._waiting.empty():
-                    self._file.flush()
+            while not self._closing.wait(_EVERY_S):
+                self._write_waiting()
+            self._write_waiting()
+            if self._dropped:
+                self._file.write(json.dumps({"dropped": self._dropped}) + "\n")
+            self._file.close()
         except OSError as error:
             self._error = error
+
+    def _write_waiting(self) -> None:
+        if not self._waiting:
+            return
+        while self._waiting:
+            self._file.write(json.dumps(asdict(self._waiting.popleft())) + "\n")
+        self._file.flush()

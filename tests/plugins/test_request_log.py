@@ -1,0 +1,57 @@
+"""request-log: every finished request becomes a line, off the event loop, and trouble is not hidden."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.contracts import BatchRecord, RequestRecord
+from vllm_graft.errors import ConfigError
+from vllm_graft.plugins.stats.request_log import RequestLog
+
+BATCH = BatchRecord(0, 1, 0, 1, 0, 0.1)
+
+
+def request(name: str) -> RequestRecord:
+    return RequestRecord(name, "stop", 3, 5, 0, 0.1, 0.2, 0.3, 0.6)
+
+
+def test_finished_requests_become_lines(tmp_path: Path):
+    """One line of JSON each, in their order; a batch without any writes nothing."""
+    sink = RequestLog({"path": str(tmp_path / "log.jsonl")})
+    sink.finished([request("a"), request("b")], BATCH)
+    sink.finished([], BATCH)
+    sink.close()
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["request_id"] for row in rows] == ["a", "b"]
+    assert rows[0]["generated_tokens"] == 5
+
+
+def test_what_there_was_no_room_for_is_counted(tmp_path: Path):
+    """The last line says how many are missing."""
+    sink = RequestLog({"path": str(tmp_path / "log.jsonl"), "queue": 2})
+    sink.finished([request(str(number)) for number in range(5)], BATCH)
+    sink.close()
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1]) == {"dropped": 3}
+
+
+def test_a_full_disk_is_raised_where_it_is_noticed():
+    """The sink is then put aside with the reason, instead of logging nothing under the name of a log."""
+    sink = RequestLog({"path": "/dev/full"})
+    sink.finished([request("a")], BATCH)
+    sink.close()
+    with pytest.raises(OSError, match="No space left"):
+        sink.finished([], BATCH)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"), [({"path": "/nowhere/x"}, "cannot be written"), ({"queue": 0}, "at least 1")]
+)
+def test_bad_options_are_refused(options: dict, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With the option's name and the next step."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        RequestLog(options)
+    assert "of request-log" in str(caught.value)
+    assert "Next: " in str(caught.value)
