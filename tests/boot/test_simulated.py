@@ -189,11 +189,14 @@ LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode
 
 
 def test_two_plans_in_one_process_are_refused(simulated: Session):
-    """Patches belong to a process; the same plan twice is fine."""
+    """Patches belong to a process; the same plan twice is fine, and so is registering again and again."""
     simulated.plan(
         '[[profile]]\nmodel = "*"\npatches = ["on-engine"]\n[[profile]]\nmodel = "second"\npatches = ["everywhere"]\n'
     )
     script = """
+import vllm_graft.boot
+for _ in range(3):
+    vllm_graft.boot.register()
 from vllm.engine.arg_utils import EngineArgs
 EngineArgs(model=MODEL, max_model_len=256).create_engine_config()
 EngineArgs(model=MODEL, max_model_len=128).create_engine_config()
