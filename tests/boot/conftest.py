@@ -11,7 +11,7 @@ PATCHES = """
 import multiprocessing
 import os
 
-from vllm_graft import VLLMPatch, wrap
+from vllm_graft import VLLMPatch, replace, wrap
 
 if os.environ.get("BREAK_IN") and multiprocessing.current_process().name.startswith(os.environ["BREAK_IN"]):
     raise ImportError("libfoo.so.1 is not on this machine")
@@ -40,6 +40,11 @@ class Late(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="too-late", process
     def __init__(self, call, *args, **kwargs):
         call(*args, **kwargs)
 
+class WrongMethod(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="wrong-method", processes={"engine"}):
+    @replace
+    def shedule(self):
+        return None
+
 class Extension:
     def users_own(self):
         return "users own"
@@ -50,6 +55,7 @@ ENTRIES = {
     "on-worker": "boot_patches:OnWorker",
     "everywhere": "boot_patches:Everywhere",
     "too-late": "boot_patches:Late",
+    "wrong-method": "boot_patches:WrongMethod",
 }
 
 PLAN = '[defaults]\npatches = ["on-engine", "on-worker", "everywhere", "stat-logger-guard"]\nstats = ["request-log"]\n'

@@ -87,6 +87,35 @@ def test_a_spawned_engine_has_the_same(simulated: Session):
     assert states(engine) == {"on-engine": "applied", "on-worker": "applied", "everywhere": "applied"}
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_engine_that_cannot_apply_an_item_stops_the_start(simulated: Session, method: str):
+    """multiprocessing swallows what is raised right after a fork; the engine that is made next raises it again."""
+    simulated.plan('[defaults]\npatches = ["wrong-method"]\n')
+    simulated.env["VLLM_WORKER_MULTIPROC_METHOD"] = method
+    line = last_line(simulated.script(GENERATE))
+    assert "EngineCore (engine" in line
+    assert "patch wrong-method is refused" in line
+    assert "'shedule'" in line
+    assert "(did you mean 'schedule'?)" in line
+    assert "Next: " in line
+
+
+def test_a_killed_forked_engine_is_visible(simulated: Session):
+    """A process that is gone without a word stays in the records as died."""
+    script = GENERATE + (
+        "import os, signal, time\n"
+        "(engine,) = [row for view in runs() for row in view.rows() if 'engine' in row['roles']]\n"
+        "os.kill(engine['pid'], signal.SIGKILL)\n"
+        "time.sleep(0.5)\n"
+        "print('FOUND', [(finding.code, finding.subject) for view in runs() for finding in view.findings()])\n"
+        "os._exit(0)\n"
+    )
+    done = simulated.script(script)
+    engine = rows_of(done)["EngineCore"]
+    assert engine["start_method"] == "fork"
+    assert f"('S006', 'EngineCore (engine+worker, pid {engine['pid']} on " in done.stdout
+
+
 def test_an_engine_in_the_same_process_plays_all_roles(simulated: Session):
     """One process, one record, three roles."""
     simulated.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
