@@ -7,7 +7,6 @@
     │   ├── TargetError        the target is missing, or is not the kind of thing the patch expects
     │   ├── VersionError       the installed vLLM is outside the patch's range
     │   └── ConflictError      two patches, or a patch and a stranger, want the same place
-    ├── ContractError          a class does not fulfil the contract it is planned for
     ├── StartError             a process lacks what its plan names
     ├── LedgerError            the folder of records cannot be used
     └── SetupError             something this command needs is not installed or not reachable
@@ -68,10 +67,6 @@ class VersionError(PatchError):
 
 class ConflictError(PatchError):
     """Two patches, or a patch and a stranger, want the same place."""
-
-
-class ContractError(GraftError):
-    """A class does not fulfil the contract it is planned for."""
 
 
 class StartError(GraftError):

@@ -38,9 +38,6 @@ class ShortestFirst(AdmissionQueue):
 class Fails(ShortestFirst):
     def pop(self):
         raise RuntimeError("queue is broken")
-
-class Other:
-    pass
 """
 
 

@@ -156,6 +156,16 @@ def test_a_server_on_the_simulated_platform_forks_or_spawns_and_serves(simulated
         assert roles - {"registry"} == {"frontend", "engine", "worker"}
 
 
+def test_without_the_endpoint_the_comparison_stays(simulated: Session):
+    """endpoint = false takes the route away, not the proof."""
+    simulated.plan('[defaults]\npatches = ["on-engine"]\nendpoint = false\n')
+    with simulated.server() as server:
+        assert server.get("/graft/status")[0] == 404
+        view = server.run_view()
+        assert view is not None
+        assert view.findings() == []
+
+
 def test_additional_config_and_profiles_reach_every_process(simulated: Session):
     """No file at all: the plan comes with the arguments."""
     simulated.config.unlink()
@@ -254,6 +264,24 @@ args.create_engine_config()
     done = simulated.script(script)
     assert "STILL HERE" in done.stdout
     assert f"{simulated.config}:1: is not valid TOML" in last_line(done)
+
+
+def test_what_would_leave_the_plan_unproven_refuses_it(simulated: Session):
+    """A vLLM that lacks a place of ours, and the Rust front end: nothing planned may be absent in silence."""
+    script = """
+from vllm.v1 import utils
+BREAK
+from vllm.engine.arg_utils import EngineArgs
+EngineArgs(model=MODEL, max_model_len=256).create_engine_config()
+"""
+    line = last_line(simulated.script(script.replace("BREAK", "del utils.APIServerProcessManager.shutdown")))
+    assert "lacks a place that vllm-graft needs" in line
+    assert "APIServerProcessManager" in line
+    assert "Next: install vLLM >=0.26.0,<0.33 or a newer vllm-graft, or set GRAFT_DISABLE=1" in line
+    simulated.env["VLLM_USE_RUST_FRONTEND"] = "1"
+    line = last_line(simulated.script(script.replace("BREAK", "")))
+    assert "VLLM_USE_RUST_FRONTEND: with the Rust front end nothing can be proven active" in line
+    assert "Next: unset VLLM_USE_RUST_FRONTEND" in line
 
 
 def test_the_hash_of_the_patches_is_in_vllms_compile_key(simulated: Session):

