@@ -167,6 +167,8 @@ class Ledger:
 
     def _end(self, pid: int) -> None:
         if self.record is not None and self.record.pid == pid:
+            # An error of the last moments may still be on its way to the disk, by a thread that ends with the process.
+            self.save()
             self.cells.end()
 
 
