@@ -138,7 +138,7 @@ POINTS: Final[tuple[Point, ...]] = (
         budget="none",
         key="",
         many=False,
-        registered="the entry point graft of vllm.platform_plugins; asked for by GRAFT_SIMULATE=1",
+        registered="the entry point graft of vllm.platform_plugins; asked for by GRAFT_SIMULATE",
         roles=("frontend", "engine", "worker", "registry"),
         bound=RELEASES,
     ),

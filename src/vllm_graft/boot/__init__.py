@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 SIMULATE_VARIABLE = "GRAFT_SIMULATE"
-"""Set to 1, vLLM runs on the simulated accelerator."""
+"""Set to 1 or to the name of a device, vLLM runs on the simulated accelerator."""
 
 DISABLE_VARIABLE = "GRAFT_DISABLE"
 """Set to 1, the package does nothing: the stock server."""
@@ -27,11 +27,15 @@ def register() -> None:
 
 def platform() -> str | None:
     """The entry point ``graft`` of ``vllm.platform_plugins``: the simulated platform where it is asked for."""
-    if disabled() or os.environ.get(SIMULATE_VARIABLE, "").strip() != "1":
+    if disabled() or not _asked(SIMULATE_VARIABLE):
         return None
     return "vllm_graft.plugins.platforms.simulated.platform.SimulatedPlatform"
 
 
 def disabled() -> bool:
     """Whether ``GRAFT_DISABLE`` turns the package off."""
-    return os.environ.get(DISABLE_VARIABLE, "").strip().lower() not in ("", "0", "false", "no")
+    return _asked(DISABLE_VARIABLE)
+
+
+def _asked(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")

@@ -45,13 +45,22 @@ class Layer:
     models: list[str] = field(default_factory=list)
 
 
+Values = dict[str, tuple[OptionValue, str]]
+"""The values of a table by key, each with the place that gave it."""
+
+
 @dataclass(slots=True)
 class File:
-    """What ``graft.toml`` says: the defaults, the profiles in their order, the options."""
+    """What ``graft.toml`` says: the defaults, the profiles in their order, the options.
+
+    ``simulated`` and ``devices`` are for the simulated accelerator, which knows what they may hold.
+    """
 
     path: Path
     defaults: Layer
     profiles: list[Layer]
+    simulated: Values = field(default_factory=dict)
+    devices: dict[str, Values] = field(default_factory=dict)
 
 
 def find_file() -> Path | None:
@@ -84,11 +93,18 @@ def read_file(path: Path) -> File:
     def where(key: tuple[str | int, ...], value: str | None) -> str:
         return f"{path}:{lines.of(key, value)}"
 
-    _known(data, ("defaults", "profile", "options"), (), where, "table")
+    _known(data, ("defaults", "profile", "options", "simulated", "device"), (), where, "table")
     defaults = Layer("[defaults]")
     _read_choices(defaults, _table(data.get("defaults", {}), ("defaults",), where), ("defaults",), where)
     _read_options(defaults, _table(data.get("options", {}), ("options",), where), ("options",), where)
-    return File(path, defaults, _read_profiles(data.get("profile", []), where))
+    devices = _table(data.get("device", {}), ("device",), where)
+    return File(
+        path,
+        defaults,
+        _read_profiles(data.get("profile", []), where),
+        _read_values(data.get("simulated", {}), ("simulated",), where),
+        {name: _read_values(given, ("device", name), where) for name, given in devices.items()},
+    )
 
 
 def from_environment() -> Layer | None:
@@ -174,11 +190,14 @@ def _names(value: object, point: points.Point, at: tuple[str | int, ...], where:
 
 def _read_options(layer: Layer, table: dict[str, object], path: tuple[str | int, ...], where: Where) -> None:
     for item, given in table.items():
-        rows = _table(given, (*path, item), where)
-        layer.options[item] = {
-            name: (_option(value, (*path, item, name), where), where((*path, item, name), None))
-            for name, value in rows.items()
-        }
+        layer.options[item] = _read_values(given, (*path, item), where)
+
+
+def _read_values(given: object, path: tuple[str | int, ...], where: Where) -> Values:
+    return {
+        name: (_option(value, (*path, name), where), where((*path, name), None))
+        for name, value in _table(given, path, where).items()
+    }
 
 
 def _option(value: object, at: tuple[str | int, ...], where: Where) -> OptionValue:

@@ -28,6 +28,10 @@ _ENVIRONMENT: Final[Mapping[str, str | None]] = {
     "GRAFT_PLAN": None,
     "GRAFT_RUN": None,
     "GRAFT_SIMULATE": None,
+    "GRAFT_SIMULATED_ACCEPTANCE": None,
+    "GRAFT_SIMULATED_KV_BYTES": None,
+    "GRAFT_SIMULATED_OUTPUT_TOKENS": None,
+    "GRAFT_SIMULATED_SPEED": None,
     "VLLM_CUSTOM_PATCHES": None,
     "VLLM_PLUGINS": None,
 }
@@ -66,9 +70,15 @@ class Session:
         """Lay out a distribution that everything started here sees as installed."""
         lay_out(self.site, name, entry_points, modules)
 
-    def simulate(self) -> None:
-        """Run on the simulated accelerator from here on: boots in seconds, forks, schedules asynchronously."""
-        self.env["GRAFT_SIMULATE"] = "1"
+    def simulate(self, device: str = "instant", speed: float | str = 1) -> None:
+        """Run everything started from here on on the simulated accelerator, on a modelled device where one is named.
+
+        With ``speed="virtual"`` the engine is put into the process that makes it, which is the only one of ``script``.
+        """
+        self.env["GRAFT_SIMULATE"] = device
+        self.env["GRAFT_SIMULATED_SPEED"] = str(speed)
+        if speed == "virtual":
+            self.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
     def server(self, *arguments: str, model: str | Path | None = None, program: Sequence[str] | None = None) -> Server:
         """A server with the plan, not started yet; stopped when the test ends."""
@@ -137,7 +147,7 @@ class Session:
     def _check_platform(self) -> None:
         platforms = sys.modules.get("vllm.platforms")
         chosen = vars(platforms).get("_current_platform") if platforms is not None else None
-        simulated = self.env.get("GRAFT_SIMULATE") == "1"
+        simulated = self.env.get("GRAFT_SIMULATE") is not None
         if chosen is not None and simulated != ("Simulated" in type(chosen).__name__):
             raise SetupError(
                 f"vLLM has already settled on {type(chosen).__name__} in this process",

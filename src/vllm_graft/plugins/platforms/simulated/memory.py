@@ -1,63 +1,108 @@
 """How much the simulated accelerator's KV cache may hold, and what one layer puts there.
 
-No memory is taken: vLLM divides the number of bytes into blocks, and the blocks are real to its scheduler.
+No memory is taken: vLLM divides the number of bytes into blocks, and the blocks are real to its scheduler. They are
+what a real device would have left: its memory, times the share vLLM may use, less weights, activations and a reserve.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_graft.errors import ConfigError
+from vllm_graft.plugins.platforms.simulated.roofline import Roofline
+from vllm_graft.plugins.platforms.simulated.settings import VARIABLES, Settings
+from vllm_graft.plugins.platforms.simulated.shape import Shape, shape_of
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheSpec
 
-KV_BYTES_VARIABLE = "GRAFT_SIMULATED_KV_BYTES"
-DEFAULT_KV_BYTES = 1 << 30
+INSTANT_KV_BYTES = 1 << 30
+"""The KV cache of the instant device, where none is asked for."""
+
+_WHERE = "simulated accelerator"
 
 
-def kv_bytes(environ: Mapping[str, str] | None = None) -> int:
-    """The bytes for the KV cache of one simulated device: ``$GRAFT_SIMULATED_KV_BYTES``, else 1 GiB."""
-    text = (os.environ if environ is None else environ).get(KV_BYTES_VARIABLE, "").strip()
-    if not text:
-        return DEFAULT_KV_BYTES
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigError(
-            f"{text!r} is not a number of bytes",
-            where=KV_BYTES_VARIABLE,
-            fix=f"set a whole number above 0, such as {DEFAULT_KV_BYTES}, or unset it",
-        )
-    return int(text)
+def roofline(vllm_config: VllmConfig, settings: Settings) -> Roofline | None:
+    """The modelled device of a configuration; None for the instant one."""
+    if settings.device is None:
+        return None
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    return Roofline(
+        shape(model),
+        settings.device,
+        tensor=parallel.tensor_parallel_size,
+        pipeline=parallel.pipeline_parallel_size,
+        kv_bytes=_kv_dtype(vllm_config).itemsize,
+    )
 
 
-def available_bytes(vllm_config: VllmConfig) -> int:
-    """What a device offers for this model's KV cache: vLLM's own setting where it is given, else ``kv_bytes()``.
+def shape(model: ModelConfig) -> Shape:
+    """The shape of a model as vLLM has read it."""
+    config: dict[str, Any] = model.hf_text_config.to_dict()
+    quantized = getattr(model.hf_config, "quantization_config", None)
+    if quantized is None and model.quantization:
+        quantized = {"quant_method": model.quantization}
+    if quantized is not None:
+        config["quantization_config"] = quantized if isinstance(quantized, dict) else quantized.to_dict()
+    return shape_of(config, str(model.model), model.dtype.itemsize)
 
-    Raises ConfigError where one request of full length would not fit. vLLM would say so too, but advise a setting that
-    has no effect here.
+
+def available_bytes(vllm_config: VllmConfig, settings: Settings) -> int:
+    """What a device offers for this model's KV cache: a given size, else what the memory leaves.
+
+    Raises ConfigError where the weights, or one request of full length, would not fit: vLLM would say so too, but
+    advise settings that may have no effect here.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    size: int = cache.kv_cache_memory_bytes or kv_bytes()
+    size: int = cache.kv_cache_memory_bytes or settings.kv_bytes or _left(vllm_config, settings)
     if cache.num_gpu_blocks_override is not None or model.original_max_model_len == -1:
         return size  # the number of blocks is given, or vLLM shortens the requests until they fit
     # The page on top: vLLM keeps one block for itself.
     specs = kv_cache_specs(vllm_config).values()
     need = sum(spec.max_memory_usage_bytes(vllm_config) + spec.page_size_bytes for spec in specs)
     if need > size:
+        more = f"set {VARIABLES['kv_bytes']} to {need} or more" if settings.device is None else _MORE_DEVICES
         raise ConfigError(
             f"one request of max_model_len {model.max_model_len} needs {need} bytes of KV cache, and there are {size}",
-            where="simulated accelerator",
-            fix=f"set {KV_BYTES_VARIABLE} to {need} or more, or lower --max-model-len",
+            where=_WHERE,
+            fix=f"{more}, or lower --max-model-len",
         )
     return size
 
 
+_MORE_DEVICES = "raise --tensor-parallel-size, take a device with more memory"
+
+
+def check_fit(vllm_config: VllmConfig, settings: Settings) -> None:
+    """Raises ConfigError where the model does not fit the device, before anything is started."""
+    if not vllm_config.cache_config.kv_cache_memory_bytes and not settings.kv_bytes:
+        _left(vllm_config, settings)
+
+
+def _left(vllm_config: VllmConfig, settings: Settings) -> int:
+    """What the modelled device's memory leaves for the KV cache."""
+    modelled = roofline(vllm_config, settings)
+    if modelled is None:
+        return INSTANT_KV_BYTES
+    scheduler, device = vllm_config.scheduler_config, modelled.device
+    share: float = vllm_config.cache_config.gpu_memory_utilization
+    usable = share * device.memory_bytes - 1e9 * device.reserve_gb
+    activations = modelled.activation_bytes(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+    left = usable - modelled.weight_bytes - activations
+    if left <= 0:
+        raise ConfigError(
+            f"the model's weights take {modelled.weight_bytes / 1e9:.1f} GB of each {settings.name} and a step "
+            f"{activations / 1e9:.1f} GB; vLLM may use {usable / 1e9:.1f} GB (gpu_memory_utilization {share:g} of "
+            f"{device.memory_gb:g} GB, less {device.reserve_gb:g} GB), which leaves nothing for the KV cache",
+            where=_WHERE,
+            fix=f"{_MORE_DEVICES}, or lower --max-num-batched-tokens",
+        )
+    return int(left)
+
+
 def kv_cache_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
     """What each attention layer of this rank keeps per token, by the layer's name."""
-    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
@@ -65,7 +110,7 @@ def kv_cache_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
         "block_size": cache.block_size,
         "num_kv_heads": model.get_num_kv_heads(parallel),
         "head_size": model.get_head_size(),
-        "dtype": kv_cache_dtype_str_to_dtype(cache.cache_dtype, model),
+        "dtype": _kv_dtype(vllm_config),
     }
     window = model.get_sliding_window()
     kinds = getattr(model.hf_text_config, "layer_types", None) or ()
@@ -81,3 +126,9 @@ def kv_cache_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
             spec = FullAttentionSpec(**common)
         specs[f"model.layers.{layer}.self_attn.attn"] = spec
     return specs
+
+
+def _kv_dtype(vllm_config: VllmConfig) -> Any:
+    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+
+    return kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, vllm_config.model_config)

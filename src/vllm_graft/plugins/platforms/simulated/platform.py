@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from vllm_graft.plugins.platforms.simulated import memory, refusals
+from vllm_graft.errors import ConfigError
+from vllm_graft.plugins.platforms.simulated import refusals
+from vllm_graft.plugins.platforms.simulated.memory import INSTANT_KV_BYTES, check_fit
+from vllm_graft.plugins.platforms.simulated.settings import resolve_settings, settings_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -37,6 +40,9 @@ class SimulatedPlatform(Platform):
     worker_cls = "vllm_graft.plugins.platforms.simulated.worker.SimulatedWorker"
     """The worker that vLLM starts; a platform that extends this one names its own."""
 
+    executor_cls = "vllm_graft.plugins.platforms.simulated.executor.SimulatedExecutor"
+    """The executor of virtual time, which has one process."""
+
     def __init__(self) -> None:
         """Made once in every process of vLLM, before anything else of the platform is used."""
         tolerate_missing_accelerator()
@@ -53,7 +59,7 @@ class SimulatedPlatform(Platform):
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
         """The name that logs and metrics show."""
-        return "simulated accelerator"
+        return f"simulated {resolve_settings().name}"
 
     @classmethod
     def get_device_uuid(cls, device_id: int = 0) -> str:
@@ -62,8 +68,11 @@ class SimulatedPlatform(Platform):
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
-        """The KV cache is all that is kept, so its size is the size of the memory."""
-        return memory.kv_bytes()
+        """The modelled memory; of the instant device, the KV cache is all that is kept."""
+        settings = resolve_settings()
+        if settings.device is None:
+            return settings.kv_bytes or INSTANT_KV_BYTES
+        return settings.device.memory_bytes
 
     @classmethod
     def get_current_memory_usage(cls, device: torch.types.Device | None = None) -> float:
@@ -76,7 +85,12 @@ class SimulatedPlatform(Platform):
         from vllm.config import CompilationMode, CUDAGraphMode
 
         refusals.check_config(vllm_config)
-        memory.kv_bytes()
+        settings = settings_of(vllm_config)
+        if vllm_config.model_config is not None and settings.device is not None:
+            check_fit(vllm_config, settings)
+        if settings.virtual:
+            refusals.check_virtual(vllm_config)
+            vllm_config.parallel_config.distributed_executor_backend = cls.executor_cls
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = cls.worker_cls
         if not vllm_config.cache_config.user_specified_block_size:
@@ -92,6 +106,15 @@ class SimulatedPlatform(Platform):
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
         """Stock vLLM asks the model's attention layers; here no model is built."""
+
+    @classmethod
+    def get_attn_backend_cls(cls, *args: object, **kwargs: object) -> str:
+        """Asked by an attention layer when it is built, and none is ever built."""
+        raise ConfigError(
+            "attention is never computed, so there is no backend for it",
+            where="simulated accelerator",
+            fix="run the model on a real device (unset GRAFT_SIMULATE)",
+        )
 
     @classmethod
     def import_kernels(cls) -> None:

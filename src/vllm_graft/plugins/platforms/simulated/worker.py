@@ -2,49 +2,51 @@
 
 The engine cannot tell it from a real worker: it reports what the layers keep, how much memory there is, takes a step
 in ``execute_model`` and gives its tokens in ``sample_tokens``. Three methods are there to be overridden:
-``token_source`` (what the tokens are), ``step_seconds`` (how long a step takes) and ``timeline`` (by which clock).
+``token_source`` (what the tokens are), ``stage_seconds`` (how long a step takes) and ``timeline`` (by which clock).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_graft.errors import ConfigError
 from vllm_graft.plugins.platforms.simulated.adapters import AdapterShelf
+from vllm_graft.plugins.platforms.simulated.answers import StepOutput, answer, draft_tokens
 from vllm_graft.plugins.platforms.simulated.batch import RequestTable, Step
-from vllm_graft.plugins.platforms.simulated.memory import available_bytes, kv_cache_specs
-from vllm_graft.plugins.platforms.simulated.timing import Timeline
+from vllm_graft.plugins.platforms.simulated.drafts import Drafter
+from vllm_graft.plugins.platforms.simulated.lengths import LengthModel
+from vllm_graft.plugins.platforms.simulated.logprobs import LogprobModel
+from vllm_graft.plugins.platforms.simulated.memory import available_bytes, kv_cache_specs, roofline
+from vllm_graft.plugins.platforms.simulated.settings import settings_of
+from vllm_graft.plugins.platforms.simulated.timing import VIRTUAL_CLOCK, RealClock, Timeline
 from vllm_graft.plugins.platforms.simulated.tokens import HashedTokens, TokenSource
 from vllm_graft.plugins.platforms.simulated.vocabulary import vocabulary
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from vllm.config import VllmConfig
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.outputs import DraftTokenIds
 
 _log = logging.getLogger(__name__)
 
+_MEMORY = frozenset({"weights", "kv_cache"})
+"""What sleeps and wakes, by vLLM's names."""
 
-class StepOutput(AsyncModelRunnerOutput):
-    """A step's tokens, to be had once the step has ended; vLLM takes it with and without async scheduling."""
 
-    def __init__(self, output: ModelRunnerOutput, wait: Callable[[], None]) -> None:
-        self._output = output
-        self._wait = wait
+class _OneToken(NamedTuple):
+    new_tokens: int = 1
+    context: int = 1
 
-    def get_output(self) -> ModelRunnerOutput:
-        """Waits for the end of the step."""
-        self._wait()
-        return self._output
+
+_DUMMY = _OneToken()
 
 
 def _refused(what: str) -> Callable[..., None]:
@@ -71,7 +73,16 @@ class SimulatedWorker(WorkerBase):
         is_driver_worker: bool = False,
     ) -> None:
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
-        self._requests = RequestTable(self.token_source())
+        self.settings = settings_of(vllm_config)
+        self._roofline = roofline(vllm_config, self.settings)
+        words = vocabulary(self.model_config)
+        self._requests = RequestTable(self.token_source(), LogprobModel(self.model_config.seed, words))
+        speculative = self.speculative_config
+        count = speculative.num_speculative_tokens if speculative else 0
+        self._drafter = Drafter(count, self.settings.acceptance, words.size) if count else None
+        self._drafting: tuple[Step, int] = (Step(()), 0)
+        self._asleep: frozenset[str] = frozenset()
+        self._weights_on_host = False
         self._timeline = self.timeline()
         self._launched: tuple[Step, float] | None = None
         lora = self.lora_config
@@ -81,15 +92,19 @@ class SimulatedWorker(WorkerBase):
 
     def token_source(self) -> TokenSource:
         """Where the tokens come from."""
-        return HashedTokens(self.model_config.seed, vocabulary(self.model_config))
+        mean = self.settings.output_tokens
+        return HashedTokens(self.model_config.seed, vocabulary(self.model_config), LengthModel(mean) if mean else None)
 
-    def step_seconds(self, step: Step) -> float:
-        """How long the device works on a step."""
-        return 0.0
+    def stage_seconds(self, step: Step) -> Sequence[float]:
+        """How long each pipeline stage works on a step."""
+        return (0.0,) if self._roofline is None else self._roofline.stage_seconds(step.shares)
 
     def timeline(self) -> Timeline:
         """The clock that the steps run on."""
-        return Timeline()
+        if not self.settings.virtual:
+            return Timeline(RealClock(self.settings.speed))
+        VIRTUAL_CLOCK.install()
+        return Timeline(VIRTUAL_CLOCK)
 
     # The start, in the order vLLM calls it.
 
@@ -112,9 +127,14 @@ class SimulatedWorker(WorkerBase):
 
     def determine_available_memory(self) -> int:
         """The bytes for the KV cache, of which none is ever taken."""
-        size = available_bytes(self.vllm_config)
+        size = available_bytes(self.vllm_config, self.settings)
         _log.info("simulated accelerator: rank %d has %d bytes for its KV cache", self.rank, size)
         return size
+
+    def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Takes note of the number of blocks. vLLM's guide for platforms names it; no release from 0.26 on calls it."""
+        self.cache_config.num_gpu_blocks = num_gpu_blocks
+        self.cache_config.num_cpu_blocks = num_cpu_blocks
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """No memory is taken for the blocks."""
@@ -141,7 +161,16 @@ class SimulatedWorker(WorkerBase):
         step = self._requests.advance(scheduler_output)
         if not step.shares:
             return ModelRunnerOutput(req_ids=[], req_id_to_index={})
-        self._launched = (step, self._timeline.launch(self.step_seconds(step)))
+        if self._asleep:
+            parts = ", ".join(sorted(self._asleep))
+            raise ConfigError(f"a step came while {parts} slept", where="simulated accelerator", fix="wake it up first")
+        self._drafting = (step, scheduler_output.num_spec_tokens_to_schedule)
+        end = self._timeline.launch(
+            self.stage_seconds(step),
+            [share.request_id for share in step.shares],
+            [share.request_id for share in step.shares if share.index is not None],
+        )
+        self._launched = (step, end)
         return None
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput | None:
@@ -149,23 +178,21 @@ class SimulatedWorker(WorkerBase):
         if self._launched is None:
             return None
         (step, end), self._launched = self._launched, None
-        masks = _masks(grammar_output)
-        ids = [share.request_id for share in step.shares]
-        output = ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={request_id: position for position, request_id in enumerate(ids)},
-            sampled_token_ids=[
-                [] if share.index is None else [share.stream.token(share.index, masks.get(share.request_id))]
-                for share in step.shares
-            ],
-        )
+        output = answer(step, grammar_output, self._drafter)
+        self._requests.settle(output.req_ids, output.sampled_token_ids)
         return StepOutput(output, lambda: self._timeline.wait(end))
 
     def execute_dummy_batch(self) -> None:
-        """A data-parallel rank without work keeps the others company; here nobody waits for it."""
+        """A data-parallel rank without work keeps the others company, for as long as one token takes."""
+        if self._roofline is not None:
+            self._timeline.wait(self._timeline.launch(self._roofline.stage_seconds([_DUMMY])))
 
-    def take_draft_token_ids(self) -> None:
-        """No drafts: speculative decoding is refused at the start."""
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """The drafts for what comes after the tokens given out; None without speculative decoding."""
+        if self._drafter is None:
+            return None
+        step, count = self._drafting
+        return draft_tokens(step, self._requests, self._drafter, min(count, self._drafter.count))
 
     def synchronize_device(self) -> None:
         """Waits for the steps in flight."""
@@ -181,13 +208,26 @@ class SimulatedWorker(WorkerBase):
         """Encoder outputs are never computed, hence never kept."""
 
     def sleep(self, level: int = 1) -> None:
-        """Nothing is held that sleep could free; the scheduler forgets the cached blocks itself."""
+        """Level 1 moves the weights to the host, level 2 forgets them; the scheduler pauses and drops cached blocks."""
+        self._asleep = _MEMORY
+        self._weights_on_host = level == 1
+        if self._weights_on_host:
+            self._move_weights()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """As soon as asked."""
+        """All of it or the parts that are named; weights that are on the host come back from there."""
+        woken = self._asleep.intersection(_MEMORY if tags is None else tags)
+        self._asleep -= woken
+        if "weights" in woken and self._weights_on_host:
+            self._move_weights()
 
     def discard(self, tags: tuple[str, ...]) -> None:
-        """Nothing is held."""
+        """Lets go of the parts that are named. Called from vLLM 0.31 on."""
+        self._asleep = self._asleep.union(tags)
+
+    def reload_weights(self, *args: object, **kwargs: object) -> None:
+        """What follows a sleep of level 2: there is nothing to read, but it takes the weights' time."""
+        self._move_weights()
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
         """Loads an adapter by name; its files are never read."""
@@ -211,10 +251,24 @@ class SimulatedWorker(WorkerBase):
     profile = _refused("profiling a device")
     save_sharded_state = _refused("saving weights")
     save_tensorized_model = _refused("saving weights")
-    reload_weights = _refused("loading weights")
     update_weights = _refused("updating weights")
     init_weight_transfer_engine = _refused("transferring weights")
     compute_weight_checksums = _refused("computing checksums of weights")
+
+    def shutdown(self) -> None:
+        """Gives Python its clocks back, where time was virtual."""
+        VIRTUAL_CLOCK.remove()
+        super().shutdown()
+
+    def simulated_load(self) -> dict[str, float]:
+        """Steps so far and the modelled seconds they took, for ``collective_rpc``."""
+        return {"steps": self._timeline.steps, "busy_s": self._timeline.busy_s}
+
+    def _move_weights(self) -> None:
+        """Takes the time that the weights need over the host link."""
+        if self._roofline is not None:
+            seconds = self._roofline.weight_bytes / (1e9 * self._roofline.device.host_gb_s)
+            self._timeline.wait(self._timeline.launch([seconds]))
 
     def _refuse(self, what: str, *, fix: str) -> None:
         """Raises on the last rank only.
@@ -231,10 +285,3 @@ class SimulatedWorker(WorkerBase):
         for request in scheduler_output.scheduled_new_reqs:
             if request.lora_request is not None:
                 self._adapters.add(request.lora_request.lora_int_id)
-
-
-def _masks(grammar_output: GrammarOutput | None) -> dict[str, NDArray[np.int32]]:
-    """Each structured request's row of allowed tokens."""
-    if grammar_output is None:
-        return {}
-    return dict(zip(grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask, strict=False))

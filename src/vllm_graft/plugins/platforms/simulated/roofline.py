@@ -1,0 +1,136 @@
+"""How long a device works on a batch: reading weights or multiplying by them, then attention, whichever is slower.
+
+    linear    = max(weights read / bandwidth, multiplications / arithmetic)
+    attention = for each request, max(KV read / bandwidth, multiplications / arithmetic)
+    step      = linear + attention + a constant per layer and per request + exchange between devices
+
+Tensor parallel devices share weights, KV cache and arithmetic, and exchange each layer's activations twice. Pipeline
+stages hold consecutive layers; a batch passes from one to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from vllm_graft.plugins.platforms.simulated.devices import Device
+from vllm_graft.plugins.platforms.simulated.shape import Layer, Shape
+
+ACTIVATION_BYTES = 2.0
+
+
+class Work(Protocol):
+    """One request's part of a step."""
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens computed now."""
+
+    @property
+    def context(self) -> int:
+        """Tokens in its KV cache afterwards."""
+
+
+class Roofline:
+    """The times and the memory of one model on one kind of device."""
+
+    def __init__(
+        self, shape: Shape, device: Device, *, tensor: int = 1, pipeline: int = 1, kv_bytes: float = 2.0
+    ) -> None:
+        self.shape = shape
+        self.device = device
+        self._tensor = tensor
+        self._kv_bytes = kv_bytes
+        self._stages = [_Stage(shape.layers[first:end]) for first, end in _split(len(shape.layers), pipeline)]
+
+    def stage_seconds(self, batch: Iterable[Work]) -> list[float]:
+        """How long each pipeline stage works on a batch; nothing for an empty one."""
+        works = list(batch)
+        tokens = sum(work.new_tokens for work in works)
+        if not tokens:
+            return [0.0] * len(self._stages)
+        last = len(self._stages) - 1
+        return [
+            self._linear(stage, tokens, len(works) if index == last else 0)
+            + sum(count * self._attention(window, works) for window, count in stage.windows.items())
+            + 1e-6 * self.device.layer_us * stage.depth
+            + 1e-6 * self.device.request_us * len(works) * (index == last)
+            + self._exchange(stage, tokens, passes_on=index != last)
+            for index, stage in enumerate(self._stages)
+        ]
+
+    def seconds(self, batch: Iterable[Work]) -> float:
+        """How long a batch takes from end to end."""
+        return sum(self.stage_seconds(batch))
+
+    @property
+    def weight_bytes(self) -> float:
+        """The weights on the device that holds most of them."""
+        embeddings = self.shape.embedding_bytes / (2 if len(self._stages) > 1 and not self.shape.tied else 1)
+        return (max(stage.total for stage in self._stages) * self.shape.weight_bytes + embeddings) / self._tensor
+
+    def activation_bytes(self, batched_tokens: int, sequences: int) -> float:
+        """The most that a step holds besides weights and KV cache."""
+        inner = (3 * self.shape.widest / self._tensor + 4 * self.shape.hidden) * ACTIVATION_BYTES
+        return batched_tokens * inner + 12.0 * sequences * self.shape.vocabulary / self._tensor
+
+    def _linear(self, stage: _Stage, tokens: int, sampled: int) -> float:
+        head = self.shape.vocabulary * self.shape.hidden if sampled else 0
+        read = sum(layer.weights(tokens) * count for layer, count in stage.kinds.items()) * self.shape.weight_bytes
+        multiplied = 2.0 * (stage.per_token * tokens + head * sampled)
+        return max(
+            (read + ACTIVATION_BYTES * head) / self._tensor / (1e9 * self.device.bandwidth_gb_s * self.device.weights),
+            multiplied / self._tensor / (1e12 * self.device.tflops * self.device.compute),
+        )
+
+    def _attention(self, window: int | None, works: list[Work]) -> float:
+        """One layer's attention."""
+        shared = min(self._tensor, self.shape.kv_heads)
+        read = self.shape.kv_width * self._kv_bytes / shared / (1e9 * self.device.bandwidth_gb_s * self.device.kv)
+        multiply = 4.0 * self.shape.attention_width / self._tensor / (1e12 * self.device.tflops * self.device.compute)
+        if window is None:
+            return sum(
+                max(work.context * read, work.new_tokens * (work.context - (work.new_tokens - 1) / 2) * multiply)
+                for work in works
+            )
+        return sum(
+            max(
+                min(work.context, window + work.new_tokens - 1) * read,
+                work.new_tokens * min(work.context - (work.new_tokens - 1) / 2, window) * multiply,
+            )
+            for work in works
+        )
+
+    def _exchange(self, stage: _Stage, tokens: int, *, passes_on: bool) -> float:
+        size = tokens * self.shape.hidden * ACTIVATION_BYTES
+        link, least = 1e9 * self.device.link_gb_s, 1e-6 * self.device.link_us
+        seconds = (size / link + least) if passes_on else 0.0
+        if self._tensor > 1:
+            ring = 2 * (self._tensor - 1) / self._tensor
+            seconds += 2 * stage.depth * (ring * size / link + least)
+        return seconds
+
+
+class _Stage:
+    """Consecutive layers, counted by kind: a model has dozens of layers and one or two kinds of them."""
+
+    def __init__(self, layers: tuple[Layer, ...]) -> None:
+        self.depth = len(layers)
+        self.kinds: dict[Layer, int] = {}
+        self.windows: dict[int | None, int] = {}
+        for layer in layers:
+            self.kinds[layer] = self.kinds.get(layer, 0) + 1
+            self.windows[layer.window] = self.windows.get(layer.window, 0) + 1
+        self.per_token = sum(layer.per_token for layer in layers)
+        self.total = sum(layer.total for layer in layers)
+
+
+def _split(layers: int, stages: int) -> list[tuple[int, int]]:
+    """Layers over stages, as even as they divide; the stages before the last take what is left over, as in vLLM."""
+    each, extra = divmod(layers, stages)
+    ends, first = [], 0
+    for stage in range(stages):
+        end = first + each + (1 if stages - 1 - extra <= stage < stages - 1 else 0)
+        ends.append((first, end))
+        first = end
+    return ends

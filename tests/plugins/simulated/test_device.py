@@ -1,0 +1,124 @@
+"""A modelled device under the real engine: its time to the nanosecond, its memory, and what cannot be."""
+
+import json
+
+import pytest
+
+from vllm_graft.testing import Session
+
+pytestmark = pytest.mark.engine
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+REFUSALS = """
+import json, os
+from vllm.engine.arg_utils import EngineArgs
+
+def tried(environ, **arguments):
+    os.environ.update(environ)
+    try:
+        EngineArgs("llama", skip_tokenizer_init=True, **arguments).create_engine_config()
+        said = ""
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    for name in environ:
+        del os.environ[name]
+    print("SAID", json.dumps(said), flush=True)
+
+tried({"GRAFT_SIMULATE": "H20"})
+tried({"GRAFT_SIMULATE": "small"})
+tried({"GRAFT_SIMULATE": "small"}, tensor_parallel_size=8)
+tried({"GRAFT_SIMULATE": "H200", "GRAFT_SIMULATED_SPEED": "virtual", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
+tried({"GRAFT_SIMULATE": "H200", "GRAFT_SIMULATED_SPEED": "soon"})
+"""
+
+TIMES = """
+import json, time
+from vllm import LLM, SamplingParams
+from vllm_graft.plugins.platforms.simulated.memory import roofline
+from vllm_graft.plugins.platforms.simulated.settings import settings_of
+
+def expected(config):
+    class Work:
+        def __init__(self, new, context):
+            self.new_tokens, self.context = new, context
+    model = roofline(config, settings_of(config))
+    return sum(model.seconds([work]) for work in (Work(300, 300), Work(1, 301), Work(1, 302)))
+
+for arguments in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+    llm = LLM("llama", skip_tokenizer_init=True, max_model_len=2048, max_num_seqs=8, **arguments)
+    began = time.time()
+    params = SamplingParams(max_tokens=3, detokenize=False)
+    out = llm.generate([{"prompt_token_ids": [7] * 300}], params, use_tqdm=False)
+    config = llm.llm_engine.vllm_config
+    print("TIMED", json.dumps({
+        "tokens": len(out[0].outputs[0].token_ids),
+        "took": time.time() - began,
+        "expected": expected(config),
+        "blocks": config.cache_config.num_gpu_blocks,
+        "load": llm.collective_rpc("simulated_load")[0],
+    }), flush=True)
+    llm.llm_engine.engine_core.shutdown()
+print("REAL", abs(time.time() - began) > 1e6, flush=True)
+"""
+
+
+@pytest.fixture
+def simulated(graft: Session) -> Session:
+    """A folder with a model that is a configuration alone, and a small device."""
+    graft.simulate()
+    (graft.folder / "llama").mkdir()
+    (graft.folder / "llama" / "config.json").write_text(json.dumps(LLAMA_8B))
+    graft.plan('[device.small]\nbased_on = "L40S"\nmemory_gb = 16\n')
+    return graft
+
+
+def said(graft: Session, script: str, word: str) -> list[str]:
+    """What a script printed after a word, line by line."""
+    done = graft.script(script)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [line.removeprefix(word + " ") for line in done.stdout.splitlines() if line.startswith(word + " ")]
+
+
+def test_what_cannot_be_is_refused_before_anything_starts(simulated: Session):
+    """Who, what, where and the next step, in the process the user sees."""
+    unknown, too_small, split, shared, speed = (json.loads(line) for line in said(simulated, REFUSALS, "SAID"))
+    assert "GRAFT_SIMULATE: there is no device 'H20' (did you mean 'H200'?)" in unknown
+    assert "the model's weights take 16.1 GB of each small" in too_small
+    assert "Next: raise --tensor-parallel-size" in too_small
+    assert split == ""
+    assert "virtual time belongs to one process" in shared
+    assert "GRAFT_SIMULATED_SPEED: speed must be a number above 0 or 'virtual', and is 'soon'" in speed
+
+
+@pytest.mark.slow
+def test_virtual_time_is_the_models_time_on_one_device_and_on_several(simulated: Session):
+    """One prefill and two decodes take what the model of a step says, whatever the machine does."""
+    simulated.simulate("H200", speed="virtual")
+    done = simulated.script(TIMES)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = done.stdout.splitlines()
+    runs = [json.loads(line.removeprefix("TIMED ")) for line in lines if line.startswith("TIMED ")]
+    assert [run["tokens"] for run in runs] == [3, 3, 3]
+    for run in runs:
+        assert run["took"] == pytest.approx(run["expected"], abs=1e-6)
+    one, tensor, pipeline = runs
+    assert tensor["took"] < one["took"] < pipeline["took"]
+    assert tensor["blocks"] > 2 * one["blocks"]
+    assert one["load"]["steps"] == 3
+    assert one["load"]["busy_s"] == pytest.approx(one["took"], abs=1e-6)
+    assert pipeline["load"]["busy_s"] < 0.6 * pipeline["took"]
+    assert "REAL True" in lines, "Python has its clocks back once the engine is gone"

@@ -1,0 +1,384 @@
+"""The modelled device: what a model weighs, how long a batch takes, how settings and clocks are chosen."""
+
+import importlib.util
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from vllm_graft.errors import ConfigError
+from vllm_graft.plugins.platforms.simulated.devices import DEVICES, Device, find
+from vllm_graft.plugins.platforms.simulated.roofline import Roofline
+from vllm_graft.plugins.platforms.simulated.settings import Settings, resolve_settings
+from vllm_graft.plugins.platforms.simulated.shape import shape_of
+from vllm_graft.plugins.platforms.simulated.timing import RealClock, Timeline, VirtualClock
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+
+
+class Work(NamedTuple):
+    new_tokens: int
+    context: int
+
+
+class TestShape:
+    @pytest.mark.parametrize(
+        ("config", "billions"),
+        [
+            (LLAMA, 8.03),
+            ({**LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+             | {"num_attention_heads": 64}, 70.55),
+            (MIXTRAL, 46.70),
+            (DEEPSEEK, 671.0),
+        ],
+    )  # fmt: skip
+    def test_published_models_have_their_published_size(self, config, billions):
+        assert shape_of(config).parameters / 1e9 == pytest.approx(billions, rel=0.002)
+
+    def test_a_token_meets_only_its_experts(self):
+        layer = shape_of(MIXTRAL).layers[0]
+        assert 32 * layer.per_token / 1e9 == pytest.approx(12.6, rel=0.01)
+        assert layer.weights(1) == pytest.approx(layer.shared + 2 * layer.expert)
+        assert layer.weights(10_000) == pytest.approx(layer.total)
+
+    def test_what_a_layer_keeps_per_token(self):
+        assert shape_of(LLAMA).kv_width == 2 * 8 * 128
+        assert shape_of(DEEPSEEK).kv_width == 512 + 64
+        assert shape_of(DEEPSEEK).kv_heads == 1
+
+    def test_dense_layers_of_a_mixture(self):
+        layers = shape_of(DEEPSEEK).layers
+        assert [layer.experts for layer in layers[:4]] == [0, 0, 0, 256]
+
+    @pytest.mark.parametrize(
+        ("more", "windows"),
+        [
+            ({}, [None] * 32),
+            ({"sliding_window": 4096}, [4096] * 32),
+            ({"sliding_window": 4096, "use_sliding_window": False}, [None] * 32),
+            ({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 16}, [512, None] * 16),
+            ({"sliding_window": 512, "sliding_window_pattern": 4}, ([512] * 3 + [None]) * 8),
+        ],
+    )
+    def test_windows(self, more, windows):
+        assert [layer.window for layer in shape_of({**LLAMA, **more}).layers] == windows
+
+    @pytest.mark.parametrize(
+        ("quantized", "size"),
+        [
+            (None, 2.0),
+            ({"quant_method": "fp8"}, 1.0),
+            ({"quant_method": "gptq", "bits": 4}, 0.53),
+            ({"quant_method": "unheard-of"}, 2.0),
+        ],
+    )
+    def test_quantized_weights(self, quantized, size):
+        assert shape_of({**LLAMA, "quantization_config": quantized}).weight_bytes == pytest.approx(size)
+
+    def test_a_model_of_several_parts_is_its_text_part(self):
+        assert shape_of({"model_type": "gemma3", "text_config": LLAMA}) == shape_of(LLAMA)
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"hidden_size": None}, "hidden_size: is missing|hidden_size: must be above 0"),
+            ({"num_hidden_layers": -4}, "num_hidden_layers: must be a whole number above 0, and is -4"),
+            ({"num_attention_heads": "many"}, "num_attention_heads: must be a whole number above 0, and is 'many'"),
+            ({"num_key_value_heads": 5}, "num_key_value_heads: 5 does not divide the 32 attention heads"),
+            ({"hidden_size": 16}, "hidden_size: 16 is less than the 32 attention heads"),
+            ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok: 8 is more than the 4 experts"),
+        ],
+    )
+    def test_a_configuration_that_cannot_be_is_named(self, change, says):
+        with pytest.raises(ConfigError, match=says) as caught:
+            shape_of({**LLAMA, **change}, "models/x/config.json")
+        assert "models/x/config.json" in str(caught.value)
+
+
+class TestRoofline:
+    @pytest.fixture
+    def device(self):
+        perfect = {"compute": 1.0, "weights": 1.0, "kv": 1.0, "layer_us": 0.0, "request_us": 0.0, "link_us": 0.0}
+        return Device(memory_gb=100, bandwidth_gb_s=1000, tflops=100, link_gb_s=100, **perfect)
+
+    def test_one_token_takes_the_reading_of_all_weights(self, device):
+        read = 2 * (shape_of(LLAMA).parameters - 128256 * 4096)
+        assert Roofline(shape_of(LLAMA), device).seconds([Work(1, 1)]) == pytest.approx(read / 1e12, rel=1e-3)
+
+    def test_a_long_prompt_takes_its_arithmetic(self, device):
+        linear = 2 * (shape_of(LLAMA).parameters - 2 * 128256 * 4096) * 8192
+        attention = 4 * 32 * 4096 * 8192 * 8192 / 2
+        seconds = Roofline(shape_of(LLAMA), device).seconds([Work(8192, 8192)])
+        assert seconds == pytest.approx((linear + attention) / 1e14, rel=1e-3)
+
+    def test_decoding_reads_the_kv_cache(self, device):
+        model = Roofline(shape_of(LLAMA), device)
+        kv = 64 * 4000 * 2 * 32 * 2 * 8 * 128
+        longer, short = [Work(1, 4001)] * 64, [Work(1, 1)] * 64
+        assert model.seconds(longer) - model.seconds(short) == pytest.approx(kv / 1e12, rel=1e-6)
+
+    def test_a_window_bounds_it(self, device):
+        model = Roofline(shape_of({**LLAMA, "sliding_window": 1000}), device)
+        assert model.seconds([Work(1, 50_000)]) == model.seconds([Work(1, 1000)])
+        assert model.seconds([Work(1, 900)]) < model.seconds([Work(1, 1000)])
+
+    def test_an_empty_step_takes_no_time(self, device):
+        assert Roofline(shape_of(LLAMA), device, pipeline=2).stage_seconds([]) == [0.0, 0.0]
+
+    def test_tensor_parallel_devices_share_the_work_and_exchange(self, device):
+        batch = [Work(1, 2000)] * 32
+        one, two = (Roofline(shape_of(LLAMA), device, tensor=size).seconds(batch) for size in (1, 2))
+        exchanged = 2 * 32 * (2 * 1 / 2) * (32 * 4096 * 2) / 100e9
+        assert two == pytest.approx(one / 2 + exchanged, rel=1e-9)
+
+    def test_more_devices_than_kv_heads_keep_copies(self, device):
+        batch = [Work(1, 200_000)]
+        eight, sixteen = (Roofline(shape_of(LLAMA), device, tensor=size) for size in (8, 16))
+        assert sixteen.seconds(batch) > 0.8 * eight.seconds(batch)
+
+    def test_pipeline_stages_share_the_layers(self, device):
+        whole = Roofline(shape_of(LLAMA), device)
+        staged = Roofline(shape_of(LLAMA), device, pipeline=4)
+        seconds = staged.stage_seconds([Work(1, 100)] * 8)
+        assert len(seconds) == 4
+        assert sum(seconds) == pytest.approx(whole.seconds([Work(1, 100)] * 8), rel=0.01)
+        assert staged.weight_bytes < 0.4 * whole.weight_bytes
+
+    def test_layers_that_do_not_divide_go_where_vllm_puts_them(self):
+        from vllm_graft.plugins.platforms.simulated.roofline import _split
+
+        assert _split(34, 4) == [(0, 8), (8, 17), (17, 26), (26, 34)]
+
+
+@pytest.fixture(scope="module")
+def calibration():
+    """The benchmark's module, with the recorded steps."""
+    spec = importlib.util.spec_from_file_location("calibration", BENCHMARKS / "calibration.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["calibration"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class TestCalibration:
+    def test_the_shipped_h200_is_within_a_fifth_of_the_measured_one(self, calibration):
+        points, about = calibration.recorded("0.32.0", "llama-3-8b")
+        assert about["device"] == "NVIDIA H200"
+        model = Roofline(shape_of(calibration.SHAPES["llama-3-8b"]), DEVICES["H200"])
+        unseen = [point for point in points[1::2] if point.kind == "decode" and point.batch >= 8]
+        assert len(unseen) >= 12
+        assert {point.batch for point in unseen} == {8, 16, 32, 64, 128, 256}
+        assert max(abs(point.error(model)) for point in unseen) < 0.20
+
+    def test_the_shipped_constants_are_the_fitted_ones(self, calibration):
+        points, _ = calibration.recorded("0.32.0", "llama-3-8b")
+        found = calibration.fit(points[::2], shape_of(calibration.SHAPES["llama-3-8b"]), DEVICES["H200"])
+        for name in calibration.FITTED:
+            assert getattr(DEVICES["H200"], name) == pytest.approx(getattr(found, name), rel=0.02), name
+
+    def test_the_documentation_shows_the_tables(self, calibration):
+        page = (BENCHMARKS.parent / "docs" / "simulated.md").read_text(encoding="utf-8")
+        assert "\n".join(calibration.tables(DEVICES["H200"])) in page
+
+
+class TestDevices:
+    def test_names_are_found_in_any_case(self):
+        assert find("h200", {}, "") is DEVICES["H200"]
+        assert find("Instant", {}, "") is None
+
+    def test_a_device_of_ones_own(self):
+        table = {"based_on": ("H100", "g:2"), "memory_gb": (96, "g:3"), "tflops": (1200.5, "g:4")}
+        own = find("gh200", {"GH200": table}, "")
+        assert own is not None
+        assert (own.memory_gb, own.tflops, own.bandwidth_gb_s) == (96.0, 1200.5, 3350)
+
+    @pytest.mark.parametrize(
+        ("table", "says"),
+        [
+            ({"memory_gb": (96, "g:3")}, "lacks bandwidth_gb_s, tflops, link_gb_s"),
+            ({"based_on": ("H1000", "g:2")}, "must be a device that ships, and is 'H1000'"),
+            ({"based_on": ("H100", "g:2"), "memroy_gb": (96, "g:3")}, r"no 'memroy_gb' \(did you mean 'memory_gb'\?\)"),
+            ({"based_on": ("H100", "g:2"), "tflops": (-1, "g:3")}, "tflops must be a number above 0, and is -1"),
+            (
+                {"based_on": ("H100", "g:2"), "kv": (1.5, "g:3")},
+                "kv must be a number above 0 and at most 1, and is 1.5",
+            ),
+            ({"based_on": ("H100", "g:2"), "link_us": ("x", "g:3")}, "link_us must be a number, 0 or more, and is 'x'"),
+        ],
+    )
+    def test_faults_are_named_with_their_place(self, table, says):
+        with pytest.raises(ConfigError, match=says) as caught:
+            find("mine", {"mine": table}, "GRAFT_SIMULATE")
+        assert str(caught.value).startswith("g:")
+
+    def test_an_unknown_device_is_answered_with_the_known_ones(self):
+        with pytest.raises(
+            ConfigError, match=r"no device 'H20' \(did you mean 'H200'\?\); known are H200, H100, A100, L40S"
+        ):
+            find("H20", {}, "GRAFT_SIMULATE")
+
+
+class TestSettings:
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("GRAFT_CONFIG", raising=False)
+        return tmp_path
+
+    def test_without_anything_steps_take_no_time(self):
+        assert resolve_settings({"GRAFT_SIMULATE": "1"}) == Settings()
+
+    def test_a_variable_is_stronger_than_the_file(self, folder):
+        (folder / "graft.toml").write_text('[simulated]\ndevice = "A100"\nspeed = 10\noutput_tokens = 200\n')
+        from_file = resolve_settings({"GRAFT_SIMULATE": "1"})
+        assert (from_file.name, from_file.device, from_file.speed) == ("A100", DEVICES["A100"], 10.0)
+        given = resolve_settings({"GRAFT_SIMULATE": "H200", "GRAFT_SIMULATED_SPEED": "virtual"})
+        assert (given.name, given.virtual, given.output_tokens) == ("H200", True, 200.0)
+
+    def test_a_device_of_the_file(self, folder):
+        (folder / "graft.toml").write_text('[device.mine]\nbased_on = "L40S"\nmemory_gb = 24\n')
+        mine = resolve_settings({"GRAFT_SIMULATE": "mine"}).device
+        assert mine is not None
+        assert mine.memory_bytes == 24 * 10**9
+
+    def test_they_travel_as_plain_data(self):
+        for environ in ({}, {"GRAFT_SIMULATE": "H100", "GRAFT_SIMULATED_SPEED": "virtual"}):
+            settings = resolve_settings(environ)
+            assert Settings.from_dict(json.loads(json.dumps(settings.as_dict()))) == settings
+
+    @pytest.mark.parametrize(
+        ("name", "value", "says"),
+        [
+            ("GRAFT_SIMULATED_SPEED", "fast", "speed must be a number above 0 or 'virtual', and is 'fast'"),
+            ("GRAFT_SIMULATED_SPEED", "0", "speed must be a number above 0"),
+            ("GRAFT_SIMULATED_SPEED", "nan", "speed must be a number above 0"),
+            ("GRAFT_SIMULATED_OUTPUT_TOKENS", "-1", "output_tokens must be a number, 0 or more"),
+            ("GRAFT_SIMULATED_ACCEPTANCE", "70", "acceptance must be a number from 0 to 1, and is '70'"),
+            ("GRAFT_SIMULATED_KV_BYTES", "4GB", "kv_bytes must be a whole number of bytes, 0 or more, and is '4GB'"),
+            ("GRAFT_SIMULATED_KV_BYTES", "1.5", "kv_bytes must be a whole number of bytes"),
+        ],
+    )
+    def test_a_wrong_variable_is_named(self, name, value, says):
+        with pytest.raises(ConfigError, match=f"^{name}: {says}"):
+            resolve_settings({"GRAFT_SIMULATE": "1", name: value})
+
+    def test_a_wrong_line_is_named(self, folder):
+        (folder / "graft.toml").write_text('[simulated]\ndevise = "H200"\n')
+        with pytest.raises(ConfigError, match=r"graft.toml:2: .* no setting 'devise' \(did you mean 'device'\?\)"):
+            resolve_settings({"GRAFT_SIMULATE": "1"})
+        (folder / "graft.toml").write_text("[simulated]\ndevice = 200\n")
+        with pytest.raises(ConfigError, match=r"graft.toml:2: device must be a name, and is 200"):
+            resolve_settings({"GRAFT_SIMULATE": "1"})
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time = 100.0
+        self.waited: list[float] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def wait_until(self, moment: float) -> None:
+        self.waited.append(moment)
+
+
+class TestTime:
+    def test_steps_run_one_after_another(self):
+        clock = FakeClock()
+        timeline = Timeline(clock)  # type: ignore[arg-type]
+        ends = [timeline.launch([2.0]), timeline.launch([3.0])]
+        assert ends == [102.0, 105.0]
+        timeline.wait(ends[0])
+        timeline.wait()
+        assert clock.waited == [102.0, 105.0]
+        assert (timeline.steps, timeline.busy_s) == (2, 5.0)
+
+    def test_an_idle_device_starts_at_once(self):
+        clock = FakeClock()
+        timeline = Timeline(clock)  # type: ignore[arg-type]
+        timeline.launch([2.0])
+        clock.time = 200.0
+        assert timeline.launch([1.0]) == 201.0
+
+    def test_stages_of_a_pipeline_work_at_the_same_time(self):
+        timeline = Timeline(FakeClock())  # type: ignore[arg-type]
+        assert [timeline.launch([1.0, 1.0]) for _ in range(3)] == [102.0, 103.0, 104.0]
+
+    def test_a_request_does_not_overtake_its_own_token(self):
+        timeline = Timeline(FakeClock())  # type: ignore[arg-type]
+        assert timeline.launch([1.0, 1.0], needs=["a"], gives=["a"]) == 102.0
+        assert timeline.launch([1.0, 1.0], needs=["b"]) == 103.0, "another one follows at once"
+        assert timeline.launch([1.0, 1.0], needs=["b"]) == 104.0, "so does the next chunk of a prompt"
+        assert timeline.launch([1.0, 1.0], needs=["a"], gives=["a"]) == 105.0
+        assert timeline.launch([1.0, 1.0], needs=["a"], gives=["a"]) == 107.0
+
+    def test_a_factor_divides_the_waiting(self, monkeypatch):
+        slept: list[float] = []
+        monkeypatch.setattr(time, "sleep", slept.append)
+        monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+        clock = RealClock(speed=10.0)
+        assert clock.now() == 50.0
+        clock.wait_until(70.0)
+        clock.wait_until(40.0)
+        assert slept == [2.0]
+
+    def test_virtual_time_takes_the_place_of_pythons_and_gives_it_back(self):
+        originals = {name: getattr(time, name) for name in ("time", "monotonic", "perf_counter", "time_ns")}
+        clock = VirtualClock()
+        clock.install()
+        try:
+            began = time.time()
+            assert began == clock.now() == 1e9
+            clock.wait_until(began + 3600.5)
+            assert time.monotonic() - began == 3600.5
+            assert time.time_ns() == 1_000_003_600_500_000_000
+            clock.wait_until(began)
+            assert time.perf_counter() - began == 3600.5, "it never goes back"
+            assert clock.real() != time.perf_counter()
+        finally:
+            clock.remove()
+        assert {name: getattr(time, name) for name in originals} == originals
+        assert math.isclose(time.time(), originals["time"](), abs_tol=5)
