@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
 from vllm_graft.boot import disabled, lastline
@@ -33,12 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the server, print the status table once it is healthy, stop it in order on a signal."""
-    check_plugins_variable()
-    if vllm_version() is None:
-        raise SetupError("vLLM is not installed", where=sys.executable, fix="install a vLLM build for your hardware")
+    """Serve the model that is named, or the embedded one."""
+    check_set_up()
     arguments = with_default_model(args.rest)
-    server = Server(arguments, env=_environment(embedded=arguments != args.rest))
+    return watch(Server(arguments, env=_environment(embedded=arguments != args.rest)))
+
+
+def watch(server: Server) -> int:
+    """Start the server, print the status table once it is healthy, stop it in order on a signal."""
     if server.health():
         raise ConfigError(
             f"something answers on {server.url} already", where="--port", fix="give another --port, or stop that server"
@@ -75,6 +78,13 @@ def _wait(server: Server) -> None:
         raise lastline.start_error_of(server.pid) or error from None
 
 
+def check_set_up() -> None:
+    """Refuse where there is no vLLM, or where it would not load us."""
+    check_plugins_variable()
+    if vllm_version() is None:
+        raise SetupError("vLLM is not installed", where=sys.executable, fix="install a vLLM build for your hardware")
+
+
 def check_plugins_variable() -> None:
     """Refuse where ``VLLM_PLUGINS`` would turn us off before any code of ours runs in the server."""
     listed = os.environ.get("VLLM_PLUGINS")
@@ -96,7 +106,7 @@ def with_default_model(arguments: list[str]) -> list[str]:
     if named or configured or (arguments and not arguments[0].startswith("-")):
         return list(arguments)
     model = embedded_model()
-    added = [part for name, value in _EMBEDDED_DEFAULTS if not _has(arguments, name) for part in (name, value)]
+    added = [part for name, value in _EMBEDDED_DEFAULTS if not has(arguments, name) for part in (name, value)]
     print(f"vllm-graft: no model named, serving the embedded one with {' '.join(added)}", file=sys.stderr)
     return [str(model), *arguments, *added]
 
@@ -106,8 +116,9 @@ def _environment(*, embedded: bool) -> dict[str, str | None]:
     return {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")} if embedded else {}
 
 
-def _has(arguments: list[str], name: str) -> bool:
-    return any(argument == name or argument.startswith(f"{name}=") for argument in arguments)
+def has(arguments: Sequence[str], name: str) -> bool:
+    """Whether an argument of vLLM is given, in any of the spellings that vLLM takes."""
+    return any(argument.partition("=")[0].replace("_", "-") == name for argument in arguments)
 
 
 def _show(server: Server) -> None:

@@ -1,7 +1,7 @@
 """What the simulated accelerator cannot do, said before it is tried: at the start, or as the answer to a request.
 
-Tokens are invented and no logits exist, so whatever reads or shapes logits is refused rather than ignored. Soft wishes
-(temperature, top-p, penalties) are accepted: any token is a possible outcome of them.
+Tokens and log probabilities are invented and no logits exist, so whatever reads or shapes logits is refused rather than
+ignored. Soft wishes (temperature, top-p, penalties, a weak logit bias) are accepted: any token is a possible outcome.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ _WHERE = "simulated accelerator"
 _REAL_DEVICE = "run it on a real device (unset GRAFT_SIMULATE)"
 
 _SETTINGS: tuple[tuple[str, str], ...] = (
-    ("speculative_config", "speculative decoding needs a model to check the drafts"),
     ("diffusion_config", "diffusion decoding needs a model"),
     ("watermark_config", "watermarking needs logits"),
     ("kv_transfer_config", "there is no KV cache content to transfer"),
@@ -27,6 +26,7 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
     ("model_config.logits_processors", "logits processors need logits"),
     ("model_config.return_sampling_mask", "sampling masks need logits"),
     ("model_config.enable_return_routed_experts", "no expert is ever routed to"),
+    ("speculative_config.enable_adaptive_verification", "there are no draft logits to adapt to"),
     ("aux_output_config.enabled", "there are no auxiliary outputs"),
 )
 """Settings that must be off, by their path in VllmConfig; a release without a setting has it off."""
@@ -42,15 +42,20 @@ _PARALLEL: tuple[str, ...] = ("decode_context_parallel_size", "prefill_context_p
 
 _EXECUTORS: tuple[str, ...] = ("ray", "external_launcher")
 
-_LOGIT_PARAMETERS: tuple[str, ...] = (
-    "logprobs",
-    "prompt_logprobs",
-    "logprob_token_ids",
-    "prompt_logprob_token_ids",
-    "logit_bias",
-    "bad_words",
-    "thinking_token_budget",
+_LOGIT_PARAMETERS: tuple[str, ...] = ("prompt_logprob_token_ids", "thinking_token_budget")
+
+_DRAFTERS: tuple[str, ...] = (
+    "ngram",
+    "ngram_gpu",
+    "suffix",
+    "eagle",
+    "eagle3",
+    "mtp",
+    "draft_model",
+    "medusa",
+    "mlp_speculator",
 )
+"""Ways of drafting that differ, where nothing is computed, in the number of drafts and their acceptance alone."""
 
 
 def check_config(vllm_config: VllmConfig) -> None:
@@ -60,12 +65,18 @@ def check_config(vllm_config: VllmConfig) -> None:
             raise ConfigError(f"{path} cannot be honoured: {why}", where=_WHERE, fix=f"leave it out, or {_REAL_DEVICE}")
     _check_model(vllm_config)
     _check_parallel(vllm_config)
+    _check_drafting(vllm_config)
 
 
 def _check_model(vllm_config: VllmConfig) -> None:
     for name, kind in _MODELS:
         if _setting(vllm_config, f"model_config.{name}"):
             raise ConfigError(f"{kind} is not simulated", where=_WHERE, fix=f"take another model, or {_REAL_DEVICE}")
+    mode = _setting(vllm_config, "model_config.logprobs_mode")
+    if mode not in (None, "raw_logprobs"):
+        raise ConfigError(
+            f"logprobs_mode {mode!r} is not simulated", where=_WHERE, fix=f"take 'raw_logprobs', or {_REAL_DEVICE}"
+        )
     if _setting(vllm_config, "model_config.runner_type") == "pooling":
         raise ConfigError("pooling models cannot run: there are no hidden states", where=_WHERE, fix=_REAL_DEVICE)
 
@@ -79,6 +90,41 @@ def _check_parallel(vllm_config: VllmConfig) -> None:
     if backend in _EXECUTORS:
         raise ConfigError(
             f"executor {backend!r} is not supported", where=_WHERE, fix="set distributed_executor_backend to 'mp'"
+        )
+
+
+def _check_drafting(vllm_config: VllmConfig) -> None:
+    method = _setting(vllm_config, "speculative_config.method")
+    if method is not None and method not in _DRAFTERS:
+        raise ConfigError(
+            f"speculative method {method!r} is not simulated",
+            where=_WHERE,
+            fix=f"take one of {', '.join(_DRAFTERS)}, or {_REAL_DEVICE}",
+        )
+    if _setting(vllm_config, "speculative_config.rejection_sample_method") == "synthetic":
+        raise ConfigError(
+            "rejection_sample_method 'synthetic' changes the tokens, and drafts here never do",
+            where=_WHERE,
+            fix="leave it out and set the simulated acceptance instead",
+        )
+
+
+def check_virtual(vllm_config: VllmConfig) -> None:
+    """Raises ConfigError where virtual time was asked for and the engine would be more than one process."""
+    from vllm import envs
+
+    if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+        raise ConfigError(
+            "virtual time belongs to one process, and this engine would have one of its own",
+            where=_WHERE,
+            fix="run a workload (vllm-graft simulate --speed virtual --workload FILE), set "
+            "VLLM_ENABLE_V1_MULTIPROCESSING=0 for LLM(), or give a server a number as its speed",
+        )
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        raise ConfigError(
+            "virtual time belongs to one process, and each data-parallel rank has one of its own",
+            where=_WHERE,
+            fix="simulate one rank with its share of the load, or give a number as the speed",
         )
 
 

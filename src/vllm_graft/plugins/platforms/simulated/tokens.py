@@ -1,7 +1,10 @@
 """Where the simulated accelerator's tokens come from: a hash of the seed, the request and the position.
 
 The same prompt with the same seed gives the same tokens in any batch, after a preemption, and in every process and
-release. A request goes on to its ``max_tokens`` unless a grammar ends it.
+release. A request goes on to its ``max_tokens`` unless a grammar or a model of natural lengths ends it.
+
+What a request forbids or demands outright is kept: ``allowed_token_ids``, a ``logit_bias`` of -100 or +100, and
+``bad_words``, whose last token is not used at all. Weaker biases are soft wishes: any token is a possible outcome.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched.output import NewRequestData
 
+    from vllm_graft.plugins.platforms.simulated.lengths import LengthModel
     from vllm_graft.plugins.platforms.simulated.vocabulary import Vocabulary
 
 _WORD = (1 << 64) - 1
 _FEW = 64
+_STRONG_BIAS = 100.0
+_LENGTH_SALT = 0x6C656E677468
 
 
 class TokenStream(Protocol):
@@ -42,31 +48,37 @@ class TokenSource(Protocol):
 
 
 class HashedTokens:
-    """Ordinary tokens by hash: never a special one, unless a request or its grammar asks for it."""
+    """Ordinary tokens by hash: never a special one, unless a request or its grammar asks for it, or the text ends."""
 
-    def __init__(self, seed: int, vocabulary: Vocabulary) -> None:
+    def __init__(self, seed: int, vocabulary: Vocabulary, lengths: LengthModel | None = None) -> None:
         self._seed = seed
         self._vocabulary = vocabulary
+        self._lengths = lengths
 
     def open(self, request: NewRequestData) -> HashedStream:
         """The tokens of one request, by its prompt, its adapter, and its own seed where it has one."""
-        params = request.sampling_params
-        own = params.seed if params is not None else None
-        adapter = request.lora_request.lora_name if request.lora_request is not None else ""
-        key = stream_key(self._seed if own is None else own, adapter, request.prompt_token_ids or ())
-        return HashedStream(key, self._vocabulary, params)
+        key = request_key(request, self._seed)
+        length = self._lengths.length(mix(key ^ _LENGTH_SALT, 0)) if self._lengths is not None else None
+        return HashedStream(key, self._vocabulary, request.sampling_params, length)
 
 
 class HashedStream:
     """The tokens of one request, each computed from its position alone."""
 
-    def __init__(self, key: int, vocabulary: Vocabulary, params: SamplingParams | None = None) -> None:
+    def __init__(
+        self, key: int, vocabulary: Vocabulary, params: SamplingParams | None = None, length: int | None = None
+    ) -> None:
         self._key = key
         self._vocab_size = vocabulary.size
         self._stops = frozenset(params.all_stop_token_ids) if params is not None else frozenset()
-        self._avoid = vocabulary.special | self._stops
         self._minimum = params.min_tokens if params is not None else 0
-        self._allowed = params.allowed_token_ids if params is not None else None
+        banned, self._allowed = _demands(params) if params is not None else (frozenset(), None)
+        self._banned = banned
+        self._avoid = vocabulary.special | self._stops | banned
+        self._ending = _ending(params, vocabulary) if params is not None and length is not None else None
+        if self._ending in banned or (self._allowed and self._ending not in self._allowed):
+            self._ending = None
+        self._last = max((length or 1) - 1, self._minimum)
         # A field of vLLM 0.29 and later: the tokens a request wants to see replayed.
         self._trace: Sequence[int] = getattr(params, "trace_decode_token_ids", None) or ()
 
@@ -78,8 +90,12 @@ class HashedStream:
         # A row with all bits set is vLLM's way to say "no constraint here" (while a model still reasons).
         if mask is not None and not bool((mask == -1).all()):
             return self._constrained(index, number, allowed_tokens(mask, self._vocab_size))
+        if self._ending is not None and index >= self._last:
+            return self._ending
         if self._allowed:
-            return self._allowed[number % len(self._allowed)]
+            early = index < self._minimum
+            choice = [token for token in self._allowed if not (early and token in self._stops)] or self._allowed
+            return choice[number % len(choice)]
         return self._ordinary(number)
 
     def _ordinary(self, number: int) -> int:
@@ -97,10 +113,42 @@ class HashedStream:
         allowed[ends] = False
         wanted = [token for token in self._allowed or () if token < len(allowed) and allowed[token]]
         choice = wanted or np.flatnonzero(allowed)
+        if self._banned:
+            choice = [token for token in choice if token not in self._banned] or choice
         if not len(choice):
             # A grammar that allows nothing: whatever is returned, the scheduler fails this one request.
             return self._ordinary(number)
         return int(choice[skewed(number, len(choice))])
+
+
+def _demands(params: SamplingParams) -> tuple[frozenset[int], list[int] | None]:
+    """(the tokens a request forbids, the only ones it allows or None)."""
+    biases = (params.logit_bias or {}).items()
+    banned = {token for token, bias in biases if bias <= -_STRONG_BIAS}
+    banned.update(word[-1] for word in params.bad_words_token_ids or ())
+    forced = [token for token, bias in biases if bias >= _STRONG_BIAS]
+    allowed = list(params.allowed_token_ids or forced)
+    allowed = [token for token in allowed if token in forced] or allowed
+    return frozenset(banned), [token for token in allowed if token not in banned] or allowed or None
+
+
+def _ending(params: SamplingParams, vocabulary: Vocabulary) -> int | None:
+    """The token by which vLLM sees that a text has ended; None where the request wants to go on regardless.
+
+    Without a tokenizer there is no end token, but the model's generation configuration may name one to stop at.
+    """
+    if params.ignore_eos:
+        return None
+    if params.eos_token_id is not None:
+        return int(params.eos_token_id)
+    return min(vocabulary.special.intersection(params.stop_token_ids or ()), default=None)
+
+
+def request_key(request: NewRequestData, seed: int) -> int:
+    """The number that stands for a request: by its prompt, its adapter, and its own seed or else the engine's."""
+    own = request.sampling_params.seed if request.sampling_params is not None else None
+    adapter = request.lora_request.lora_name if request.lora_request is not None else ""
+    return stream_key(seed if own is None else own, adapter, request.prompt_token_ids or ())
 
 
 def stream_key(seed: int, adapter: str, prompt: Sequence[int]) -> int:

@@ -24,6 +24,8 @@ class Vocabulary:
 
     size: int
     special: frozenset[int] = frozenset()
+    padding: int = 0
+    """How many ids the model has past the tokenizer's last one; they are never text."""
 
 
 def vocabulary(model_config: ModelConfig) -> Vocabulary:
@@ -32,7 +34,7 @@ def vocabulary(model_config: ModelConfig) -> Vocabulary:
     named = _named_ids(model_config.hf_text_config)
     file = Path(model_config.tokenizer or model_config.model) / "tokenizer.json"
     known = read_tokenizer(file) if file.is_file() else Vocabulary(size)
-    return Vocabulary(min(size, known.size), named | known.special)
+    return Vocabulary(min(size, known.size), named | known.special, max(size - known.size, 0))
 
 
 def read_tokenizer(file: Path) -> Vocabulary:

@@ -1,0 +1,131 @@
+"""How true real time is to the model, and how fast virtual time is, on the simulated accelerator.
+
+    python benchmarks/simulated_time.py [--repeat 3] [--only real,virtual]
+
+Real time: a saturated engine (Llama-3-8B on a modelled H200, 64 and 128 requests at once) is played by the clock, with
+asynchronous and with synchronous scheduling. The same workload in virtual time, where the host costs nothing, is the
+reference; the ratio of the makespans is what the host adds. Target with asynchronous scheduling: within 5 %.
+
+Virtual time: modelled seconds per second of wall time, target at least 10, and whether two runs have equal digests.
+
+Real-time figures mean something on a quiet machine only; the load is printed beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+SATURATED = """
+[prompt]
+mean = 320
+sigma = 0.9
+min = 8
+max = 1500
+
+[output]
+mean = 220
+sigma = 0.7
+min = 8
+max = 500
+
+[workload]
+arrivals = "at-once"
+requests = {requests}
+"""
+
+BUSY = """
+[workload]
+seed = 1
+requests = 300
+rate = {rate}
+
+[prompt]
+mean = 320
+sigma = 0.9
+min = 8
+max = 1500
+
+[output]
+mean = 220
+sigma = 0.7
+min = 8
+max = 500
+"""
+
+VIRTUAL = (
+    ("L40S", "llama-3-8b", 14, ()),
+    ("H200", "llama-3-8b", 60, ()),
+    ("H200", "llama-3-70b", 14, ("--tensor-parallel-size", "2")),
+)
+"""Device, shape, requests per second (near what it serves), and what else vLLM is told."""
+
+
+def play(folder: Path, text: str, device: str, model: str, speed: str, *more: str) -> dict[str, Any]:
+    """One run of the command, in a process of its own."""
+    file = folder / "workload.toml"
+    file.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "vllm_graft.cli", "simulate", "--model", model, "--device", device]
+    command += ["--speed", speed, "--workload", str(file), "--json", "--max-num-seqs", "128", *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout)
+
+
+def real_time(folder: Path, repeat: int, sizes: tuple[int, ...]) -> None:
+    print("real time, Llama-3-8B on a modelled H200, makespan by the clock over makespan in virtual time")
+    for requests in sizes:
+        text = SATURATED.format(requests=requests)
+        for name, flag in (("asynchronous", "--async-scheduling"), ("synchronous", "--no-async-scheduling")):
+            reference = play(folder, text, "H200", "llama-3-8b", "virtual", flag)
+            ratios = []
+            for _ in range(repeat):
+                load = os.getloadavg()[0]
+                facts = play(folder, text, "H200", "llama-3-8b", "1", flag)
+                assert facts["output_tokens"] == reference["output_tokens"]
+                ratios.append((facts["makespan_s"] / reference["makespan_s"], load))
+            shown = "  ".join(f"{ratio:.3f} (load {load:.1f})" for ratio, load in ratios)
+            print(
+                f"  {requests:4} at once, {name:12}  {reference['makespan_s']:7.2f} s modelled  ratio {shown}",
+                flush=True,
+            )
+
+
+def virtual_time(folder: Path) -> None:
+    print("virtual time, 300 requests, 128 at a time")
+    for device, model, rate, more in VIRTUAL:
+        text = BUSY.format(rate=rate)
+        load = os.getloadavg()[0]
+        first, second = (play(folder, text, device, model, "virtual", *more) for _ in range(2))
+        same = "equal digests" if first["digest"] == second["digest"] else "DIGESTS DIFFER"
+        factors = " and ".join(f"{facts['modelled_per_wall']:.1f}" for facts in (first, second))
+        print(
+            f"  {model:12} on {device:5} {' '.join(more):26} {first['modelled_s']:7.1f} s modelled, "
+            f"{factors} times faster, device busy {100 * first['device_busy_share']:.0f} %, {same} (load {load:.1f})",
+            flush=True,
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=3, help="runs by the clock for each setting")
+    parser.add_argument("--only", default="virtual,real", help="virtual, real or both")
+    parser.add_argument("--requests", default="64,128", help="how many requests at once, in real time")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        if "virtual" in args.only:
+            virtual_time(Path(name))
+        if "real" in args.only:
+            real_time(Path(name), args.repeat, tuple(int(each) for each in args.requests.split(",")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""``vllm-graft simulate``: vLLM's real engine on a device that is modelled, as a server or for one workload."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from vllm_graft.boot import disabled
+from vllm_graft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm_graft.plugins.platforms.simulated.models import Model
+    from vllm_graft.plugins.platforms.simulated.settings import Settings
+    from vllm_graft.plugins.platforms.simulated.workload import Workload
+
+HELP = "run vLLM's real engine on a modelled device: an API server, or one workload and its figures"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments; everything else goes to vLLM."""
+    parser.usage = "vllm-graft simulate --model CONFIG --device NAME [options] [any vLLM argument]"
+    parser.epilog = (
+        "Without --workload this is an OpenAI-compatible server. All other arguments are handed to vLLM, to its server "
+        "or to its engine; see `vllm serve --help`."
+    )
+    add = parser.add_argument
+    add("--model", metavar="CONFIG", help="a config.json, a folder that has one, or a shape that ships (see --list)")
+    add("--device", metavar="NAME", help="H200, H100, A100, L40S, instant, or a [device.NAME] of graft.toml")
+    add("--speed", metavar="N", help="how fast time passes: 1 as it does (default), 10 ten times as fast, or virtual")
+    add("--output-tokens", metavar="N", help="mean length of an answer (default 0: no end but max_tokens)")
+    add("--acceptance", metavar="P", help="the share of draft tokens that are right (default 0.7)")
+    add("--workload", metavar="FILE", help="play this workload (JSON Lines, or a TOML description) and end")
+    add("--per-request", metavar="FILE", help="write one line of JSON for each request of the workload")
+    add("--json", action="store_true", help="print the workload's figures, or the list, as JSON")
+    add("--list", action="store_true", help="show devices and shapes, and end")
+    parser.set_defaults(takes_rest=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List, play a workload, or serve."""
+    from vllm_graft.cli.serve import check_set_up
+    from vllm_graft.cli.simulated import print_list
+    from vllm_graft.plugins.platforms.simulated.models import find_model
+
+    if args.list:
+        return print_list(as_json=args.json)
+    if args.model is None:
+        raise ConfigError("no model is named", where="--model", fix="name one; `vllm-graft simulate --list` has some")
+    model = find_model(args.model)
+    variables = _variables(args)
+    settings = _settings(args, variables)
+    _check(args, settings)
+    _check_memory(model, settings, args.rest)
+    workload = _workload(args)
+    if disabled():
+        raise ConfigError("GRAFT_DISABLE turns the simulated device off too", where="GRAFT_DISABLE", fix="unset it")
+    check_set_up()
+    if workload is not None:
+        return _play(args, model, variables, workload)
+    return _serve(args, model, variables, settings)
+
+
+def _serve(args: argparse.Namespace, model: Model, variables: dict[str, str], settings: Settings) -> int:
+    from vllm_graft.cli.serve import has, watch
+    from vllm_graft.cli.simulated import summary
+    from vllm_graft.testing.server import Server
+
+    arguments = _vllm_arguments(model, args.rest, tokenizer=not has(args.rest, "--skip-tokenizer-init"))
+    print(f"vllm-graft: {summary(model, settings, args.rest)}", file=sys.stderr, flush=True)
+    return watch(Server(arguments, env={"VLLM_NO_USAGE_STATS": "1", **variables}))
+
+
+def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], workload: Workload) -> int:
+    from vllm_graft.cli.simulated import PlayProgress, render
+    from vllm_graft.plugins.platforms.simulated.workload import run
+    from vllm_graft.plugins.platforms.simulated.workload.engine import parsed
+
+    # The report goes to standard output, so nothing else may.
+    os.environ.update(variables)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    signal.signal(signal.SIGTERM, _interrupt)
+    words = _vllm_arguments(model, args.rest, tokenizer=workload.has_text)
+    report = run(workload, parsed(["--model", *words]), progress=PlayProgress() if sys.stderr.isatty() else None)
+    if args.per_request:
+        rows = "".join(json.dumps(result.as_dict()) + "\n" for result in report.results)
+        Path(args.per_request).write_text(rows, encoding="utf-8")
+    print(json.dumps(report.as_dict(), indent=2) if args.json else render(report))
+    return 130 if report.interrupted else 0
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _variables(args: argparse.Namespace) -> dict[str, str]:
+    """Our arguments as the variables that every process of vLLM sees."""
+    from vllm_graft.plugins.platforms.simulated.settings import VARIABLES
+
+    given = {VARIABLES[key]: getattr(args, key) for key in _KEYS if getattr(args, key) is not None}
+    given.setdefault(VARIABLES["device"], os.environ.get(VARIABLES["device"]) or "1")
+    return given
+
+
+_KEYS: Final = ("device", "speed", "output_tokens", "acceptance")
+
+
+def _settings(args: argparse.Namespace, variables: dict[str, str]) -> Settings:
+    """The settings; an error names the argument where one is at fault, and not the variable it stands for."""
+    from vllm_graft.plugins.platforms.simulated.settings import VARIABLES, resolve_settings
+
+    try:
+        settings = resolve_settings({**os.environ, **variables})
+    except ConfigError as error:
+        key = next((key for key in _KEYS if VARIABLES[key] == error.where and getattr(args, key) is not None), None)
+        where = error.where if key is None else f"--{key.replace('_', '-')}"
+        raise ConfigError(error.what, where=where, fix=error.fix) from None
+    if settings.device is None and args.device is None:
+        named = os.environ.get(VARIABLES["device"], "").strip().lower()
+        if named != settings.name:
+            raise ConfigError(
+                "no device is named",
+                where="--device",
+                fix="name one; `vllm-graft simulate --list` has them, instant is the one whose steps take no time",
+            )
+    return settings
+
+
+def _check(args: argparse.Namespace, settings: Settings) -> None:
+    if args.workload is not None:
+        if args.per_request is not None and not Path(args.per_request).absolute().parent.is_dir():
+            raise ConfigError(
+                f"there is no folder for {args.per_request}", where="--per-request", fix="make it, or name another"
+            )
+        return
+    if settings.virtual:
+        raise ConfigError(
+            "virtual time belongs to one process, and a server has several",
+            where="--speed",
+            fix="give --workload FILE to play a workload, or a number such as --speed 10",
+        )
+    for name in ("per_request", "json"):
+        if getattr(args, name):
+            raise ConfigError(
+                "there are no figures without a workload",
+                where=f"--{name.replace('_', '-')}",
+                fix="add --workload FILE",
+            )
+
+
+def _check_memory(model: Model, settings: Settings, rest: list[str]) -> None:
+    """Refuse weights that cannot fit, which vLLM would find out after a minute. It checks to the byte later."""
+    from vllm_graft.cli.simulated import number
+    from vllm_graft.plugins.platforms.simulated.roofline import Roofline
+
+    device = settings.device
+    sized = any(name in rest for name in ("--quantization", "-q", "--kv-cache-memory-bytes"))
+    if device is None or settings.kv_bytes or sized:
+        return
+    tensor = int(number(rest, 1, "--tensor-parallel-size", "-tp"))
+    pipeline = int(number(rest, 1, "--pipeline-parallel-size", "-pp"))
+    share = number(rest, 1.0, "--gpu-memory-utilization")
+    weights = Roofline(model.shape, device, tensor=max(tensor, 1), pipeline=max(pipeline, 1)).weight_bytes / 1e9
+    usable = share * device.memory_gb - device.reserve_gb
+    if weights >= usable:
+        raise ConfigError(
+            f"the weights of {model.name} take {weights:.1f} GB of each of {tensor * pipeline} {settings.name}, "
+            f"and {usable:.1f} GB can be used",
+            where="--model",
+            fix="raise --tensor-parallel-size, or name a device with more memory",
+        )
+
+
+def _workload(args: argparse.Namespace) -> Workload | None:
+    from vllm_graft.plugins.platforms.simulated.workload import read
+
+    return read(args.workload) if args.workload is not None else None
+
+
+def _vllm_arguments(model: Model, rest: list[str], *, tokenizer: bool) -> list[str]:
+    """The model and what it needs, then what the user gave."""
+    from vllm_graft.cli.serve import has
+    from vllm_graft.cli.simulated import folder_of, number
+    from vllm_graft.plugins.platforms.simulated.workload.engine import EXECUTOR
+    from vllm_graft.testing.models import embedded_model
+
+    added: list[str] = []
+    if model.shipped and not has(rest, "--served-model-name"):
+        added += ["--served-model-name", model.name]
+    if tokenizer and not model.has_tokenizer and not has(rest, "--tokenizer"):
+        added += ["--tokenizer", str(embedded_model())]
+    sizes = number(rest, 1, "--tensor-parallel-size", "-tp") * number(rest, 1, "--pipeline-parallel-size", "-pp")
+    if sizes > 1 and not has(rest, "--distributed-executor-backend"):
+        added += ["--distributed-executor-backend", EXECUTOR]
+    return [str(folder_of(model)), *added, *rest]

@@ -1,0 +1,83 @@
+"""A workload in virtual time: the engine in this process, and a clock that jumps to whatever comes next."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from vllm_graft.plugins.platforms.simulated.timing import VIRTUAL_CLOCK
+from vllm_graft.plugins.platforms.simulated.workload.engine import preemption_counter, rejections, sampling
+from vllm_graft.plugins.platforms.simulated.workload.prompts import prompt_of
+
+if TYPE_CHECKING:
+    from vllm_graft.plugins.platforms.simulated.workload.drive import Tape
+    from vllm_graft.plugins.platforms.simulated.workload.request import Request
+
+
+def play(tape: Tape) -> None:
+    """Plays the tape's workload; Ctrl-C ends it early."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    real = VIRTUAL_CLOCK.real
+    began = real()
+    VIRTUAL_CLOCK.restart()
+    counter = preemption_counter(alone=True)
+    try:
+        engine = LLMEngine.from_vllm_config(tape.config, stat_loggers=[counter])
+        try:
+            tape.measured["start_s"] = real() - began
+            began = real()
+            start = VIRTUAL_CLOCK.now()
+            try:
+                _loop(tape, engine, start)
+            except KeyboardInterrupt:
+                tape.measured["interrupted"] = True
+            tape.measured |= _load(engine, tape)
+            tape.measured |= {"modelled_s": VIRTUAL_CLOCK.now() - start, "wall_s": real() - began}
+            tape.measured["preemptions"] = counter.seen  # type: ignore[attr-defined]
+        finally:
+            engine.engine_core.shutdown()
+    finally:
+        VIRTUAL_CLOCK.remove()
+
+
+def _loop(tape: Tape, engine: Any, start: float) -> None:
+    coming, playing = deque(tape.workload), dict[str, "Request"]()
+    while coming or playing:
+        now = VIRTUAL_CLOCK.now()
+        while coming and start + coming[0].at <= now:
+            request = coming.popleft()
+            if _admitted(tape, engine, request, start):
+                playing[request.id] = request
+        if not playing:
+            if coming:
+                VIRTUAL_CLOCK.wait_until(start + coming[0].at)
+            continue
+        for output in engine.step():
+            if output.finished:
+                tape.ended(playing.pop(output.request_id), output, start, VIRTUAL_CLOCK.now() - start)
+
+
+def _admitted(tape: Tape, engine: Any, request: Request, start: float) -> bool:
+    try:
+        engine.add_request(
+            request.id,
+            prompt_of(request, tape.vocabulary),
+            sampling(request, tape.settings),
+            arrival_time=start + request.at,
+            priority=request.priority,
+        )
+    except rejections() as error:
+        tape.rejected(request, error, VIRTUAL_CLOCK.now() - start)
+        return False
+    return True
+
+
+def _load(engine: Any, tape: Tape) -> dict[str, Any]:
+    load = max(engine.collective_rpc("simulated_load"), key=lambda each: each["steps"])
+    cache = tape.config.cache_config
+    return {
+        "steps": int(load["steps"]),
+        "device_busy_s": load["busy_s"],
+        "kv_tokens": (cache.num_gpu_blocks or 0) * cache.block_size,
+    }

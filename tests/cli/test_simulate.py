@@ -1,0 +1,325 @@
+"""`vllm-graft simulate`: what it refuses before vLLM is imported, what it hands to vLLM, and the real thing."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.cli import main, simulate
+from vllm_graft.cli.simulated import folder_of, number, render, summary
+from vllm_graft.errors import ConfigError
+from vllm_graft.plugins.platforms.simulated.models import find_model
+from vllm_graft.plugins.platforms.simulated.settings import VARIABLES, Settings
+from vllm_graft.plugins.platforms.simulated.workload import Report, Result
+from vllm_graft.testing import Session, free_port, tiny_model
+from vllm_graft.testing.server import Server
+
+BASE = ["simulate", "--model", "llama-3-8b", "--device", "H200"]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("GRAFT_CONFIG", "GRAFT_DISABLE", "VLLM_PLUGINS", "VLLM_CUSTOM_PATCHES", *VARIABLES.values()):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            (["simulate"], "--model: no model is named. Next: name one"),
+            (["simulate", "--model", "llama-3-8b"], "--device: no device is named. Next: name one"),
+            (["simulate", "--model", "llama-9b", "--device", "H200"], "nor a shape of that name (did you mean 'llama-"),
+            (["simulate", "--model", "list.json", "--device", "H200"], "list.json: is no JSON object but list. Next: "),
+            ([*BASE[:3], "--device", "H2000"], "--device: there is no device 'H2000' (did you mean 'H200'?)"),
+            ([*BASE, "--speed", "0"], "--speed: speed must be a number above 0 or 'virtual', and is '0'"),
+            ([*BASE, "--speed", "virtual"], "--speed: virtual time belongs to one process, and a server has several"),
+            ([*BASE, "--acceptance", "2"], "--acceptance: acceptance must be a number from 0 to 1, and is '2'"),
+            ([*BASE, "--output-tokens", "x"], "--output-tokens: output_tokens must be a number, 0 or more, and is 'x'"),
+            ([*BASE, "--json"], "--json: there are no figures without a workload. Next: add --workload FILE"),
+            ([*BASE, "--per-request", "x"], "--per-request: there are no figures without a workload"),
+            ([*BASE, "--workload", "none.jsonl"], "none.jsonl: the workload cannot be read: No such file"),
+            ([*BASE, "--workload", "bad.jsonl"], "bad.jsonl:1: a request lacks 'max_tokens'. Next: add max_tokens"),
+            ([*BASE, "--workload", "w", "--per-request", "no/x"], "--per-request: there is no folder for no/x"),
+            ([*BASE, "--tensor-parallel-size", "two"], "--tensor-parallel-size must be a number, and is 'two'"),
+            (
+                ["simulate", "--model", "llama-3-70b", "--device", "H100", "-tp", "1"],
+                "--model: the weights of llama-3-70b take 141.1 GB of each of 1 H100, and 84.2 GB can be used",
+            ),
+        ],
+    )
+    def test_a_mistake_is_one_paragraph_and_status_2(
+        self, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    ):
+        Path("list.json").write_text("[]")
+        Path("bad.jsonl").write_text('{"at": 1, "prompt_tokens": 3}\n')
+        assert main(words) == 2
+        shown = capsys.readouterr()
+        assert says in shown.err
+        assert ". Next: " in shown.err
+        assert len(shown.err.splitlines()) == 1
+        assert shown.out == ""
+
+    def test_a_disabled_package_simulates_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ):
+        monkeypatch.setenv("GRAFT_DISABLE", "1")
+        assert main(BASE) == 2
+        assert "GRAFT_DISABLE turns the simulated device off too" in capsys.readouterr().err
+
+    def test_a_value_of_the_file_is_named_by_its_place(self, capsys: pytest.CaptureFixture[str]):
+        Path("graft.toml").write_text('[simulated]\ndevice = "H200"\nspeed = -1\n')
+        assert main(BASE[:3]) == 2
+        assert "graft.toml:3: speed must be a number above 0" in capsys.readouterr().err
+
+    def test_nothing_heavy_is_imported_before_all_of_that_is_known(self):
+        program = (
+            "import sys\nfrom vllm_graft.cli import main\n"
+            "assert main(['simulate', '--model', 'llama-3-70b', '--device', 'L40S']) == 2\n"
+            "assert main(['simulate', '--list']) == 0\n"
+            "print([name for name in ('vllm', 'torch', 'transformers') if name in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout.splitlines()[-1] == "[]"
+
+
+class TestList:
+    def test_it_has_devices_and_shapes(self, capsys: pytest.CaptureFixture[str]):
+        Path("graft.toml").write_text('[device.mine]\nbased_on = "H100"\nmemory_gb = 96\n')
+        assert main(["simulate", "--list"]) == 0
+        shown = capsys.readouterr().out
+        assert re.search(r"^mine +96 GB", shown, re.MULTILINE)
+        assert re.search(r"^llama-3-8b +8.0 billion +16.1 GB +32 +128 KiB +8192$", shown, re.MULTILINE)
+
+    def test_as_json(self, capsys: pytest.CaptureFixture[str]):
+        assert main(["simulate", "--list", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["name"] for row in rows["devices"]] == ["H200", "H100", "A100", "L40S"]
+        assert set(rows["shapes"][0]) == {
+            "name",
+            "parameters",
+            "weight_bytes",
+            "layers",
+            "kv_bytes_per_token",
+            "max_model_len",
+        }
+
+
+class TestArguments:
+    def test_a_shape_is_served_under_its_name_with_the_embedded_tokenizer(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("vllm_graft.testing.models.embedded_model", lambda: Path("/embedded"))
+        model = find_model("llama-3-8b")
+        assert simulate._vllm_arguments(model, ["--port", "1"], tokenizer=True) == [
+            *(str(model.folder), "--served-model-name", "llama-3-8b", "--tokenizer", "/embedded", "--port", "1")
+        ]
+        own = ["--served-model-name", "x", "--tokenizer=y"]
+        assert simulate._vllm_arguments(model, own, tokenizer=True) == [str(model.folder), *own]
+
+    @pytest.mark.parametrize("rest", [["-tp", "2"], ["--tensor_parallel_size=2"], ["--pipeline-parallel-size", "4"]])
+    def test_several_devices_are_one_process_unless_another_executor_is_named(self, rest: list[str]):
+        model = find_model("llama-3-8b")
+        assert "SimulatedExecutor" in simulate._vllm_arguments(model, rest, tokenizer=False)[4]
+        own = [*rest, "--distributed-executor-backend", "mp"]
+        assert simulate._vllm_arguments(model, own, tokenizer=False)[3:] == own
+
+    def test_a_config_by_another_name_gets_a_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("GRAFT_CACHE_DIR", str(tmp_path / "cache"))
+        (tmp_path / "mine.json").write_text(find_model("llama-3-8b").file.read_text())
+        folder = folder_of(find_model("mine.json"))
+        assert json.loads((folder / "config.json").read_text())["hidden_size"] == 4096
+        assert folder_of(find_model("llama-3-8b")) == find_model("llama-3-8b").folder
+
+    def test_numbers_are_read_in_every_spelling(self):
+        assert number(["-tp", "2"], 1, "--tensor-parallel-size", "-tp") == 2
+        assert number(["--tensor_parallel_size=3"], 1, "--tensor-parallel-size", "-tp") == 3
+        assert number(["--x", "3"], 1, "--tensor-parallel-size") == 1
+        with pytest.raises(ConfigError):
+            number(["-tp"], 1, "-tp")
+
+    def test_one_line_says_what_is_simulated(self):
+        model, settings = find_model("llama-3-8b"), Settings(name="H200", speed=20.0, output_tokens=50.0)
+        assert summary(model, settings, ["-tp", "2"]) == (
+            "simulating llama-3-8b on 2 x H200, 20 times as fast as real time, answers of 50 tokens on average; "
+            "its text is invented"
+        )
+
+
+def test_the_report_is_a_readable_table():
+    rows = (
+        Result("a", "x", 0, 0.0, "done", "length", 10, 5, 0, 0.5, 1.0, 2.0, (1,)),
+        Result("b", "y", 0, 0.0, "rejected", "the prompt is too long"),
+    )
+    shown = render(Report(rows, "w.toml", "m", "H200", float("inf"), "0.32.0", modelled_s=2.0, wall_s=0.1))
+    assert "m on a modelled H200, vLLM 0.32.0, synchronous scheduling" in shown
+    assert "w.toml: 2.0 s modelled in 0.1 s, 20.0 times faster than the time it models" in shown
+    assert "2: 1 done, 1 rejected, 0 aborted" in shown
+    assert re.search(r"^first token +1.0000 +1.0000", shown, re.MULTILINE)
+    assert re.search(r"^y +1 +0 +first token +- ", shown, re.MULTILINE)
+    assert re.search(r"^1 +the prompt is too long", shown, re.MULTILINE)
+
+
+QUEUE = """
+import heapq
+from vllm_graft import AdmissionQueue
+
+class ShortestFirst(AdmissionQueue):
+    def __init__(self, options=None):
+        super().__init__(options)
+        self.heap = []
+    def push(self, request):
+        heapq.heappush(self.heap, (request.prompt_tokens, request.request_id, request))
+    def peek(self):
+        return self.heap[0][2]
+    def pop(self):
+        return heapq.heappop(self.heap)[2]
+    def remove(self, request):
+        self.heap = [entry for entry in self.heap if entry[1] != request.request_id]
+        heapq.heapify(self.heap)
+"""
+
+
+def command(graft: Session, *words: str) -> tuple[list[str], dict[str, str]]:
+    """A start of the command, and the environment for it."""
+    environment = {name: value for name, value in {**os.environ, **graft.env}.items() if value is not None}
+    return [sys.executable, "-m", "vllm_graft.cli", *BASE, *words], environment
+
+
+def play(graft: Session, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command, played to its end."""
+    line, environment = command(graft, *words)
+    done = subprocess.run(line, env=environment, cwd=graft.folder, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_planned_scheduler_changes_the_order(graft: Session):
+    """The plan is active in a run as in any vLLM; without it, requests go in the order of their arrival."""
+    rows = [(0.0, "first", 10), (0.01, "long", 900), (0.02, "middle", 90), (0.03, "short", 9)]
+    text = {"at": 0.04, "id": "text", "prompt": "one token per byte", "max_tokens": 40, "ignore_eos": False}
+    lines = [
+        {"at": at, "id": name, "prompt_tokens": count, "max_tokens": 20, "ignore_eos": True} for at, name, count in rows
+    ]
+    (graft.folder / "w.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, text]))
+    words = ["--speed", "virtual", "--workload", "w.jsonl", "--max-num-seqs", "1", "--max-model-len", "2048"]
+    words += ["--per-request", "out.jsonl", "--tokenizer", str(tiny_model()), "--output-tokens", "5"]
+
+    def order() -> list[str]:
+        results = [json.loads(line) for line in (graft.folder / "out.jsonl").read_text().splitlines()]
+        assert {row["state"] for row in results} == {"done"}
+        ended = {row["id"]: row for row in results}["text"]
+        assert (ended["reason"], ended["output_tokens"] < 40) == ("stop", True)
+        return [row["id"] for row in sorted(results, key=lambda row: row["scheduled_at"])]
+
+    facts = json.loads(play(graft, *words, "--json").stdout)
+    assert (facts["speed"], facts["device"], facts["model"]) == ("virtual", "H200", "llama-3-8b")
+    assert order() == ["first", "long", "middle", "short", "text"]
+    graft.package("acme", {"vllm_graft.plugins": {"shortest-first": "acme:ShortestFirst"}}, {"acme": QUEUE})
+    graft.plan('[defaults]\nscheduler = "shortest-first"\n')
+    shown = play(graft, *words).stdout
+    assert "times faster than the time it models" in shown
+    assert order() == ["first", "short", "text", "middle", "long"]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_ctrl_c_ends_a_run_with_what_was_measured(graft: Session):
+    """By the clock, with the engine in a process of its own: a bar on the terminal, figures, nothing left behind."""
+    rows = [{"at": n / 5, "prompt_tokens": 10, "max_tokens": 10} for n in range(3000)]
+    (graft.folder / "w.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line, environment = command(graft, "--workload", "w.jsonl", "--speed", "20", "--json", "--max-model-len", "1024")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        line, env=environment, cwd=graft.folder, stdout=subprocess.PIPE, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    shown = b""
+    deadline = time.monotonic() + 200
+    while b"s modelled [" not in shown:
+        assert time.monotonic() < deadline, shown[-3000:]
+        shown += os.read(ours, 4096)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, shown[-3000:]
+    facts = json.loads(output)
+    assert facts["interrupted"]
+    assert 0 < facts["done"] < 3000
+    assert facts["aborted"] == 3000 - facts["done"]
+    assert facts["reasons"] == {"the run ended before it did": facts["aborted"]}
+    assert facts["tpot_s"]["p50"] > 0.004
+    assert leftovers(process.pid) == []
+
+
+def leftovers(session: int) -> list[str]:
+    """The processes of a session that are still there after some seconds."""
+    deadline = time.monotonic() + 10
+    while (alive := members(session)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return alive
+
+
+def members(session: int) -> list[str]:
+    """The living processes of a session: number, state and command line."""
+    found = subprocess.run(["ps", "-s", str(session), "-o", "pid=,stat=,args="], capture_output=True, text=True)
+    return [row for row in found.stdout.splitlines() if row.split()[1][0] != "Z"]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started."""
+    found = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True)
+    return [int(row) for row in found.stdout.split()]
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_a_server_streams_refuses_and_stops(graft: Session):
+    """`simulate` without a workload: two devices in one process, twenty times as fast as real time."""
+    before = set(os.listdir("/dev/shm"))
+    port = free_port()
+    words = ["--speed", "20", "--port", str(port), "--host", "127.0.0.1", "--max-model-len", "2048", "-tp", "2"]
+    line, environment = command(graft, *words, "--tokenizer", str(tiny_model()))
+    log = graft.folder / "out.txt"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            line, env=environment, cwd=graft.folder, stdout=file, stderr=file, start_new_session=True
+        )
+        server = Server(["m", "--port", str(port)])
+        try:
+            deadline = time.monotonic() + 240
+            while server.health() != 200:
+                assert process.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < deadline, log.read_text()[-3000:]
+                time.sleep(0.3)
+            body = {"model": "llama-3-8b", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
+            began = time.monotonic()
+            streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+            status, answer = server.post("/v1/chat/completions", streamed)
+            assert status == 200, answer
+            assert answer.count("data: {") >= 3, "tokens that come close together share a piece"
+            assert '"completion_tokens":20' in answer
+            assert answer.rstrip().endswith("data: [DONE]")
+            assert time.monotonic() - began < 5
+            status, answer = server.post("/v1/chat/completions", {**body, "max_tokens": 5000})
+            assert status == 400, answer
+            status, answer = server.post("/v1/chat/completions", {**body, "messages": "hi"})
+            assert status == 400, answer
+            (session,) = children(process.pid)
+            engines = [row for row in members(session) if "EngineCore" in row or "Worker" in row]
+            assert len(engines) == 1, "one process stands for both devices"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 0, log.read_text()[-3000:]
+    said = log.read_text()
+    assert "vllm-graft: simulating llama-3-8b on 2 x H200, 20 times as fast as real time" in said
+    assert "vllm-graft: the server has stopped" in said
+    assert leftovers(session) == []
+    assert {name for name in set(os.listdir("/dev/shm")) - before if not Path("/dev/shm", name).is_dir()} == set()
