@@ -3,12 +3,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
 ARGS ?=
+RELEASES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test matrix cpu-matrix lint format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Each name is tried by running it: a launcher of that name may stand for a Python that is not there.
 setup: ## make the virtual environment and the embedded model (once; PYTHON=... chooses the interpreter)
@@ -26,6 +27,12 @@ demo: setup ## start a real vLLM with plugins and patches and show what they do
 test: setup ## run the tests (ARGS="-k name" passes options to pytest)
 	$(BIN)/python -m pytest $(ARGS)
 
+matrix: setup ## run the tests on seven vLLM releases, simulated (RELEASES=0.26.0,0.28.0 chooses; docs/releases.md)
+	@$(BIN)/python scripts/matrix.py $(if $(RELEASES),--releases '$(RELEASES)') $(ARGS)
+
+cpu-matrix: setup ## run the end-to-end tests on three vLLM releases, each a real build for CPUs in .venvs
+	@$(BIN)/python scripts/matrix.py --cpu $(if $(RELEASES),--releases '$(RELEASES)') $(ARGS)
+
 lint: setup ## check style, formatting, types and who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,5 +43,5 @@ format: setup ## rewrite the sources in the common style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-clean: ## remove the virtual environment and all that tools left (the model's folder stays)
-	rm -rf '$(VENV)' build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+clean: ## remove the virtual environments and all that tools left (the model's folder stays)
+	rm -rf '$(VENV)' .venvs build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

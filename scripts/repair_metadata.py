@@ -21,14 +21,14 @@ def main() -> int:
     if build is None:
         print(f"{BUILD} is not installed in {sys.prefix}; run `make setup`", file=sys.stderr)
         return 1
-    version = build.version if "+" in build.version else f"{build.version}+cpu"
+    version = named(build.version)
     present = _find("vllm")
     if present is not None and not (_is_ours(present) and present.version != version):
         return 0
     site = Path(str(build.locate_file("")))
     if present is not None:
         shutil.rmtree(site / f"vllm-{present.version}.dist-info")
-    _write(site / f"vllm-{version}.dist-info", version, build.version)
+    write_metadata(site, build.version)
     print(f"added the metadata of vllm {version}, which {BUILD} lacks")
     return 0
 
@@ -44,7 +44,15 @@ def _is_ours(found: Distribution) -> bool:
     return (found.read_text("INSTALLER") or "").strip() == INSTALLER
 
 
-def _write(folder: Path, version: str, build_version: str) -> None:
+def named(build_version: str) -> str:
+    """The version under which a build for CPUs is found as `vllm`."""
+    return build_version if "+" in build_version else f"{build_version}+cpu"
+
+
+def write_metadata(site: Path, build_version: str) -> None:
+    """Add the metadata of `vllm` to a folder that has the build."""
+    version = named(build_version)
+    folder = site / f"vllm-{version}.dist-info"
     metadata = [
         "Metadata-Version: 2.1",
         "Name: vllm",

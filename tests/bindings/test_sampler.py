@@ -136,6 +136,7 @@ class Raises(SamplingStrategy):
 
 
 @pytest.mark.server
+@pytest.mark.compiled
 def test_strategies_on_the_real_server(graft: Session):
     """Six requests at once, each asking for something else; then bad values, then a strategy that raises."""
     entries = {"force": "strategies:Force", "raises": "strategies:Raises"}

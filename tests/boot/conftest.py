@@ -74,9 +74,16 @@ def planned(graft: Session) -> Session:
     return prepare(graft)
 
 
+@pytest.fixture
+def simulated(planned: Session) -> Session:
+    """The same, on the simulated accelerator."""
+    planned.simulate()
+    return planned
+
+
 @pytest.fixture(scope="module")
 def planned_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """The same, shared by the tests of one module."""
+    """The plan, shared by the tests of one module."""
     folder: Path = tmp_path_factory.mktemp("planned")
     session = prepare(Session(folder))
     yield session

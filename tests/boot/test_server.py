@@ -13,7 +13,7 @@ import pytest
 
 from vllm_graft.testing import Server, Session, assert_active, assert_called
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.compiled]
 
 KEY = {"Authorization": "Bearer secret"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "model": "m"}

@@ -1,11 +1,7 @@
 """Every way to start vLLM, and every way a start must fail, on the real CPU engine."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +9,7 @@ import pytest
 from vllm_graft.errors import StartError
 from vllm_graft.testing import Session, assert_active, assert_called
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.compiled]
 
 COMPLETION = {"prompt": "hi", "max_tokens": 3, "model": "m"}
 
@@ -81,73 +77,6 @@ def test_graft_disable_gives_the_stock_server_and_one_line(planned: Session):
         assert server.run_view() is None
         assert server.log is not None
         log = server.log.read_text(encoding="utf-8")
-    said = [line for line in log.splitlines() if "vllm-graft:" in line]
+    # Before vLLM has set its logging up, which the release decides, the line has no prefix.
+    said = [line[line.index("vllm-graft:") :] for line in log.splitlines() if "vllm-graft:" in line]
     assert said == ["vllm-graft: GRAFT_DISABLE is set; this is the stock server"]
-
-
-FAULTY = """
-from vllm.v1.metrics.loggers import StatLoggerBase
-
-class Faulty(StatLoggerBase):
-    def __init__(self, vllm_config, engine_index=0): ...
-    def log_engine_initialized(self): ...
-    def record(self, *args, **kwargs):
-        raise RuntimeError("metrics backend unreachable")
-"""
-
-
-def faulty(session: Session) -> Session:
-    session.package(
-        "faulty-stats", {"vllm.stat_logger_plugins": {"f": "faulty_stats:Faulty"}}, {"faulty_stats": FAULTY}
-    )
-    session.env["VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"] = "1"
-    return session
-
-
-def test_without_the_guard_a_faulty_stat_logger_fails_every_request(graft: Session):
-    """What stock vLLM does: the first request fails, and so do all others, for good."""
-    with faulty(graft).server("--served-model-name", "m") as server:
-        assert [server.post("/v1/completions", COMPLETION)[0] for _ in range(2)] == [500, 500]
-        assert server.health() == 503
-
-
-def test_with_the_guard_the_server_lives_and_names_the_logger(graft: Session):
-    """The logger is put aside, everything else goes on, our own sink included."""
-    plan = '[defaults]\npatches = ["stat-logger-guard"]\nstats = ["request-log"]\n'
-    graft.plan(plan + '[options.request-log]\npath = "log.jsonl"\n')
-    with faulty(graft).server("--served-model-name", "m") as server:
-        assert [server.post("/v1/completions", COMPLETION)[0] for _ in range(3)] == [200, 200, 200]
-        assert server.health() == 200
-        view = server.run_view()
-        assert_active(view, "stat-logger-guard")
-        assert view is not None
-        front = next(process for process in view.processes if "frontend" in process.record.roles)
-        assert "faulty_stats.Faulty.record is put aside" in front.record.last_error
-        assert "RuntimeError: metrics backend unreachable" in front.record.last_error
-        assert front.readings["stat-logger-guard"]["faulty_stats.Faulty.record"].errors == 1
-        assert front.readings["request-log"]["finished"].calls > 3
-    lines = (graft.folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["generated_tokens"] for line in lines] == [3, 3, 3]
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_serve_prints_the_table_and_stops_on_a_signal(planned: Session, signum: signal.Signals):
-    """`vllm-graft serve` watches the server from start to stop and leaves no process behind."""
-    planned.simulate()
-    server = planned.server()
-    environment = {name: value for name, value in {**os.environ, **planned.env}.items() if value is not None}
-    command = [sys.executable, "-m", "vllm_graft.cli", "serve", *server.arguments]
-    output = planned.folder / "serve.txt"
-    with output.open("w") as file:
-        process = subprocess.Popen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
-        deadline = time.monotonic() + 200
-        while "every process has what its plan names" not in output.read_text(encoding="utf-8"):
-            assert process.poll() is None, output.read_text(encoding="utf-8")[-3000:]
-            assert time.monotonic() < deadline, output.read_text(encoding="utf-8")[-3000:]
-            time.sleep(0.3)
-        pids = [view.record.pid for run in planned.views() for view in run.processes]
-        assert len(pids) >= 2
-        process.send_signal(signum)
-        assert process.wait(timeout=60) == 0
-    assert "vllm-graft: the server has stopped" in output.read_text(encoding="utf-8")
-    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture ``graft``. Importing it costs nothing until a test asks for it."""
+"""The pytest plugin: the fixture ``graft`` and the marker ``compiled``. The rest is imported when asked for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import pytest
 
 if TYPE_CHECKING:
     from vllm_graft.testing.session import Session
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", "compiled: needs a vLLM with its compiled code; the matrix of releases has none")
 
 
 @pytest.fixture

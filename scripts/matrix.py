@@ -1,0 +1,156 @@
+"""Run tests on many vLLM releases, and print how many passed on which.
+
+Without --cpu, each release is its bare Python sources on the simulated accelerator, with the packages of the
+interpreter that runs this. With --cpu, each is a real build for CPUs in an environment of its own below .venvs.
+What stands after -- goes to pytest. The exit status is 1 where a test failed or a suite proved nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import suites
+import table
+from sources import FetchFailed, fetch
+from suites import CPU_RELEASES, CPU_SUITES, RELEASES, ROOT, SUITES, Cell, Release, Suite
+
+import vllm_graft
+from vllm_graft.testing.models import cache_folder
+
+LOGS = ROOT / "build" / "matrix"
+
+
+def say(text: str) -> None:
+    """One line for the person who waits; standard output is for the result."""
+    # In one piece: suites that run at a time speak at a time.
+    sys.stderr.write(f"matrix: {text}\n")
+    sys.stderr.flush()
+
+
+def bare(version: str) -> Release:
+    """A release as its sources, with a cache of its own: vLLM's notes on models differ between releases."""
+    folder = fetch(version, say)
+    variables = {"PYTHONPATH": str(folder), "VLLM_CACHE_ROOT": str(cache_folder() / "vllm" / version)}
+    return Release(version, Path(sys.executable), suites.environment(**variables), folder)
+
+
+def built(version: str) -> Release:
+    """A release as its build for CPUs; the newest is the one that `make setup` installed here."""
+    home = Path(sys.prefix)
+    if version != CPU_RELEASES[-1]:
+        home = ROOT / ".venvs" / f"cpu-{version}"
+        command = [sys.executable, str(ROOT / "scripts" / "setup.py"), "--vllm", version]
+        if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+            raise FetchFailed(f"the environment for vLLM {version} could not be made; what is above says why")
+    variables = {"VLLM_CACHE_ROOT": str(cache_folder() / "vllm" / f"cpu-{version}")}
+    return Release(version, home / "bin" / "python", suites.environment(**variables), home)
+
+
+def run_all(releases: Sequence[Release], chosen: Sequence[Suite], options: Sequence[str], jobs: int) -> list[Cell]:
+    """All suites on all releases, so many at a time; a release that is not what it should be is not run."""
+    troubles = {release.version: suites.probe(release) for release in releases}
+
+    def cell(release: Release, suite: Suite) -> Cell:
+        if trouble := troubles[release.version]:
+            return Cell(release.version, suite.name, trouble=trouble)
+        say(f"{release.version} {suite.name} ...")
+        return suites.run(release, suite, options, LOGS)
+
+    cells = []
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
+        futures = [pool.submit(cell, release, suite) for release in releases for suite in chosen]
+        try:
+            for future in futures:
+                cells.append(future.result())
+                say(cells[-1].line())
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return cells
+
+
+def arguments(given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """What was asked for, and the options for pytest."""
+    place = list(given).index("--") if "--" in given else len(given)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", help="tests of your own, for pytest, instead of those of vllm-graft")
+    parser.add_argument("--cpu", action="store_true", help="use real builds for CPUs instead of bare sources")
+    parser.add_argument("--releases", metavar="LIST", help="for example 0.26.0,0.28.0; all without it")
+    parser.add_argument("--suites", metavar="LIST", help="for example plan,boot; all without it")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="run N suites at a time; 1 without it")
+    parser.add_argument("--json", action="store_true", help="print a list of results instead of the table")
+    parser.add_argument("--table", type=Path, metavar="PAGE", help="write the table into this page, between its marks")
+    found = parser.parse_args(given[:place])
+    known = CPU_RELEASES if found.cpu else RELEASES
+    found.releases = _chosen(parser, "release", found.releases, known)
+    offered = {suite.name: suite for suite in (CPU_SUITES if found.cpu else SUITES)}
+    found.target = "cpu-matrix" if found.cpu else "matrix"
+    if found.table and not table.has_place(found.table, found.target):
+        marks = f"<!-- {found.target} --> and <!-- /{found.target} -->"
+        parser.error(f"{found.table} has no place for the table; write {marks} there, on lines of their own")
+    if found.paths and found.suites:
+        parser.error("--suites names suites of vllm-graft; leave it out, or the paths")
+    named = _chosen(parser, "suite", found.suites, tuple(offered))
+    found.suites = [offered[name] for name in named]
+    if found.paths:
+        every = "compiled or not compiled" if found.cpu else "not compiled"
+        found.suites = [Suite(path, (path,), every, Path.cwd()) for path in _existing(parser, found.paths)]
+    return found, list(given[place + 1 :])
+
+
+def _chosen(parser: argparse.ArgumentParser, what: str, text: str | None, known: tuple[str, ...]) -> list[str]:
+    wanted = [name.strip() for name in text.split(",")] if text else list(known)
+    for name in wanted:
+        if name not in known:
+            parser.error(f"there is no {what} {name!r}; there are {', '.join(known)}")
+    return wanted
+
+
+def _existing(parser: argparse.ArgumentParser, paths: Sequence[str]) -> list[str]:
+    for path in paths:
+        if not Path(path.partition("::")[0]).exists():
+            parser.error(f"there is no {path}; options for pytest go after --")
+    return list(paths)
+
+
+def caption() -> str:
+    """Under what circumstances the figures came about."""
+    python = platform.python_version()
+    return f"vllm-graft {vllm_graft.__version__}, Python {python}, {os.cpu_count()} cores:"
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Fetch or make what is missing, run the suites, print the result."""
+    asked, options = arguments(sys.argv[1:] if given is None else given)
+    began = time.monotonic()
+    try:
+        releases = [built(version) if asked.cpu else bare(version) for version in asked.releases]
+        cells = run_all(releases, asked.suites, options, asked.jobs)
+    except FetchFailed as failure:
+        say(str(failure))
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    rows = table.grid(cells)
+    print(json.dumps([cell.as_dict() for cell in cells], indent=2) if asked.json else table.plain(rows))
+    if asked.table:
+        table.write(asked.table, asked.target, f"{caption()}\n\n{table.markdown(rows)}")
+    again = f"make {asked.target} RELEASES={{release}} ARGS=" + ("{suite}" if asked.paths else '"--suites {suite}"')
+    for line in table.complaints(cells, again):
+        print(line, file=sys.stderr)
+    say(f"done after {time.monotonic() - began:.0f} s")
+    return 0 if all(cell.ok for cell in cells) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""What the matrix runs: suites of tests, releases of vLLM, and the outcome of one suite on one release."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+CELL = ROOT / "scripts" / "cell.py"
+
+RELEASES = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
+CPU_RELEASES = ("0.27.1", "0.30.0", "0.32.0")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests that are counted together: paths for pytest, which of their tests are meant, and where pytest is run."""
+
+    name: str
+    paths: tuple[str, ...]
+    tests: str = "not compiled"
+    folder: Path = ROOT
+
+
+# A path may be a pattern; all are relative to the repository. The longest come first, for the sake of --jobs.
+SUITES = (
+    Suite("boot", ("tests/boot/test_process.py", "tests/boot/test_simulated.py")),
+    Suite("simulation", ("tests/plugins/simulated", "tests/plugins/test_workload*.py")),
+    Suite("refusals", ("tests/boot/test_refused.py",)),
+    Suite("serve", ("tests/boot/test_serve.py", "tests/boot/test_guard.py")),
+    Suite("bindings", ("tests/bindings",)),
+    Suite(
+        "patches",
+        ("tests/patching", "tests/test_docs.py::TestExamples::test_patches_name_what_the_installed_vllm_has"),
+    ),
+    Suite("plan", ("tests/plan",)),
+    Suite("ledger", ("tests/ledger",)),
+)
+CPU_SUITES = (
+    Suite("boot", ("tests/boot",), "compiled"),
+    Suite("bindings", ("tests/bindings",), "compiled"),
+    Suite("testing", ("tests/testing",), "compiled"),
+)
+
+
+@dataclass(frozen=True)
+class Release:
+    """One vLLM and how it is run: its interpreter, the variables that lead to it, and the folder it must come from."""
+
+    version: str
+    python: Path
+    environment: Mapping[str, str]
+    home: Path
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The outcome of one suite on one release; ``trouble`` says why it proves nothing, where that is so."""
+
+    release: str
+    suite: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    deselected: int = 0
+    seconds: float = 0.0
+    trouble: str = ""
+    failures: tuple[str, ...] = ()
+    log: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether tests were run, on the release that was meant, and all passed."""
+        return not self.trouble and not self.failed and self.passed > 0
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {**asdict(self), "ok": self.ok}
+
+    def __str__(self) -> str:
+        if self.trouble:
+            return "no result"
+        count = f"{self.passed} of {self.passed + self.failed}" if self.failed else f"{self.passed}"
+        skipped = f", {self.skipped} skipped" if self.skipped else ""
+        return f"{count}{skipped} in {self.seconds:.0f} s"
+
+    def line(self) -> str:
+        """For the person who waits."""
+        return f"{self.release} {self.suite}: {self.trouble or f'passed {self}'}"
+
+
+def expand(paths: Sequence[str], root: Path = ROOT) -> list[str]:
+    """The paths that patterns stand for; one that fits nothing is left out, one without a pattern is kept as it is."""
+    found: list[str] = []
+    for path in paths:
+        found += sorted(str(match.relative_to(root)) for match in root.glob(path)) if "*" in path else [path]
+    return found
+
+
+def probe(release: Release) -> str:
+    """What is wrong with the vLLM that this release's environment really imports; nothing, as it should be."""
+    text = (
+        "import importlib.metadata, json, vllm; "
+        "print(json.dumps([vllm.__version__, vllm.__file__, importlib.metadata.version('vllm')]))"
+    )
+    done = subprocess.run(
+        [release.python, "-c", text], env=release.environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return f"vLLM cannot be imported: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+    version, file, metadata = json.loads(done.stdout.splitlines()[-1])
+    return mismatch(release, version, file) or mismatch(release, metadata, file)
+
+
+def mismatch(release: Release, version: str | None, place: str) -> str:
+    """How a vLLM that was found differs from the one that was meant; nothing where it does not."""
+    if version is None or Version(version).base_version != release.version:
+        return f"vLLM {version} was found instead of {release.version}, in {place}"
+    if not Path(place).is_relative_to(release.home):
+        return f"vLLM was found in {place} instead of {release.home}"
+    return ""
+
+
+def run(release: Release, suite: Suite, options: Sequence[str], logs: Path) -> Cell:
+    """Run one suite on one release, in a pytest of its own; the log stays where something is wrong."""
+    logs.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.]+", "-", f"{release.version}-{suite.name}").strip("-.")
+    log, report = logs / f"{name}.log", logs / f"{name}.json"
+    report.unlink(missing_ok=True)
+    command = [str(release.python), str(CELL), str(report), "-p", "no:cacheprovider", "--color=no", "--durations=10"]
+    command += ["-m", suite.tests, *options, *expand(suite.paths)]
+    began = time.monotonic()
+    with log.open("w", encoding="utf-8") as output:
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        done = subprocess.run(command, env=release.environment, cwd=suite.folder, check=False, **streams)
+    took = time.monotonic() - began
+    found = json.loads(report.read_text(encoding="utf-8")) if report.exists() else None
+    report.unlink(missing_ok=True)
+    cell = judge(release, suite.name, found, done.returncode, took, str(log))
+    if cell.ok:
+        log.unlink()
+    return cell
+
+
+def judge(
+    release: Release, suite: str, found: dict[str, Any] | None, status: int, seconds: float, log: str = ""
+) -> Cell:
+    """What a report proves: nothing, unless it is about the release that was meant and tests were run."""
+    if found is None:
+        trouble = f"pytest died with status {status} before its end"
+        return Cell(release.version, suite, seconds=seconds, trouble=trouble, log=log)
+    trouble = mismatch(release, found["vllm"], found["folder"])
+    if not trouble and not found["passed"] + found["failed"]:
+        trouble = "no test was run"
+    elif not trouble and status and not found["failed"]:
+        trouble = f"pytest ended with status {status}"
+    counts = {name: found[name] for name in ("passed", "failed", "skipped", "deselected")}
+    cell = Cell(release.version, suite, **counts, seconds=seconds, trouble=trouble, failures=tuple(found["failures"]))
+    return cell if cell.ok else Cell(**{**asdict(cell), "log": log})
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's variables with some set; a folder for ``PYTHONPATH`` goes before those that are there."""
+    if before := os.environ.get("PYTHONPATH"):
+        changes["PYTHONPATH"] = os.pathsep.join(filter(None, [changes.get("PYTHONPATH"), before]))
+    return {**os.environ, **changes}
