@@ -44,7 +44,7 @@ async def _play(tape: Tape) -> None:
         ) from error
     try:
         tape.measured["start_s"] = time.perf_counter() - began
-        # The engine loads what it needs on its first requests; the run is not to pay for it.
+        # Made beforehand, as a client's are: by the clock they would count as the engine's time.
         prompts = [prompt_of(request, tape.vocabulary) for request in tape.workload]
         before = await _load(engine)
         start = time.monotonic() + _LEAD_S

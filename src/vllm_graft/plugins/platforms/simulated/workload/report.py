@@ -97,6 +97,8 @@ class Report:
     """From the start to the end of the run."""
     wall_s: float = 0.0
     """The same by the wall clock."""
+    cpu_s: float = 0.0
+    """The processor's time for a run in virtual time: what the wall clock shows on a machine that does nothing else."""
     start_s: float = 0.0
     """What the engine's start took, by the wall clock."""
     interrupted: bool = False
@@ -157,6 +159,7 @@ class Report:
             "device_busy_share": round(self.device_busy_s / self.makespan_s, 4) if self.makespan_s else 0.0,
             "modelled_s": round(self.modelled_s, 6),
             "wall_s": round(self.wall_s, 3),
+            "cpu_s": round(self.cpu_s, 3),
             "start_s": round(self.start_s, 3),
             "modelled_per_wall": round(self.modelled_s / self.wall_s, 2) if self.wall_s else 0.0,
             "groups": {name: group.as_dict() for name, group in self.groups.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ def play(tape: Tape) -> None:
         engine = LLMEngine.from_vllm_config(tape.config, stat_loggers=[counter])
         try:
             tape.measured["start_s"] = real() - began
-            began = real()
+            began, used = real(), time.process_time()
             start = VIRTUAL_CLOCK.now()
             try:
                 _loop(tape, engine, start)
@@ -34,6 +35,7 @@ def play(tape: Tape) -> None:
                 tape.measured["interrupted"] = True
             tape.measured |= _load(engine, tape)
             tape.measured |= {"modelled_s": VIRTUAL_CLOCK.now() - start, "wall_s": real() - began}
+            tape.measured["cpu_s"] = time.process_time() - used
             tape.measured["preemptions"] = counter.seen  # type: ignore[attr-defined]
         finally:
             engine.engine_core.shutdown()
