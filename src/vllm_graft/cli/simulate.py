@@ -88,10 +88,10 @@ def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], wor
     signal.signal(signal.SIGTERM, _interrupt)
     words = _vllm_arguments(model, args.rest, tokenizer=workload.has_text)
     report = run(workload, parsed(["--model", *words]), progress=PlayProgress() if sys.stderr.isatty() else None)
+    print(json.dumps(report.as_dict(), indent=2) if args.json else render(report), flush=True)
     if args.per_request:
         rows = "".join(json.dumps(result.as_dict()) + "\n" for result in report.results)
-        Path(args.per_request).write_text(rows, encoding="utf-8")
-    print(json.dumps(report.as_dict(), indent=2) if args.json else render(report))
+        _write(args.per_request, rows, "w")
     return 130 if report.interrupted else 0
 
 
@@ -104,7 +104,9 @@ def _variables(args: argparse.Namespace) -> dict[str, str]:
     from vllm_graft.plugins.platforms.simulated.settings import VARIABLES
 
     given = {VARIABLES[key]: getattr(args, key) for key in _KEYS if getattr(args, key) is not None}
-    given.setdefault(VARIABLES["device"], os.environ.get(VARIABLES["device"]) or "1")
+    # Where no device is given as an argument, a variable or the file may name one; the platform is asked for anyway.
+    asked = os.environ.get(VARIABLES["device"], "").strip()
+    given.setdefault(VARIABLES["device"], asked if asked.lower() not in ("", "0", "false", "no") else "1")
     return given
 
 
@@ -121,23 +123,19 @@ def _settings(args: argparse.Namespace, variables: dict[str, str]) -> Settings:
         key = next((key for key in _KEYS if VARIABLES[key] == error.where and getattr(args, key) is not None), None)
         where = error.where if key is None else f"--{key.replace('_', '-')}"
         raise ConfigError(error.what, where=where, fix=error.fix) from None
-    if settings.device is None and args.device is None:
-        named = os.environ.get(VARIABLES["device"], "").strip().lower()
-        if named != settings.name:
-            raise ConfigError(
-                "no device is named",
-                where="--device",
-                fix="name one; `vllm-graft simulate --list` has them, instant is the one whose steps take no time",
-            )
+    if not settings.named:
+        raise ConfigError(
+            "no device is named",
+            where="--device",
+            fix="name one; `vllm-graft simulate --list` has them, instant is the one whose steps take no time",
+        )
     return settings
 
 
 def _check(args: argparse.Namespace, settings: Settings) -> None:
     if args.workload is not None:
-        if args.per_request is not None and not Path(args.per_request).absolute().parent.is_dir():
-            raise ConfigError(
-                f"there is no folder for {args.per_request}", where="--per-request", fix="make it, or name another"
-            )
+        if args.per_request is not None:
+            _write(args.per_request, "", "a")
         return
     if settings.virtual:
         raise ConfigError(
@@ -154,14 +152,25 @@ def _check(args: argparse.Namespace, settings: Settings) -> None:
             )
 
 
+def _write(file: str, text: str, mode: str) -> None:
+    try:
+        with Path(file).open(mode, encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be written: {error}", where="--per-request", fix="name another file"
+        ) from None
+
+
 def _check_memory(model: Model, settings: Settings, rest: list[str]) -> None:
     """Refuse weights that cannot fit, which vLLM would find out after a minute. It checks to the byte later."""
+    from vllm_graft.cli.serve import has
     from vllm_graft.cli.simulated import number
     from vllm_graft.plugins.platforms.simulated.roofline import Roofline
 
     device = settings.device
-    sized = any(name in rest for name in ("--quantization", "-q", "--kv-cache-memory-bytes"))
-    if device is None or settings.kv_bytes or sized:
+    sized = any(has(rest, name) for name in ("--quantization", "-q", "--kv-cache-memory-bytes"))
+    if device is None or model.shape is None or settings.kv_bytes or sized:
         return
     tensor = int(number(rest, 1, "--tensor-parallel-size", "-tp"))
     pipeline = int(number(rest, 1, "--pipeline-parallel-size", "-pp"))
@@ -193,9 +202,10 @@ def _vllm_arguments(model: Model, rest: list[str], *, tokenizer: bool) -> list[s
     added: list[str] = []
     if model.shipped and not has(rest, "--served-model-name"):
         added += ["--served-model-name", model.name]
-    if tokenizer and not model.has_tokenizer and not has(rest, "--tokenizer"):
-        added += ["--tokenizer", str(embedded_model())]
+    folder = folder_of(model)
+    if tokenizer and not has(rest, "--tokenizer") and not (model.has_tokenizer and folder == model.folder):
+        added += ["--tokenizer", str(model.folder if model.has_tokenizer else embedded_model())]
     sizes = number(rest, 1, "--tensor-parallel-size", "-tp") * number(rest, 1, "--pipeline-parallel-size", "-pp")
     if sizes > 1 and not has(rest, "--distributed-executor-backend"):
         added += ["--distributed-executor-backend", EXECUTOR]
-    return [str(folder_of(model)), *added, *rest]
+    return [str(folder), *added, *rest]

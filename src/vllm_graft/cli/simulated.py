@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vllm_graft.plugins.platforms.simulated.devices import Device
     from vllm_graft.plugins.platforms.simulated.models import Model
     from vllm_graft.plugins.platforms.simulated.settings import Settings
+    from vllm_graft.plugins.platforms.simulated.shape import Shape
     from vllm_graft.plugins.platforms.simulated.workload import Report
 
 _TITLES: Final = {"ttft_s": "first token", "tpot_s": "per token after", "e2e_s": "whole request", "queue_s": "queue"}
@@ -107,17 +108,19 @@ def print_list(*, as_json: bool) -> int:
 
     own = _own_devices()
     devices = {name: device for name in (*DEVICES, *own) if (device := find(name, own, "graft.toml")) is not None}
-    models = [find_model(name) for name in shipped()]
+    shapes = [
+        (model.name, model.config, model.shape) for model in map(find_model, shipped()) if model.shape is not None
+    ]
     if as_json:
         rows = {
             "devices": [{"name": name, **asdict(device)} for name, device in devices.items()],
-            "shapes": [_shape(model) for model in models],
+            "shapes": [_shape(*each) for each in shapes],
         }
         print(json.dumps(rows, indent=2))
         return 0
     print(table(_DEVICE_HEADS, [_device_row(name, device) for name, device in devices.items()] + [(INSTANT, *"----")]))
     print()
-    print(table(_SHAPE_HEADS, [_shape_row(_shape(model)) for model in models]))
+    print(table(_SHAPE_HEADS, [_shape_row(_shape(*each)) for each in shapes]))
     return 0
 
 
@@ -138,15 +141,14 @@ def _device_row(name: str, device: Device) -> tuple[str, ...]:
     )
 
 
-def _shape(model: Model) -> dict[str, Any]:
-    shape = model.shape
+def _shape(name: str, config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     return {
-        "name": model.name,
+        "name": name,
         "parameters": shape.parameters,
         "weight_bytes": round(shape.total_bytes),
         "layers": len(shape.layers),
         "kv_bytes_per_token": 2 * shape.kv_width * len(shape.layers),
-        "max_model_len": model.config.get("max_position_embeddings"),
+        "max_model_len": config.get("max_position_embeddings"),
     }
 
 

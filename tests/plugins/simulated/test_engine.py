@@ -49,7 +49,8 @@ def test_batches_preempt_cache_and_constrain_as_on_a_device(program):
     ],
 )
 def test_any_arrangement_of_processes_gives_the_same_tokens(program, make, arguments, environ):
-    output = program(f"llm = engine({arguments}); print('TOKENS', tokens(llm, [[9, 8, 7]], max_tokens=5))", **environ)
+    code = f"llm = engine({arguments}); print('TOKENS', tokens(llm, [[9, 8, 7]], max_tokens=5))"
+    output = program(code + "\nllm.llm_engine.engine_core.shutdown()", **environ)
     source = HashedTokens(0, read_tokenizer(tiny_model() / "tokenizer.json"))
     alone = source.open(make.new(prompt=(9, 8, 7), all_stop_token_ids=set()))
     assert f"TOKENS [{[alone.token(index, None) for index in range(5)]}]" in output

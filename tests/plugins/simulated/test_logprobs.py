@@ -85,6 +85,15 @@ def test_ids_past_the_tokenizer_come_last(outputs):
     assert (ids[0, 0], ranks[0]) == (93, 94)
 
 
+def test_ids_that_only_a_larger_tokenizer_has_are_as_unlikely_as_the_last(scores, outputs):
+    """vLLM lets them through; a prompt with one must not end the engine."""
+    ids, values, _ = scores(prompt=(5, 4000, 6), prompt_logprobs=2).prompt()
+    assert ids[0][0] == 4000
+    assert values[0][0] == min(row[0] for row in outputs(0, [7], num_logprobs=-1)[1].T.tolist())
+    named = outputs(0, [7], logprob_token_ids=[3, 5000])
+    assert np.isfinite(named[1]).all()
+
+
 def test_several_tokens_at_once_have_the_values_they_have_one_by_one(scores, outputs):
     together = outputs(4, [8, 9, 10])
     alone = output_table([(scores(), 4 + place, [token]) for place, token in enumerate([8, 9, 10])])

@@ -109,7 +109,10 @@ class TestShape:
             (None, 2.0),
             ({"quant_method": "fp8"}, 1.0),
             ({"quant_method": "gptq", "bits": 4}, 0.53),
-            ({"quant_method": "unheard-of"}, 2.0),
+            ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4}}}}, 0.53),
+            ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 8}}}}, 1.0),
+            ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.56),
+            ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 1.0),
         ],
     )
     def test_quantized_weights(self, quantized, size):
@@ -127,6 +130,8 @@ class TestShape:
             ({"num_key_value_heads": 5}, "num_key_value_heads: 5 does not divide the 32 attention heads"),
             ({"hidden_size": 16}, "hidden_size: 16 is less than the 32 attention heads"),
             ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok: 8 is more than the 4 experts"),
+            ({"quantization_config": {"quant_method": "new"}}, "how many bytes a weight has under 'new' is not known"),
+            ({"model_type": "llama4_text"}, "models of the type 'llama4_text' are not modelled"),
         ],
     )
     def test_a_configuration_that_cannot_be_is_named(self, change, says):
@@ -161,6 +166,10 @@ class TestRoofline:
         model = Roofline(shape_of({**LLAMA, "sliding_window": 1000}), device)
         assert model.seconds([Work(1, 50_000)]) == model.seconds([Work(1, 1000)])
         assert model.seconds([Work(1, 900)]) < model.seconds([Work(1, 1000)])
+
+    def test_latent_attention_multiplies_a_prompt_out(self):
+        shape = shape_of(DEEPSEEK)
+        assert (shape.attention_width, shape.prefill_width) == (128 * (512 + 32), 128 * (128 + 64 + 128) // 2)
 
     def test_an_empty_step_takes_no_time(self, device):
         assert Roofline(shape_of(LLAMA), device, pipeline=2).stage_seconds([]) == [0.0, 0.0]
@@ -245,6 +254,8 @@ class TestDevices:
                 {"based_on": ("H100", "g:2"), "kv": (1.5, "g:3")},
                 "kv must be a number above 0 and at most 1, and is 1.5",
             ),
+            ({"based_on": ("H100", "g:2"), "memory_gb": (math.nan, "g:3")}, "memory_gb must be a number above 0"),
+            ({"based_on": ("H100", "g:2"), "memory_gb": (math.inf, "g:3")}, "memory_gb must be a number above 0"),
             ({"based_on": ("H100", "g:2"), "link_us": ("x", "g:3")}, "link_us must be a number, 0 or more, and is 'x'"),
         ],
     )
@@ -268,7 +279,9 @@ class TestSettings:
         return tmp_path
 
     def test_without_anything_steps_take_no_time(self):
-        assert resolve_settings({"GRAFT_SIMULATE": "1"}) == Settings()
+        for off in ("1", "0", "no"):
+            assert resolve_settings({"GRAFT_SIMULATE": off}) == Settings()
+        assert resolve_settings({"GRAFT_SIMULATE": "Instant"}).named
 
     def test_a_variable_is_stronger_than_the_file(self, folder):
         (folder / "graft.toml").write_text('[simulated]\ndevice = "A100"\nspeed = 10\noutput_tokens = 200\n')

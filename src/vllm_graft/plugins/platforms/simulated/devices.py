@@ -7,6 +7,7 @@ expect the right shape of a curve from them, not its exact height.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final
@@ -125,9 +126,10 @@ def _base(name: str, table: Table) -> Device | None:
 def _number(key: str, value: object, origin: str) -> float:
     share = key in ("compute", "weights", "kv")
     smallest = 0.0 if key in ("link_us", "layer_us", "request_us", "reserve_gb") else 1e-9
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < smallest or (share and value > 1):
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not (smallest <= number < math.inf) or (share and number > 1):
         wanted = (
             "a number above 0 and at most 1" if share else "a number above 0" if smallest else "a number, 0 or more"
         )
         raise ConfigError(f"{key} must be {wanted}, and is {value!r}", where=origin, fix="correct the value")
-    return float(value)
+    return float(number)

@@ -98,11 +98,13 @@ class Distribution:
         maps = self._maps[(words % np.uint64(len(self._maps))).astype(np.int64)]
         ranks = self._draw(words, limits)
         starts = (chosen - maps[:, 0] * ranks) % self._size
-        ranks = np.where(chosen < self._size, ranks, chosen)
+        # Ids past the model's own, which a larger tokenizer has, are as unlikely as the last.
+        last = self._total - 1
+        ranks = np.where(chosen < self._size, ranks, np.minimum(chosen, last))
         if asked is not None:
             others = np.broadcast_to(np.asarray(asked, dtype=np.int64), (len(chosen), len(asked)))
             places = ((others - starts[:, None]) * maps[:, 1:]) % self._size
-            places = np.where(others < self._size, places, others)
+            places = np.where(others < self._size, places, np.minimum(others, last))
         else:
             places = np.broadcast_to(np.arange(top, dtype=np.int64), (len(chosen), top))
             others = (starts[:, None] + maps[:, :1] * places) % self._size

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_graft.errors import ConfigError
 from vllm_graft.plugins.platforms.simulated.roofline import Roofline
 from vllm_graft.plugins.platforms.simulated.settings import VARIABLES, Settings
-from vllm_graft.plugins.platforms.simulated.shape import Shape, shape_of
+from vllm_graft.plugins.platforms.simulated.shape import Shape, layer_windows, shape_of
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -62,7 +62,12 @@ def available_bytes(vllm_config: VllmConfig, settings: Settings) -> int:
     specs = kv_cache_specs(vllm_config).values()
     need = sum(spec.max_memory_usage_bytes(vllm_config) + spec.page_size_bytes for spec in specs)
     if need > size:
-        more = f"set {VARIABLES['kv_bytes']} to {need} or more" if settings.device is None else _MORE_DEVICES
+        if cache.kv_cache_memory_bytes:
+            more = f"raise --kv-cache-memory-bytes to {need} or more"
+        elif settings.device is None or settings.kv_bytes:
+            more = f"set {VARIABLES['kv_bytes']} to {need} or more"
+        else:
+            more = _MORE_DEVICES
         raise ConfigError(
             f"one request of max_model_len {model.max_model_len} needs {need} bytes of KV cache, and there are {size}",
             where=_WHERE,
@@ -113,11 +118,11 @@ def kv_cache_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
         "dtype": _kv_dtype(vllm_config),
     }
     window = model.get_sliding_window()
-    kinds = getattr(model.hf_text_config, "layer_types", None) or ()
+    windows = layer_windows(model.hf_text_config.to_dict(), model.get_total_num_hidden_layers())
     start, end = model.get_layers_start_end_indices(parallel)
     specs: dict[str, KVCacheSpec] = {}
     for layer in range(start, end):
-        slides = window and layer < len(kinds) and kinds[layer] == "sliding_attention"
+        slides = window and windows[layer] is not None
         if model.use_mla:
             spec: KVCacheSpec = MLAAttentionSpec(**common)
         elif slides:

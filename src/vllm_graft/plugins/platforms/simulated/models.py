@@ -28,7 +28,8 @@ class Model:
     file: Path
     """Its ``config.json``."""
     config: dict[str, Any]
-    shape: Shape
+    shape: Shape | None
+    """None where only vLLM can tell, which fills in what a published file may leave out."""
 
     @property
     def folder(self) -> Path:
@@ -70,7 +71,17 @@ def find_model(given: str) -> Model:
             where=str(path),
             fix="give the config.json of a decoder model, as it was published",
         )
-    return Model(given, path, config, shape_of(config, str(path)))
+    return Model(given, path, config, _shape(config, str(path)))
+
+
+def _shape(config: dict[str, Any], where: str) -> Shape | None:
+    """The shape, or None where the file leaves to vLLM's own defaults what is needed for it."""
+    try:
+        return shape_of(config, where)
+    except ConfigError as error:
+        if error.what.endswith("is missing") and config.get("model_type"):
+            return None
+        raise
 
 
 def _path(given: str) -> Path:

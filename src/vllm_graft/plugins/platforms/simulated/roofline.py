@@ -18,6 +18,9 @@ from vllm_graft.plugins.platforms.simulated.shape import Layer, Shape
 
 ACTIVATION_BYTES = 2.0
 
+FEW = 16
+"""So many new tokens are drafts being checked; more are a prompt."""
+
 
 class Work(Protocol):
     """One request's part of a step."""
@@ -87,19 +90,19 @@ class Roofline:
         """One layer's attention."""
         shared = min(self._tensor, self.shape.kv_heads)
         read = self.shape.kv_width * self._kv_bytes / shared / (1e9 * self.device.bandwidth_gb_s * self.device.kv)
-        multiply = 4.0 * self.shape.attention_width / self._tensor / (1e12 * self.device.tflops * self.device.compute)
-        if window is None:
-            return sum(
-                max(work.context * read, work.new_tokens * (work.context - (work.new_tokens - 1) / 2) * multiply)
-                for work in works
-            )
-        return sum(
-            max(
-                min(work.context, window + work.new_tokens - 1) * read,
-                work.new_tokens * min(work.context - (work.new_tokens - 1) / 2, window) * multiply,
-            )
-            for work in works
-        )
+        flops = 1e12 * self.device.tflops * self.device.compute
+        decode = 4.0 * self.shape.attention_width / self._tensor / flops
+        prefill = 4.0 * self.shape.prefill_width / self._tensor / flops
+        seconds = 0.0
+        for work in works:
+            count = work.new_tokens
+            multiply = decode if count <= FEW else prefill
+            if window is None:
+                seconds += max(work.context * read, count * (work.context - (count - 1) / 2) * multiply)
+            else:
+                seen = min(work.context - (count - 1) / 2, window)
+                seconds += max(min(work.context, window + count - 1) * read, count * seen * multiply)
+        return seconds
 
     def _exchange(self, stage: _Stage, tokens: int, *, passes_on: bool) -> float:
         size = tokens * self.shape.hidden * ACTIVATION_BYTES

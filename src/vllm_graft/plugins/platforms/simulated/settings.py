@@ -42,12 +42,17 @@ VARIABLES: Final[Mapping[str, str]] = {
 """The variable over each key of ``[simulated]``."""
 
 
+_NO_NAMES: Final = ("1", "true", "yes", "0", "false", "no")
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """One resolved simulation."""
 
     name: str = INSTANT
     """The device's name."""
+    named: bool = False
+    """Whether anybody named it."""
     device: Device | None = None
     """Its numbers; None where steps take no time."""
     speed: float = 1.0
@@ -91,12 +96,13 @@ def resolve_settings(environ: Mapping[str, str] | None = None) -> Settings:
         given[key] = (value, origin)
     for key, variable in VARIABLES.items():
         text = environ.get(variable, "").strip()
-        # GRAFT_SIMULATE=1 asks for the platform and leaves the device to the file.
-        if text and not (key == "device" and text.lower() in ("1", "true", "yes")):
+        # GRAFT_SIMULATE=1 asks for the platform and leaves the device to the file; 0 asks for neither.
+        if text and not (key == "device" and text.lower() in _NO_NAMES):
             given[key] = (text, variable)
     name, where = _name(given)
     return Settings(
         name=name,
+        named="device" in given,
         device=find(name, file.devices if file is not None else {}, where),
         speed=_speed(*given.get("speed", (1.0, ""))),
         output_tokens=_number(given, "output_tokens", 0.0, _at_least_zero, "a number, 0 or more"),

@@ -20,14 +20,19 @@ _WEIGHT_BYTES: Final[Mapping[str, float]] = {
     "fp8": 1.0,
     "fbgemm_fp8": 1.0,
     "modelopt": 1.0,
-    "compressed-tensors": 1.0,
     "mxfp4": 0.53,
     "modelopt_fp4": 0.56,
+    "nvfp4": 0.56,
     "awq": 0.53,
+    "awq_marlin": 0.53,
     "gptq": 0.53,
+    "gptq_marlin": 0.53,
     "bitsandbytes": 0.53,
 }
 """Bytes per weight of a quantized model, scales included, where its configuration does not say how many bits."""
+
+_NOT_MODELLED: Final = ("llama4",)
+"""Models with parts that their configuration does not tell of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,9 @@ class Shape:
     vocabulary: int
     tied: bool
     attention_width: int
-    """Query heads times their width: what attention arithmetic is made of."""
+    """Query heads times their width: what attention arithmetic is made of when decoding."""
+    prefill_width: int
+    """The same for a prompt: latent attention multiplies it out."""
     kv_width: int
     """Numbers that a layer keeps per token."""
     kv_heads: int
@@ -103,6 +110,13 @@ class Shape:
 def shape_of(config: Mapping[str, Any], where: str = "config.json", element_bytes: float = 2.0) -> Shape:
     """The shape that a ``config.json`` describes; a ConfigError names what is missing or impossible in it."""
     reader = _Reader(config.get("text_config") or config, where)
+    kind = str(reader.get("model_type", ""))
+    if kind.startswith(_NOT_MODELLED):
+        raise ConfigError(
+            f"models of the type {kind!r} are not modelled",
+            where=where,
+            fix="take another model, or the device 'instant', whose steps take no time",
+        )
     heads = reader.count("num_attention_heads", "n_head", "n_heads", "num_heads")
     hidden = reader.count("hidden_size", "n_embd", "d_model")
     number = reader.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -114,10 +128,12 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json", element_byte
         raise reader.wrong("hidden_size", f"{hidden} is less than the {heads} attention heads")
     latent = reader.optional("kv_lora_rank")
     if latent:
-        attention, width, kv_width, kv_heads = _latent(reader, hidden, heads, latent)
+        attention, width, prefill_width, kv_width = _latent(reader, hidden, heads, latent)
+        kv_heads = 1
     else:
         attention = hidden * head * (2 * heads + 2 * kv_heads)
-        width, kv_width = heads * head, 2 * kv_heads * head
+        width = prefill_width = heads * head
+        kv_width = 2 * kv_heads * head
     windows = _windows(reader, number)
     layers = tuple(_layer(reader, index, hidden, attention, windows[index]) for index in range(number))
     inner = reader.optional("intermediate_size", "ffn_hidden_size", "n_inner") or 4 * hidden
@@ -125,12 +141,13 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json", element_byte
         layers=layers,
         hidden=hidden,
         vocabulary=reader.count("vocab_size"),
-        tied=bool(reader.get("tie_word_embeddings", False)),
+        tied=bool(reader.get("tie_word_embeddings", kind.startswith("gemma"))),
         attention_width=width,
+        prefill_width=prefill_width,
         kv_width=kv_width,
         kv_heads=kv_heads,
         widest=max(inner, reader.optional("moe_intermediate_size") or 0),
-        weight_bytes=_weight_bytes(config, element_bytes),
+        weight_bytes=_weight_bytes(config, element_bytes, where),
     )
 
 
@@ -162,13 +179,18 @@ def _is_dense(reader: _Reader, index: int) -> bool:
 
 
 def _latent(reader: _Reader, hidden: int, heads: int, latent: int) -> tuple[int, int, int, int]:
-    """Parameters, width of the arithmetic, numbers kept per token and heads, of multi-head latent attention."""
+    """Of multi-head latent attention: parameters, the arithmetic's width in decode and prefill, numbers per token."""
     rotary = reader.count("qk_rope_head_dim")
     plain, value = reader.count("qk_nope_head_dim"), reader.count("v_head_dim")
     query = reader.optional("q_lora_rank")
     queries = hidden * query + query * heads * (plain + rotary) if query else hidden * heads * (plain + rotary)
     parameters = queries + hidden * (latent + rotary) + latent * heads * (plain + value) + heads * value * hidden
-    return parameters, heads * (latent + rotary // 2), latent + rotary, 1
+    return parameters, heads * (latent + rotary // 2), heads * (plain + rotary + value) // 2, latent + rotary
+
+
+def layer_windows(config: Mapping[str, Any], layers: int) -> list[int | None]:
+    """How far attention looks back in each layer; None for all the way."""
+    return _windows(_Reader(config, "config.json"), layers)
 
 
 def _windows(reader: _Reader, layers: int) -> list[int | None]:
@@ -177,21 +199,42 @@ def _windows(reader: _Reader, layers: int) -> list[int | None]:
         return [None] * layers
     kinds = reader.get("layer_types")
     if isinstance(kinds, list | tuple) and len(kinds) >= layers:
-        return [window if kind in ("sliding_attention", "chunked_attention") else None for kind in kinds[:layers]]
+        return [window if kind == "sliding_attention" else None for kind in kinds[:layers]]
     every = reader.optional("sliding_window_pattern")
     if every:
         return [window if (index + 1) % every else None for index in range(layers)]
     return [window] * layers
 
 
-def _weight_bytes(config: Mapping[str, Any], element_bytes: float) -> float:
+def _weight_bytes(config: Mapping[str, Any], element_bytes: float, where: str) -> float:
     quantized = config.get("quantization_config")
     if not isinstance(quantized, Mapping):
         return element_bytes
-    bits = quantized.get("bits") or quantized.get("w_bit")
+    bits = quantized.get("bits") or quantized.get("w_bit") or _group_bits(quantized)
     if isinstance(bits, int | float) and not isinstance(bits, bool) and bits > 0:
-        return float(bits) / 8 + 0.03
-    return _WEIGHT_BYTES.get(str(quantized.get("quant_method", "")).lower(), element_bytes)
+        # Scales come on top: one of 16 bits for every 64 weights or so where the weights are small.
+        return float(bits) / 8 + (0.03 if bits < 8 else 0.0)
+    if quantized.get("load_in_8bit"):
+        return 1.0
+    names = [str(quantized.get(key, "")).lower() for key in ("quant_algo", "quant_method")]
+    for name in names:
+        if name in _WEIGHT_BYTES:
+            return _WEIGHT_BYTES[name]
+    raise ConfigError(
+        f"quantization_config: how many bytes a weight has under {names[-1]!r} is not known",
+        where=where,
+        fix='add "bits" to quantization_config, or leave quantization_config out',
+    )
+
+
+def _group_bits(quantized: Mapping[str, Any]) -> object:
+    """The width of the weights where they are described in groups, as compressed-tensors does."""
+    groups = quantized.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping) and weights.get("num_bits"):
+            return weights["num_bits"]
+    return None
 
 
 class _Reader:

@@ -271,12 +271,13 @@ class SimulatedWorker(WorkerBase):
             self._timeline.wait(self._timeline.launch([seconds]))
 
     def _refuse(self, what: str, *, fix: str) -> None:
-        """Raises on the last rank only.
+        """Raises on the last rank only, or where this worker stands for all of them.
 
         vLLM's multi-process executor stops reading replies at the first failure, and takes the replies it left unread
         for those of the next call. After the last rank's there are none.
         """
-        if self.rank == self.parallel_config.world_size - 1:
+        alone = "SimulatedExecutor" in str(self.parallel_config.distributed_executor_backend)
+        if alone or self.rank == self.parallel_config.world_size - 1:
             raise ConfigError(what, where="simulated accelerator", fix=fix)
 
     def _load_adapters(self, scheduler_output: SchedulerOutput) -> None:

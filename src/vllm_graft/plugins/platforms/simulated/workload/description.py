@@ -40,6 +40,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Final
 
 from vllm_graft.errors import ConfigError
@@ -151,9 +152,11 @@ class _Description:
         for key in ("rate", "seconds"):
             if key in self._head:
                 raise self._head.wrong(key, f"{key} has no meaning where all arrive at once", "take it out")
+        if self._phases:
+            raise self._head.wrong(None, "phases have no meaning where all arrive at once", "take them out")
         if count is None:
             raise self._head.wrong(None, "how many arrive at once is not said", "add requests to [workload]")
-        return iter([0.0] * count)
+        return repeat(0.0, count)
 
     def _stretched(self, gap: Callable[[], float], count: int | None, seconds: float | None) -> Iterator[float]:
         """Events of rate 1, stretched to the rate of the phase that they fall into."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vllm_graft.plugins.platforms.simulated.models import find_model
+from vllm_graft.errors import ConfigError
+from vllm_graft.plugins.platforms.simulated.models import FILE, find_model
 from vllm_graft.plugins.platforms.simulated.settings import Settings, resolve_settings
 from vllm_graft.plugins.platforms.simulated.workload.engine import (
     engine_config,
@@ -60,6 +61,10 @@ def run(
 
 def _with_folder(engine_args: Mapping[str, Any]) -> dict[str, Any]:
     model = find_model(str(engine_args.get("model", "")))
+    if model.file.name != FILE:
+        raise ConfigError(
+            f"vLLM wants a folder with a {FILE}", where=str(model.file), fix=f"copy it to a folder of its own as {FILE}"
+        )
     named = {"served_model_name": model.name} if model.shipped else {}
     return {**named, **engine_args, "model": str(model.folder)}
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 from vllm_graft.errors import ConfigError, nearest
+
+MOST: Final = 10_000_000
+"""A larger number of tokens or requests is taken for a slip of the pen."""
 
 
 class Fields:
@@ -45,10 +48,12 @@ class Fields:
         return float(value)
 
     def count(self, key: str, default: int | None = None, *, least: int | None = 1) -> int:
-        """A whole number, not below ``least`` where one is given."""
+        """A whole number; where one is given, not below ``least`` and not above ``MOST``."""
         value = self._given(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
             raise self._unfit(key, value, "a whole number" + ("" if least is None else f", at least {least}"))
+        if least is not None and value > MOST:
+            raise self._unfit(key, value, f"at most {MOST}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:

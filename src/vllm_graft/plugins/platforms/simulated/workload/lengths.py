@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_graft.plugins.platforms.simulated.workload.draws import Draws
-from vllm_graft.plugins.platforms.simulated.workload.fields import Fields
+from vllm_graft.plugins.platforms.simulated.workload.fields import MOST, Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,7 @@ class Lengths:
     def draw(self, draws: Draws) -> int:
         """One length."""
         value = self.mean * math.exp(self.sigma * draws.normal() - self.sigma * self.sigma / 2)
-        bounded = max(self.least, round(value))
-        return bounded if self.most is None else min(bounded, self.most)
+        return min(max(self.least, round(value)), MOST if self.most is None else self.most)
 
 
 def lengths_of(value: object, what: str, where: Callable[[str | None], str]) -> Lengths:

@@ -39,6 +39,9 @@ async def _play(tape: Tape) -> None:
     try:
         engine = AsyncLLM.from_vllm_config(tape.config, stat_loggers=[counter])
     except RuntimeError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise KeyboardInterrupt from None
         raise StartError(
             f"the engine did not start: {error}", where="engine core", fix="mend what it says above"
         ) from error
