@@ -58,6 +58,14 @@ def expected(config):
     model = roofline(config, settings_of(config))
     return sum(model.seconds([work]) for work in (Work(300, 300), Work(1, 301), Work(1, 302)))
 
+llm = LLM("sliding", skip_tokenizer_init=True, max_model_len=8192, max_num_seqs=8)
+from vllm_graft.plugins.platforms.simulated.memory import kv_cache_specs
+print("SPECS", sorted({type(spec).__name__ for spec in kv_cache_specs(llm.llm_engine.vllm_config).values()}))
+params = SamplingParams(max_tokens=40, ignore_eos=True, detokenize=False)
+out = llm.generate([{"prompt_token_ids": [7] * 3000}], params, use_tqdm=False)
+print("SLID", len(out[0].outputs[0].token_ids), flush=True)
+llm.llm_engine.engine_core.shutdown()
+
 for arguments in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
     llm = LLM("llama", skip_tokenizer_init=True, max_model_len=2048, max_num_seqs=8, **arguments)
     began = time.time()
@@ -71,6 +79,10 @@ for arguments in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
         "blocks": config.cache_config.num_gpu_blocks,
         "load": llm.collective_rpc("simulated_load")[0],
     }), flush=True)
+    try:
+        llm.collective_rpc("save_sharded_state")
+    except Exception as error:
+        print("REFUSED", error, flush=True)
     llm.llm_engine.engine_core.shutdown()
 print("REAL", abs(time.time() - began) > 1e6, flush=True)
 """
@@ -82,6 +94,9 @@ def simulated(graft: Session) -> Session:
     graft.simulate()
     (graft.folder / "llama").mkdir()
     (graft.folder / "llama" / "config.json").write_text(json.dumps(LLAMA_8B))
+    (graft.folder / "sliding").mkdir()
+    slides = {**LLAMA_8B, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 1024}
+    (graft.folder / "sliding" / "config.json").write_text(json.dumps(slides))
     graft.plan('[device.small]\nbased_on = "L40S"\nmemory_gb = 16\n')
     return graft
 
@@ -121,4 +136,9 @@ def test_virtual_time_is_the_models_time_on_one_device_and_on_several(simulated:
     assert one["load"]["steps"] == 3
     assert one["load"]["busy_s"] == pytest.approx(one["took"], abs=1e-6)
     assert pipeline["load"]["busy_s"] < 0.6 * pipeline["took"]
+    assert "SPECS ['SlidingWindowSpec']" in lines, "a window without a list of layers is every layer's"
+    assert "SLID 40" in lines
+    refused = [line for line in lines if line.startswith("REFUSED ")]
+    assert len(refused) == 3, "one worker for all ranks refuses like any other"
+    assert all("saving weights is not possible" in line for line in refused)
     assert "REAL True" in lines, "Python has its clocks back once the engine is gone"
