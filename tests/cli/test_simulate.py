@@ -75,6 +75,33 @@ class TestRefusals:
         assert main(BASE) == 2
         assert "GRAFT_DISABLE turns the simulated device off too" in capsys.readouterr().err
 
+    def test_a_device_may_be_named_by_the_file_or_a_variable(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ):
+        wrong = [*BASE[:3], "--json"]  # a later mistake shows that the device was found
+        Path("graft.toml").write_text('[simulated]\ndevice = "instant"\n')
+        assert main(wrong) == 2
+        assert "there are no figures without a workload" in capsys.readouterr().err
+        Path("graft.toml").unlink()
+        monkeypatch.setenv("GRAFT_SIMULATE", "0")
+        assert main(wrong) == 2
+        assert "no device is named" in capsys.readouterr().err
+        monkeypatch.setenv("GRAFT_SIMULATE", "Instant")
+        assert main(wrong) == 2
+        assert "there are no figures without a workload" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("spelling", ["--quantization=fp8", "-q", "--kv_cache_memory_bytes=1"])
+    def test_weights_of_another_size_are_left_to_vllm(self, spelling: str, capsys: pytest.CaptureFixture[str]):
+        assert main(["simulate", "--model", "llama-3-70b", "--device", "H100", spelling, "--workload", "none"]) == 2
+        assert "the workload cannot be read" in capsys.readouterr().err
+
+    def test_a_published_file_may_leave_things_to_vllms_defaults(self):
+        Path("config.json").write_text('{"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}')
+        assert find_model("config.json").shape is None
+        Path("config.json").write_text('{"architectures": ["A"], "model_type": "llama", "num_attention_heads": -1}')
+        with pytest.raises(ConfigError):
+            find_model("config.json")
+
     def test_a_value_of_the_file_is_named_by_its_place(self, capsys: pytest.CaptureFixture[str]):
         Path("graft.toml").write_text('[simulated]\ndevice = "H200"\nspeed = -1\n')
         assert main(BASE[:3]) == 2
@@ -136,6 +163,13 @@ class TestArguments:
         folder = folder_of(find_model("mine.json"))
         assert json.loads((folder / "config.json").read_text())["hidden_size"] == 4096
         assert folder_of(find_model("llama-3-8b")) == find_model("llama-3-8b").folder
+
+    def test_a_tokenizer_beside_such_a_config_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("GRAFT_CACHE_DIR", str(tmp_path / "cache"))
+        (tmp_path / "mine.json").write_text(find_model("llama-3-8b").file.read_text())
+        (tmp_path / "tokenizer.json").write_text("{}")
+        words = simulate._vllm_arguments(find_model("mine.json"), [], tokenizer=True)
+        assert words[words.index("--tokenizer") + 1] == str(tmp_path)
 
     def test_numbers_are_read_in_every_spelling(self):
         assert number(["-tp", "2"], 1, "--tensor-parallel-size", "-tp") == 2
