@@ -273,7 +273,14 @@ def test_ctrl_c_ends_a_run_with_what_was_measured(graft: Session):
     line, environment = command(graft, "--workload", "w.jsonl", "--speed", "20", "--json", "--max-model-len", "1024")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        line, env=environment, cwd=graft.folder, stdout=subprocess.PIPE, stderr=theirs, start_new_session=True
+        line,
+        env=environment,
+        cwd=graft.folder,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        start_new_session=True,
+        # What a shell starts in the background ignores Ctrl-C, and so would everything started from there.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(theirs)
     shown = b""
