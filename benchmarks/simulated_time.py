@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-SATURATED = """
+LENGTHS = """
 [prompt]
 mean = 320
 sigma = 0.9
@@ -35,30 +35,26 @@ mean = 220
 sigma = 0.7
 min = 8
 max = 500
+"""
 
+SATURATED = (
+    """
 [workload]
 arrivals = "at-once"
 requests = {requests}
 """
+    + LENGTHS
+)
 
-BUSY = """
+BUSY = (
+    """
 [workload]
 seed = 1
 requests = 300
 rate = {rate}
-
-[prompt]
-mean = 320
-sigma = 0.9
-min = 8
-max = 1500
-
-[output]
-mean = 220
-sigma = 0.7
-min = 8
-max = 500
 """
+    + LENGTHS
+)
 
 VIRTUAL = (
     ("L40S", "llama-3-8b", 14, ()),

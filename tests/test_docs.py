@@ -31,6 +31,7 @@ from vllm_graft.plan import Plan, PlanItem, Request, Run, carried, carried_run, 
 from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.plan.layers import read_file
 from vllm_graft.plugins.platforms.simulated.devices import DEVICES
+from vllm_graft.plugins.platforms.simulated.devices import __file__ as DEVICES_FILE
 from vllm_graft.plugins.platforms.simulated.workload.description import generate
 from vllm_graft.points import keys
 from vllm_graft.server.routes import status_of
@@ -181,6 +182,18 @@ class TestFindings:
         for path in PAGES:
             mentioned = set(re.findall(r"\b[SPDA]\d{3}\b", path.read_text(encoding="utf-8"))) - set(DEVICES)
             assert set(mentioned) <= described, path
+
+
+class TestPlatformTable:
+    def test_every_method_it_names_exists(self):
+        text = section(page("simulated.md"), "As an example of a platform plugin")
+        rows = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
+        named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+        assert len(named) > 25
+        files = ("platform.py", "worker.py")
+        home = Path(DEVICES_FILE).parent
+        sources = "".join((home / name).read_text(encoding="utf-8") for name in files)
+        assert not [name for name in named if not re.search(rf"    (def {name}\(|{name} = )", sources)]
 
 
 class TestBlocks:

@@ -24,41 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "rope_theta": 500000.0,
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3-8b": LLAMA
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    "qwen3-30b-a3b": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "torch_dtype": "bfloat16",
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "vocab_size": 151936,
-        "rope_theta": 1000000.0,
-    },
-}
+from vllm_graft.plugins.platforms.simulated.models import find_model
+
+SHAPES: dict[str, dict[str, Any]] = {name: find_model(name).config for name in ("llama-3-8b", "qwen3-30b-a3b")}
 LONGEST = 16384
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -106,7 +74,7 @@ def engine(shape: str, *, decode: bool, eager: bool) -> Any:
     from vllm import LLM
 
     folder = Path(tempfile.mkdtemp())
-    config = SHAPES[shape] | {"max_position_embeddings": LONGEST + 1024, "bos_token_id": 1, "eos_token_id": 2}
+    config = SHAPES[shape] | {"max_position_embeddings": LONGEST + 1024}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     connector = {"kv_transfer_config": {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}} if decode else {}
     return LLM(

@@ -4,24 +4,12 @@ import json
 
 import pytest
 
+from vllm_graft.plugins.platforms.simulated.models import find_model
 from vllm_graft.testing import Session
 
 pytestmark = pytest.mark.engine
 
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+LLAMA_8B = find_model("llama-3-8b").config
 
 REFUSALS = """
 import json, os
@@ -79,6 +67,14 @@ for arguments in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
         "blocks": config.cache_config.num_gpu_blocks,
         "load": llm.collective_rpc("simulated_load")[0],
     }), flush=True)
+    moves = (("sleep", (1,)), ("wake_up", ()), ("sleep", (2,)), ("wake_up", ()), ("reload_weights", ()))
+    for method, given in moves:
+        began = time.time()
+        llm.collective_rpc(method, args=given)
+        print("MOVED", method, round(time.time() - began, 4), flush=True)
+    began = time.time()
+    llm.collective_rpc("execute_dummy_batch")
+    print("DUMMY", time.time() > began, flush=True)
     try:
         llm.collective_rpc("save_sharded_state")
     except Exception as error:
@@ -138,6 +134,10 @@ def test_virtual_time_is_the_models_time_on_one_device_and_on_several(simulated:
     assert pipeline["load"]["busy_s"] < 0.6 * pipeline["took"]
     assert "SPECS ['SlidingWindowSpec']" in lines, "a window without a list of layers is every layer's"
     assert "SLID 40" in lines
+    moved = [line.split()[1:] for line in lines if line.startswith("MOVED ")][:5]
+    link = "0.6424"  # 16.06 GB of weights over 25 GB/s; a sleep of level 2 forgets them, and they come back by a reload
+    assert moved == [["sleep", link], ["wake_up", link], ["sleep", "0.0"], ["wake_up", "0.0"], ["reload_weights", link]]
+    assert lines.count("DUMMY True") == 3
     refused = [line for line in lines if line.startswith("REFUSED ")]
     assert len(refused) == 3, "one worker for all ranks refuses like any other"
     assert all("saving weights is not possible" in line for line in refused)
