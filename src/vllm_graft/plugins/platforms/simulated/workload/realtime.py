@@ -82,6 +82,10 @@ async def _all(tape: Tape, engine: Any, prompts: list[dict[str, Any]], start: fl
     except asyncio.CancelledError:
         tape.measured["interrupted"] = True
     except EngineDeadError as error:
+        # Ctrl-C reaches the engine's process too, which may be the first to go.
+        if main.cancelling():
+            tape.measured["interrupted"] = True
+            return
         raise StartError(
             "the engine died in the middle of the run", where="engine core", fix="look for its last words above"
         ) from error
