@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import shutil
 import signal
@@ -162,6 +163,27 @@ def test_a_process_taken_down_with_its_server_has_not_died():
     child.join()
     lives = {process.record.pid: process.life for process in runs()[0].processes}
     assert lives == {dead.pid: "died", os.getpid(): "running", child.pid: "ended"}
+
+
+def test_a_killed_process_has_died_however_soon_its_parent_hears_of_it():
+    """Its files close, which wakes the parent, before it is a zombie: taking it down then does not whitewash it."""
+    book = opened()
+    context = multiprocessing.get_context("fork")
+    killed = []
+    for _ in range(25):
+        child = context.Process(target=_open_and_wait, args=(book,))
+        child.start()
+        deadline = time.monotonic() + 20
+        while len(runs()[0].processes) < len(killed) + 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        multiprocessing.connection.wait([child.sentinel])
+        book.take_down([child.pid])
+        child.join()
+        killed.append(child.pid)
+    lives = {process.record.pid: process.life for process in runs()[0].processes}
+    assert lives == {os.getpid(): "running"} | dict.fromkeys(killed, "died")
 
 
 def _open_and_wait(book: Ledger) -> None:
