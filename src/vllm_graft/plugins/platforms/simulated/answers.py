@@ -63,6 +63,8 @@ def _tokens(share: Share, masks: Masks | None, drafter: Drafter | None) -> list[
     if share.index is None:
         return []
     drafts = share.drafts
+    if masks is None and not drafts:
+        return [share.stream.token(share.index, None)]
     if PLACEHOLDER in drafts and drafter is not None:
         drafts = tuple(drafter.propose(share.stream, share.index, len(drafts)))
     if masks is None:
@@ -73,6 +75,8 @@ def _tokens(share: Share, masks: Masks | None, drafter: Drafter | None) -> list[
 
 def _logprobs(step: Step, sampled: Sequence[Sequence[int]]) -> LogprobsLists | None:
     """The rows of the requests that want any, and where each request's begin."""
+    if all(share.scores is None for share in step.shares):
+        return None
     wanted = [
         (share.scores, share.index, tokens)
         if share.scores is not None and share.scores.count is not None and share.index is not None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vllm_graft.plugins.platforms.simulated.tokens import TokenSource, TokenStream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Share:
     """One request's part of a step."""
 
@@ -75,8 +75,10 @@ class RequestTable:
         drafts = output.scheduled_spec_decode_tokens
         return Step(
             tuple(
-                self._share(request_id, count, tuple(drafts.get(request_id, ())), *reach[request_id])
-                for request_id, count in output.num_scheduled_tokens.items()
+                [
+                    self._share(request_id, count, tuple(drafts.get(request_id, ())), *reach[request_id])
+                    for request_id, count in output.num_scheduled_tokens.items()
+                ]
             )
         )
 

@@ -84,7 +84,7 @@ class HashedStream:
 
     def token(self, index: int, mask: NDArray[np.int32] | None) -> int:
         """The output token at ``index``, one of those ``mask`` allows."""
-        if index < len(self._trace):
+        if self._trace and index < len(self._trace):
             return self._trace[index]
         number = mix(self._key, index)
         # A row with all bits set is vLLM's way to say "no constraint here" (while a model still reasons).
@@ -99,7 +99,10 @@ class HashedStream:
         return self._ordinary(number)
 
     def _ordinary(self, number: int) -> int:
-        for step in range(self._vocab_size):
+        token = number % self._vocab_size
+        if token not in self._avoid:
+            return token
+        for step in range(1, self._vocab_size):
             token = (number + step) % self._vocab_size
             if token not in self._avoid:
                 return token

@@ -167,8 +167,8 @@ class SimulatedWorker(WorkerBase):
         self._drafting = (step, scheduler_output.num_spec_tokens_to_schedule)
         end = self._timeline.launch(
             self.stage_seconds(step),
-            [share.request_id for share in step.shares],
-            [share.request_id for share in step.shares if share.index is not None],
+            (share.request_id for share in step.shares),
+            (share.request_id for share in step.shares if share.index is not None),
         )
         self._launched = (step, end)
         return None
