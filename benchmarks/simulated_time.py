@@ -92,10 +92,8 @@ def real_time(folder: Path, repeat: int, sizes: tuple[int, ...]) -> None:
                 assert facts["output_tokens"] == reference["output_tokens"]
                 longer = facts["makespan_s"] / reference["makespan_s"]
                 shown.append(f"{1 / facts['device_busy_share']:.3f} and {longer:.3f} (load {load:.1f})")
-            print(
-                f"  {size:4} at a time, {name:12}  {reference['makespan_s']:6.2f} s in virtual time: {', '.join(shown)}",
-                flush=True,
-            )
+            modelled = f"{reference['makespan_s']:6.2f} s in virtual time"
+            print(f"  {size:4} at a time, {name:12}  {modelled}: {', '.join(shown)}", flush=True)
 
 
 def virtual_time(folder: Path) -> None:

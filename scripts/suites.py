@@ -36,7 +36,7 @@ SUITES = (
     Suite("boot", ("tests/boot/test_process.py", "tests/boot/test_simulated.py")),
     Suite("simulation", ("tests/plugins/simulated", "tests/plugins/test_workload*.py")),
     Suite("refusals", ("tests/boot/test_refused.py",)),
-    Suite("serve", ("tests/boot/test_serve.py", "tests/boot/test_guard.py")),
+    Suite("serve", ("tests/boot/test_serve.py", "tests/boot/test_guard.py", "tests/boot/test_seeds.py")),
     Suite("bindings", ("tests/bindings",)),
     Suite(
         "patches",

@@ -6,6 +6,7 @@
     │   ├── DeclarationError   a patch class is written in a way that cannot work
     │   ├── TargetError        the target is missing, or is not the kind of thing the patch expects
     │   ├── VersionError       the installed vLLM is outside the patch's range
+    │   ├── DriftError         upstream's code is not what a person reviewed for the patch
     │   └── ConflictError      two patches, or a patch and a stranger, want the same place
     ├── StartError             a process lacks what its plan names
     ├── LedgerError            the folder of records cannot be used
@@ -63,6 +64,10 @@ class TargetError(PatchError):
 
 class VersionError(PatchError):
     """The installed vLLM is outside the range a patch declares."""
+
+
+class DriftError(PatchError):
+    """Upstream's code is not what a person reviewed for the patch."""
 
 
 class ConflictError(PatchError):

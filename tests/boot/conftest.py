@@ -48,6 +48,11 @@ class WrongMethod(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="wro
 class Extension:
     def users_own(self):
         return "users own"
+
+    def compile_key(self):
+        from vllm import envs
+
+        return envs.compile_factors()["GRAFT_PATCHSET"]
 """
 
 ENTRIES = {

@@ -193,6 +193,22 @@ print("KEY", {name: factors.get(name) for name in sorted(factors) if "GRAFT" in 
     assert "GRAFT_PATCHSET" in one
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_every_process_has_the_same_hash_in_its_compile_key(simulated: Session, method: str):
+    """The worker compiles, and it may be in another process than the one that resolved the plan."""
+    simulated.env["VLLM_WORKER_MULTIPROC_METHOD"] = method
+    script = GENERATE.replace("max_model_len=256", "max_model_len=256, worker_extension_cls='boot_patches.Extension'")
+    done = simulated.script(
+        script
+        + "from vllm import envs\n"
+        + "print('KEYS', envs.compile_factors()['GRAFT_PATCHSET'], *llm.collective_rpc('compile_key'))\n"
+    )
+    assert rows_of(done)["EngineCore"]["start_method"] == method
+    _, here, *there = next(line for line in done.stdout.splitlines() if line.startswith("KEYS")).split()
+    assert len(here) == 16
+    assert there == [here]
+
+
 def test_without_a_plan_nothing_of_ours_shows(simulated: Session):
     """Merely installed: no record, no extension, no line in the log."""
     simulated.config.unlink()
@@ -203,3 +219,30 @@ def test_without_a_plan_nothing_of_ours_shows(simulated: Session):
     assert rows_of(done) == {}
     assert "EXT \n" in done.stdout or "EXT None" in done.stdout
     assert "vllm-graft:" not in done.stdout + done.stderr
+
+
+OVERWRITE = """
+def register():
+    import multiprocessing
+    if not multiprocessing.current_process().name.startswith("EngineCore"):
+        return
+    import threading, time
+    def later():
+        from vllm.v1.worker.worker_base import WorkerWrapperBase
+        before = WorkerWrapperBase.execute_model
+        while "graft" not in str(vars(WorkerWrapperBase).keys()):
+            time.sleep(0.01)
+        WorkerWrapperBase.execute_model = lambda *args, **kwargs: before(*args, **kwargs)
+    threading.Thread(target=later, daemon=True).start()
+"""
+
+
+def test_a_stranger_who_sets_a_patched_attribute_stops_the_start(simulated: Session):
+    """What runs is his code; the server does not serve as if it were the patch."""
+    simulated.env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    simulated.package("stranger", {"vllm.general_plugins": {"stranger": "stranger:register"}}, {"stranger": OVERWRITE})
+    done = simulated.script(GENERATE)
+    assert done.returncode != 0
+    assert "is overwritten: vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model was set to" in done.stderr
+    assert "by somebody else, over what patch 'on-worker' put there" in done.stderr
+    assert "Next: leave out the other package's change, or the patch" in done.stderr

@@ -48,6 +48,18 @@ class Inherited(VLLMPatch[Sub]):
         return call(x) + 1000
 
 
+class Packed(VLLMPatch[Inner]):
+    @wrap
+    def forward(self, call, *args, **kwargs):
+        return call(*args, **kwargs) + 10000
+
+
+class Named(VLLMPatch[Inner]):
+    @wrap
+    def forward(self, call, x, *, scale=1, **others):
+        return call(x, **others) * scale
+
+
 @pytest.mark.parametrize(
     ("patches", "kind", "result", "hits"),
     [
@@ -55,6 +67,9 @@ class Inherited(VLLMPatch[Sub]):
         ([ByName], Inner, 103, [1]),
         ([Instead], Inner, 4, [1]),
         ([Inherited], Sub, 1003, [1]),
+        ([Packed], Inner, 10003, [1]),
+        ([Named], Inner, 3, [1]),
+        ([Packed, Named], Inner, 10003, [1, 1]),
         ([Instead, ByCall, ByName, Inherited], Sub, 1114, [1, 1, 1, 1]),
     ],
 )
@@ -77,3 +92,31 @@ def test_reverting_is_seen(engine):
     assert compiled(torch.ones(1)).item() == 13
     engine.revert(ByCall)
     assert compiled(torch.ones(1)).item() == 3
+
+
+@pytest.mark.parametrize("patches", [[ByCall], [ByName], [Instead], [Packed], [Instead, ByCall, ByName, Packed, Named]])
+def test_the_module_that_is_compiled_is_patched_itself(engine, patches):
+    """Compiled and not, the answers are the same, and what is traced is counted once."""
+    torch._dynamo.reset()
+    engine.apply(patches)
+    inner = Inner()
+    compiled = torch.compile(inner, fullgraph=True, backend="eager")
+    traced = [compiled(torch.ones(1)).item() for _ in range(5)]
+    assert [state.hits for state in engine.report()] == [1] * len(patches)
+    assert traced == [inner(torch.ones(1)).item()] * 5
+
+
+def test_functions_of_modules(engine, make):
+    """``call`` of a function is the function beneath, which the tracer follows like any other."""
+    torch._dynamo.reset()
+    module = make("def double(x): return x * 2")
+
+    class Function(VLLMPatch[module]):
+        @wrap
+        def double(call, x):
+            return call(x) + 10
+
+    engine.apply([Function])
+    compiled = torch.compile(lambda x: module.double(x), fullgraph=True, backend="eager")
+    assert [compiled(torch.ones(1)).item() for _ in range(3)] == [12] * 3
+    assert [state.hits for state in engine.report()] == [1]

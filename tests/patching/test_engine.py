@@ -183,7 +183,7 @@ def test_the_report(engine):
     assert engine.apply([Good]) == engine.report()
     Target().f()
     assert engine.report() == [
-        HookState("good", target, "f", "wrap", "applied", "", 1, 0),
+        HookState("good", target, "f", "wrap", "applied", "", 1, 0, "unlocked"),
         HookState("good", target, "extra", "add", "applied", "", 0, 1),
     ]
     assert engine.active() == [Good]

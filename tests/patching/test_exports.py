@@ -22,10 +22,10 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_importing_is_light():
     """The package costs next to nothing; declaring and applying pull in neither vllm, torch nor packaging."""
     code = """
-import sys, time
-start = time.perf_counter()
+import sys
+before = set(sys.modules)
 import vllm_graft.patching
-cost = time.perf_counter() - start
+loaded = set(sys.modules) - before
 early = {"inspect", "dataclasses", "logging"} & set(sys.modules)
 from vllm_graft.patching import *
 class Target:
@@ -35,17 +35,15 @@ class P(VLLMPatch[Target]):
     def f(self, call): return call() + 1
 Engine().apply([P])
 assert Target().f() == 2
-print(cost, early, sorted({"vllm", "torch", "packaging"} & set(sys.modules)))
+print(len(loaded), early, sorted({"vllm", "torch", "packaging"} & set(sys.modules)))
 """
-    runs = [
-        subprocess.run(
-            [sys.executable, "-S", "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONPATH": ":".join(sys.path)},
-        ).stdout.split(" ", 1)
-        for _ in range(2)
-    ]
-    assert {rest.strip() for _, rest in runs} == {"set() []"}
-    assert min(float(cost) for cost, _ in runs) < 0.005
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    count, rest = done.stdout.split(" ", 1)
+    assert rest.strip() == "set() []"
+    assert int(count) <= 4, "the package, its parent, the lazy loader, and what that needs"

@@ -99,3 +99,19 @@ def test_the_default_engine_is_used(fresh_default):
     One.revert()
     assert not manager.is_applied("One")
     assert manager.applied_patches == []
+
+
+def test_is_applied_on_the_class(fresh_default):
+    """By the name in its declaration, whoever applied it."""
+
+    class Own:
+        def f(self): ...
+
+    class Named(VLLMPatch[Own], name="named"):
+        def f(self): ...
+
+    assert not PatchManager.is_applied("named")
+    Named.apply()
+    assert PatchManager.is_applied("named")
+    Named.revert()
+    assert not PatchManager.is_applied("named")

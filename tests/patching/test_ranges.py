@@ -41,10 +41,12 @@ def test_outside(engine, installed, version):
 
 
 @pytest.mark.parametrize("version", ["0.1.dev1+gabcdef", "0.32.1.dev5+g123", "unreadable"])
-def test_development_builds_lie_in_no_range(engine, installed, version):
-    """Their number says nothing of their code; a patch without a range is still applied."""
+def test_development_builds_lie_in_no_range_by_number(engine, installed, version):
+    """Their number says nothing of their code, and nothing was reviewed; a patch without a range is still applied."""
     installed(version)
-    with pytest.raises(VersionError, match=r"development build, which lies in no range.*Next: install a release, or"):
+    with pytest.raises(
+        VersionError, match=r"development build, whose code is none that was reviewed.*Next: install a release, or"
+    ):
         engine.apply([ranged(">=0.0")])
     engine.apply([ranged("")])
     assert Target().f() == 2

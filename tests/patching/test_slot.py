@@ -197,6 +197,7 @@ def test_replacements_count_once_and_step_aside(engine):
     plain = vars(Target)["f"]
     assert plain is not probe
     assert plain.__code__ is Instead.declaration.hooks[0].value.__code__
+    assert not plain.__closure__
     assert probe(Target()) == "instead"
     assert [state.hits for state in engine.report()] == [1]
     engine.apply([A])

@@ -1,5 +1,6 @@
 """From configuration to plan: which layer wins, which profile matches, and what every mistake says."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_additional_config_is_the_strongest(monkeypatch: pytest.MonkeyPatch, off
 def test_a_star_means_every_registered_item_of_the_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """'*' under patches takes the patches and leaves the sinks."""
     monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "*")
-    assert names(plan_for()) == ["stat-logger-guard"]
+    assert names(plan_for()) == ["async-history", "lora-path-guard", "stat-logger-guard"]
 
 
 def test_items_of_a_patch_run_where_the_patch_says(offered: Path):
@@ -268,3 +269,17 @@ def test_a_name_offered_by_two_packages_is_refused_naming_both(
     write('[defaults]\nstats = ["my-sink"]\n')
     with pytest.raises(ConfigError, match=r"'my-sink' is offered twice: by .*graft-rival"):
         plan_for()
+
+
+def test_a_patch_may_be_for_some_models_only(offered: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is left out of the plan for others, and the plan says so."""
+    import graft_offered
+
+    declaration = graft_offered.EnginePatch.declaration
+    monkeypatch.setattr(graft_offered.EnginePatch, "declaration", replace(declaration, models=("*70b*", "org/small")))
+    write('[defaults]\npatches = ["engine-patch"]\nstats = ["my-sink"]\n')
+    assert names(plan_for("org/Model-70B")) == ["engine-patch", "my-sink"]
+    plan = plan_for("org/Model-8B")
+    assert names(plan) == ["my-sink"]
+    assert plan.left_out == {"engine-patch": "is for the models *70b*, org/small, and this is org/Model-8B"}
+    assert Plan.from_json(plan.to_json()) == plan

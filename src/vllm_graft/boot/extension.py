@@ -34,6 +34,9 @@ class Reporter:
 
 def rows_here() -> list[dict[str, object]]:
     """Every process of this run that recorded on this machine; this one from memory, which is never stale."""
+    from vllm_graft.boot.process import process
+
+    process.look()
     own = ledger.current().view()
     if own is None:
         return []

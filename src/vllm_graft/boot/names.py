@@ -14,6 +14,7 @@ from typing import Final
 CARRIED: Final = (
     "GRAFT_CONFIG",
     "GRAFT_DISABLE",
+    "GRAFT_ON_DRIFT",
     "GRAFT_PLAN",
     "GRAFT_RUN",
     "GRAFT_SIMULATE",

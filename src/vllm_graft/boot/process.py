@@ -134,11 +134,20 @@ class Process:
             if hook.cell is not None:
                 book.note_hook(name, f"{hook.target}.{hook.attribute}", hook.cell)
 
+    def look(self) -> None:
+        """Notice what others have done since to the targets of planned patches."""
+        disturbed = self.engine.disturbed()
+        for name, patch in self._classes.items():
+            if patch in disturbed:
+                ledger.current().set_item("patch", name, "overwritten", disturbed[patch].what)
+                ledger.current().save()
+
     def _announce(self, plan: Plan) -> None:
         record = ledger.current().record
         if record is None:
             return
         items = ", ".join(f"{item.name} {item.state}" for item in record.items) or "nothing needed here"
+        items += "".join(f"; {name} is left out for this model" for name in plan.left_out)
         LOG.info("vllm-graft: plan %s in %s (%s): %s", plan.hash, record.name, "+".join(sorted(self.roles)), items)
 
     def _place(self, item: PlanItem) -> str:
@@ -228,8 +237,14 @@ def _settled_after_fork(own: Process) -> None:
         own.failed = error
 
 
-_V1_ONLY: Final = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.sample.sampler")
-_V2_ONLY: Final = ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu.sample.sampler")
+_V1_ONLY: Final = (
+    "vllm.v1.sample.rejection_sampler",
+    "vllm.v1.sample.sampler",
+    "vllm.v1.worker.gpu_input_batch",
+    "vllm.v1.worker.gpu_model_runner",
+)
+_V2_ONLY: Final = ("vllm.v1.worker.gpu",)
+"""The modules, with those below them, that only one of the two model runners calls."""
 
 
 def _joint_state(hooks: list[HookState], runner: str) -> tuple[State, str]:
@@ -240,8 +255,11 @@ def _joint_state(hooks: list[HookState], runner: str) -> tuple[State, str]:
                 return ("refused" if wanted == "refused" else "late"), hook.reason
     unreached = {"V1": _V2_ONLY, "V2": _V1_ONLY}.get(runner, ())
     for hook in hooks:
-        if hook.target.partition(":")[0] in unreached:
+        if any(f"{hook.target.partition(':')[0]}.".startswith(f"{module}.") for module in unreached):
             return "dead", f"{hook.target} belongs to the other model runner; this server uses {runner}"
+    for hook in hooks:
+        if hook.review == "drifted" and hook.reason and hook.state == "applied":
+            return "drifted", hook.reason
     if any(hook.state == "armed" for hook in hooks):
         return "armed", next(hook.reason for hook in hooks if hook.state == "armed")
     return "applied", ""

@@ -11,7 +11,7 @@ from vllm_graft.cli.table import show_findings, table
 from vllm_graft.errors import ConfigError, PatchError
 from vllm_graft.findings import Finding, Level, exit_status
 from vllm_graft.patching.declare import declared
-from vllm_graft.patching.ranges import must_include_installed
+from vllm_graft.patching.review import Reviewer
 from vllm_graft.plan import Plan, PlanItem, Request, resolve
 from vllm_graft.plan.catalogue import load
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range, vllm_version
@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**plan.as_dict(), "findings": [found.as_dict() for found in findings]}, indent=2))
         return exit_status(findings)
+    for name, reason in plan.left_out.items():
+        print(f"{name} {reason}: it is left out")
     if not plan:
         print(f"nothing is planned for {args.model}: vLLM would run as it is")
         return 0
@@ -69,12 +71,16 @@ def findings_of(plan: Plan) -> list[Finding]:
         what = f"run on the V1 model runner: vLLM {version} takes none on its V2 runner"
         found.append(Finding("P005", "warning", "samplers", what, "", "install vLLM 0.31 or newer to have both"))
     level: Level = "error" if plan.strict else "warning"
+    reviewer = Reviewer()
     for item in plan.of("patch"):
         try:
-            declaration = declared(load(item.target, item.name, item.package)).declaration
-            must_include_installed(declaration.vllm, declaration.where)
+            reviewed = reviewer.review(declared(load(item.target, item.name, item.package)))
         except PatchError as error:
             found.append(Finding("P003", level, f"patch {item.name}", error.what, item.origin, error.fix))
+            continue
+        notes = [verdict.note for _, verdict in reviewed.values() if verdict.note]
+        fix = f"see `vllm-graft diff {item.name}`"
+        found += [Finding("P006", "warning", f"patch {item.name}", note, item.origin, fix) for note in notes]
     return found
 
 

@@ -112,7 +112,7 @@ def _next(code: int) -> str:
 
 def _item(item: Mapping[str, object]) -> str:
     state = str(item["state"])
-    tone = {"applied": "green", "armed": "green", "quarantined": "yellow"}.get(state, "red")
+    tone = {"applied": "green", "armed": "green", "quarantined": "yellow", "drifted": "yellow"}.get(state, "red")
     calls = f", {item['calls']} calls" if item["calls"] else ""
     reason = f" ({item['reason']})" if item["reason"] and state not in ("applied", "armed") else ""
     return f"{item['name']}: {paint(state, tone)}{calls}{_cost(item)}{reason}"

@@ -219,7 +219,7 @@ def _missing_in(row: Mapping[str, object], plan: Plan) -> list[Finding]:
             found.append(Finding("S008", "error", subject, what, _who(row), _NEXT["unused"]))
         elif item["state"] not in GOOD:
             state = str(item["state"])
-            level: Literal["error", "warning"] = "warning" if state == "quarantined" else "error"
+            level: Literal["error", "warning"] = "warning" if state in _GOES_ON else "error"
             what = f"is {state}: {item['reason']}"
             # The reason of a refusal is an error of ours, which has said its own next step.
             fix = "" if "Next: " in what else _NEXT[state]
@@ -234,9 +234,19 @@ def _who(row: Mapping[str, object]) -> str:
 _MAY_WAIT = ("patch", "stats")
 """Points that a process may rightly have armed: a module may never be imported there, a launcher makes no client."""
 
+_GOES_ON = ("quarantined", "drifted")
+"""States that are worth a warning, with which a server goes on."""
+
 _PROVEN: Final[tuple[Role, ...]] = ("engine", "worker")
 
-_CODES = {"refused": "S002", "late": "S003", "dead": "S004", "quarantined": "S005"}
+_CODES = {
+    "refused": "S002",
+    "late": "S003",
+    "dead": "S004",
+    "quarantined": "S005",
+    "drifted": "S009",
+    "overwritten": "S010",
+}
 
 _NEXT = {
     "absent": "look for an earlier error of this process in the server's log",
@@ -246,6 +256,8 @@ _NEXT = {
     "refused": "do what the reason says, or take the item out of the plan",
     "late": "patch something that is called later, or let the engine be forked",
     "dead": "patch what this model runner calls, or choose the other runner with VLLM_USE_V2_MODEL_RUNNER",
+    "drifted": "see `vllm-graft diff` with the patch's name; accept what upstream changed with `vllm-graft lock`",
+    "overwritten": "leave out the other package's change, or the patch",
     "quarantined": "mend the plugin and restart the server",
 }
 

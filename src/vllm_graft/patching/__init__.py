@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from vllm_graft.patching.declare import Declaration as Declaration
     from vllm_graft.patching.declare import Patch as Patch
     from vllm_graft.patching.declare import VLLMPatch as VLLMPatch
-    from vllm_graft.patching.declare import add as add
     from vllm_graft.patching.declare import min_vllm_version as min_vllm_version
-    from vllm_graft.patching.declare import replace as replace
-    from vllm_graft.patching.declare import wrap as wrap
     from vllm_graft.patching.engine import Engine as Engine
     from vllm_graft.patching.engine import default_engine as default_engine
     from vllm_graft.patching.engine import set_default_engine as set_default_engine
     from vllm_graft.patching.hashing import patchset_hash as patchset_hash
     from vllm_graft.patching.manager import PatchManager as PatchManager
+    from vllm_graft.patching.marks import add as add
+    from vllm_graft.patching.marks import replace as replace
+    from vllm_graft.patching.marks import wrap as wrap
     from vllm_graft.patching.report import HookState as HookState
     from vllm_graft.patching.tally import LocalTally as LocalTally
     from vllm_graft.patching.tally import Tally as Tally
@@ -56,10 +56,10 @@ _HOME = {
     "Declaration": "declare",
     "Patch": "declare",
     "VLLMPatch": "declare",
-    "add": "declare",
+    "add": "marks",
     "min_vllm_version": "declare",
-    "replace": "declare",
-    "wrap": "declare",
+    "replace": "marks",
+    "wrap": "marks",
     "Engine": "engine",
     "default_engine": "engine",
     "set_default_engine": "engine",

@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Final, Literal
 
 from vllm_graft.errors import TargetError, nearest
+from vllm_graft.patching import unsound
 from vllm_graft.patching.declare import Declaration
 from vllm_graft.patching.functions import (
     ORIGINAL,
@@ -66,6 +67,7 @@ def upstream_form(raw: object) -> UpstreamForm:
 
 def check_owner(declaration: Declaration, owner: Owner) -> None:
     """Raise TargetError where nothing can be set on the target at all."""
+    unsound.check_owner(declaration, owner)
     if isinstance(owner, type) and owner.__flags__ & _IMMUTABLE_TYPE:
         raise TargetError(
             f"{owner.__qualname__} is a type made in C, and its attributes cannot be set",
@@ -77,10 +79,11 @@ def check_owner(declaration: Declaration, owner: Owner) -> None:
 def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: object) -> Kind:
     """What the hook does to ``present``, the attribute as it stands; TargetError where that cannot work."""
     kind = _kind(declaration, hook, owner, present)
+    unsound.check(declaration, hook, owner, present, absent=present is ABSENT)
     if kind == "add":
         _check_addition(declaration, hook)
     elif hook.form == "value":
-        _check_value(declaration, hook, owner, present)
+        _check_value(declaration, hook, present)
     else:
         _check_form(declaration, hook, present)
         _check_function_kind(declaration, hook, present)
@@ -127,13 +130,7 @@ def _check_addition(declaration: Declaration, hook: Hook) -> None:
         )
 
 
-def _check_value(declaration: Declaration, hook: Hook, owner: Owner, present: object) -> None:
-    if isinstance(owner, enum.EnumMeta):
-        raise TargetError(
-            f"it sets {hook.attribute!r}, and {owner.__qualname__} is an Enum: a value set on it is not a member",
-            where=declaration.where,
-            fix="patch the code that reads the member; methods of an Enum can be patched",
-        )
+def _check_value(declaration: Declaration, hook: Hook, present: object) -> None:
     form = upstream_form(present)
     if form != "value":
         raise _kind_change(declaration, hook, form, present)

@@ -1,19 +1,27 @@
-"""How a patch is written: ``VLLMPatch[Target]``, its keywords, and the marks ``wrap``, ``replace`` and ``add``."""
+"""How a patch is written: ``VLLMPatch[Target]`` and its keywords. The marks of its hooks are in ``marks.py``."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from vllm_graft.errors import DeclarationError, nearest
-from vllm_graft.patching.hooks import Hook, Kind, Marked, read_body
+from vllm_graft.patching.hooks import Body, Hook, read_body
 from vllm_graft.patching.ranges import check_range
 from vllm_graft.patching.target import Target, target_of
 
 PROCESSES = frozenset({"frontend", "engine", "worker", "registry"})
 """The kinds of process vLLM starts: the front end, the engine core, workers, and the model-inspection subprocess."""
+
+OnDrift = Literal["ignore", "warn", "refuse"]
+"""What is done with a hook whose upstream code nobody has reviewed: nothing, a warning, or a refusal."""
+
+KEYWORDS: Final = (
+    "name", "vllm", "why", "upstream", "remove_when", "processes", "models", "after", "conflicts", "on_drift",
+)  # fmt: skip
+"""What a patch class may be given."""
 
 F = TypeVar("F")
 T = TypeVar("T")
@@ -25,12 +33,16 @@ class Declaration:
 
     name:         what it is called in configuration, reports and errors
     target:       the class or module it changes
-    hooks:        the attributes it changes
+    hooks:        the attributes it changes; one may have several bodies, each for other releases
     vllm:         the releases it is written for, a PEP 440 range; empty for all
     why:          the reason it exists
     upstream:     the issue or pull request it goes back to
     remove_when:  the event that makes it superfluous
     processes:    where it is wanted; the engine takes no notice, whoever applies it decides
+    models:       the models it is for, globs as in a profile; none for all. As with processes, a plan decides
+    after:        patches over which its layers lie, wherever both stand on one attribute
+    conflicts:    patches it cannot run beside: names, globs, or "package:name"
+    on_drift:     see ``OnDrift``; None refuses a replacement and warns of a wrap whose signature is still the same
     defined_in:   module and qualified name of the class
     """
 
@@ -42,7 +54,16 @@ class Declaration:
     upstream: str
     remove_when: str
     processes: frozenset[str]
+    models: tuple[str, ...]
+    after: tuple[str, ...]
+    conflicts: tuple[str, ...]
+    on_drift: OnDrift | None
     defined_in: str
+
+    @property
+    def package(self) -> str:
+        """The top-level package that the patch comes from."""
+        return self.defined_in.partition(".")[0]
 
     @property
     def where(self) -> str:
@@ -50,7 +71,15 @@ class Declaration:
         return _place(self.name, self.defined_in, self.target)
 
 
-class VLLMPatch(Generic[T]):
+class _PatchType(type):
+    """Keeps several bodies of one name apart while a patch's class statement runs."""
+
+    @classmethod
+    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **keywords: object) -> Body:
+        return Body()
+
+
+class VLLMPatch(Generic[T], metaclass=_PatchType):
     """A surgical change to one class or module.
 
     ::
@@ -82,6 +111,10 @@ class VLLMPatch(Generic[T]):
         upstream: str = "",
         remove_when: str = "",
         processes: Iterable[str] = PROCESSES,
+        models: Iterable[str] = (),
+        after: Iterable[str] = (),
+        conflicts: Iterable[str] = (),
+        on_drift: OnDrift | None = None,
         **unknown: object,
     ) -> None:
         super().__init_subclass__()
@@ -100,6 +133,10 @@ class VLLMPatch(Generic[T]):
             upstream=upstream,
             remove_when=remove_when,
             processes=_checked_processes(processes, where),
+            models=_checked_names("models", models, where),
+            after=_checked_names("after", after, where),
+            conflicts=_checked_names("conflicts", conflicts, where),
+            on_drift=_checked_on_drift(on_drift, where),
             defined_in=defined_in,
         )
         _uncover(cls)
@@ -140,21 +177,6 @@ def declared(cls: object) -> Patch:
     )
 
 
-def wrap(function: F) -> F:
-    """Mark a hook that stands around what is there and reaches it by ``call`` or ``self._original_<name>``."""
-    return _marked("wrap", function)
-
-
-def replace(value: F) -> F:
-    """Mark a hook that takes the place of what is there; refused where there is nothing."""
-    return _marked("replace", value)
-
-
-def add(value: F) -> F:
-    """Mark a hook that is new; refused where the target has the name already."""
-    return _marked("add", value)
-
-
 def min_vllm_version(version: str) -> Callable[[type[F]], type[F]]:
     """Narrow a patch to vLLM ``version`` and later, in addition to its ``vllm=`` range."""
 
@@ -166,13 +188,6 @@ def min_vllm_version(version: str) -> Callable[[type[F]], type[F]]:
         return cls
 
     return narrow
-
-
-def _marked(kind: Kind, value: F) -> F:
-    if isinstance(value, property):
-        # The mark goes on the getter, because @x.setter must still find a property.
-        return cast(F, property(cast(Any, Marked(kind, value.fget)), value.fset, value.fdel, value.__doc__))
-    return cast(F, Marked(kind, value))
 
 
 def _place(name: str, defined_in: str, target: Target | None) -> str:
@@ -192,10 +207,9 @@ def _check_bases(cls: type, where: str) -> None:
 
 
 def _check_keywords(unknown: dict[str, object], where: str) -> None:
-    known = ("name", "vllm", "why", "upstream", "remove_when", "processes")
     for keyword in unknown:
         raise DeclarationError(
-            f"it has no keyword {keyword!r}{nearest(keyword, known)}", where=where, fix=f"use {', '.join(known)}"
+            f"it has no keyword {keyword!r}{nearest(keyword, KEYWORDS)}", where=where, fix=f"use {', '.join(KEYWORDS)}"
         )
 
 
@@ -220,6 +234,21 @@ def _checked_processes(processes: Iterable[str], where: str) -> frozenset[str]:
     if not asked:
         raise DeclarationError("it wants no process at all", where=where, fix="leave processes= out to mean every one")
     return asked
+
+
+def _checked_names(keyword: str, names: Iterable[str], where: str) -> tuple[str, ...]:
+    asked = (names,) if isinstance(names, str) else tuple(names)
+    for name in asked:
+        if not isinstance(name, str) or not name.strip():
+            raise DeclarationError(f"{keyword}= has {name!r}, which is no name", where=where, fix="give strings")
+    return asked
+
+
+def _checked_on_drift(on_drift: OnDrift | None, where: str) -> OnDrift | None:
+    known = get_args(OnDrift)
+    if on_drift is None or on_drift in known:
+        return on_drift
+    raise DeclarationError(f"on_drift= is {on_drift!r}", where=where, fix=f"use one of {', '.join(known)}")
 
 
 def _uncover(cls: type) -> None:

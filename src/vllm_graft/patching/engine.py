@@ -1,26 +1,31 @@
 """Applying patches and taking them back: everything is resolved first, then all is changed or nothing.
 
-Limits: a function that other modules copied by ``from module import function`` before it was patched stays unpatched
-there; a bound method or a ``cached_property`` value taken before stays what it was.
+Copies that other modules made by ``from module import function`` follow (``copies.py``). Limits: a bound method or a
+``cached_property`` value taken before stays what it was, and so does a copy kept in a class, a closure or a default.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from vllm_graft.errors import ConflictError, PatchError
+from vllm_graft.patching import neighbours
 from vllm_graft.patching.declare import Declaration, Patch, declared
 from vllm_graft.patching.imports import ImportWatch
-from vllm_graft.patching.ranges import must_include_installed
 from vllm_graft.patching.report import Entry, HookState
+from vllm_graft.patching.review import Reviewer
 from vllm_graft.patching.slot import Slot, lock
 from vllm_graft.patching.slots import Changes, Slots
 from vllm_graft.patching.stack import running
 from vllm_graft.patching.tally import LocalTally, Tally
 from vllm_graft.patching.target import Owner, must_exist, readiness, resolved
+
+_LOG: Final = logging.getLogger("vllm.graft")
 
 OnRefused = Callable[[Patch, PatchError], None]
 
@@ -52,9 +57,11 @@ class Engine:
         wanted = [declared(patch) for patch in dict.fromkeys(patches)]
         batch = [Entry(patch, next(self._orders)) for patch in wanted if not self.is_active(patch)]
         owners: dict[Entry, Owner | None] = {}
+        reviewer = Reviewer()
         for entry in batch:
             with self._blaming(entry, batch):
-                self._check_name(entry, batch)
+                self._check_neighbours(entry, batch)
+                _settle(entry, reviewer)
                 owners[entry] = _owner_now(entry.patch.declaration)
         with lock():
             self._land([(entry, owner) for entry, owner in owners.items() if owner is not None], batch)
@@ -101,7 +108,11 @@ class Engine:
 
     def verify(self) -> list[ConflictError]:
         """What has happened to our targets behind our back: attributes set by others, classes exchanged."""
-        found: list[ConflictError] = []
+        return list(self.disturbed().values())
+
+    def disturbed(self) -> dict[Patch, ConflictError]:
+        """The same by patch."""
+        found: dict[Patch, ConflictError] = {}
         for entry in list(self._entries.values()):
             if entry.owner is None:
                 continue
@@ -110,29 +121,18 @@ class Engine:
                 for slot in self._slots.of(entry.patch):
                     slot.check_stranger(entry.patch.declaration.where)
             except ConflictError as error:
-                found.append(error)
+                found[entry.patch] = error
         return found
 
     def recount(self) -> None:
         """Count the first call of replacements and additions again: a forked child has calls of its own to prove."""
         with lock():
-            for slot in self._slots:
-                for layer in slot.layers:
-                    layer.proven = False
-                if slot.is_ours:
-                    slot.become(slot.layers)
+            self._slots.recount()
 
-    def _check_name(self, entry: Entry, batch: Sequence[Entry]) -> None:
-        mine = entry.patch.declaration
+    def _check_neighbours(self, entry: Entry, batch: Sequence[Entry]) -> None:
         held = [other for other in self._entries.values() if other.is_active]
-        for other in (*held, *batch[: batch.index(entry)]):
-            theirs = other.patch.declaration
-            if theirs.name == mine.name and other.patch is not entry.patch:
-                raise ConflictError(
-                    f"another patch has the same name: {theirs.defined_in}",
-                    where=mine.where,
-                    fix="give one of them another name=",
-                )
+        others = [other for other in (*held, *batch[: batch.index(entry)]) if other.patch is not entry.patch]
+        neighbours.check(entry.patch.declaration, [other.patch.declaration for other in others])
 
     def _land(self, landing: Sequence[tuple[Entry, Owner]], batch: Sequence[Entry]) -> None:
         changes: Changes = {}
@@ -240,6 +240,7 @@ class Engine:
                 record.reason,
                 hits,
                 record.at,
+                record.review,
             )
 
 
@@ -248,9 +249,18 @@ def _await(entry: Entry) -> None:
     entry.become("armed", f"until {entry.patch.declaration.target.module} is imported")
 
 
+def _settle(entry: Entry, reviewer: Reviewer) -> None:
+    """Choose the bodies that fit, and hold what is beneath them against what was reviewed."""
+    found = reviewer.review(entry.patch)
+    entry.choose(tuple(hook for hook, _ in found.values()))
+    for attribute, (_, verdict) in found.items():
+        entry.hooks[attribute].review, entry.hooks[attribute].note = verdict.standing, verdict.note
+        if verdict.note:
+            _LOG.warning("vllm-graft: %s: %s", entry.patch.declaration.where, verdict.note)
+
+
 def _owner_now(declaration: Declaration) -> Owner | None:
     """The target, or None where its module has yet to be imported; PatchError where it never can be."""
-    must_include_installed(declaration.vllm, declaration.where)
     if readiness(declaration.target) == "ready":
         return resolved(declaration.target, declaration.where)
     must_exist(declaration.target, declaration.where)

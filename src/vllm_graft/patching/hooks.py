@@ -25,6 +25,7 @@ from vllm_graft.patching.functions import (
     strings_mentioned,
     uses_class_cell,
 )
+from vllm_graft.patching.ranges import check_range
 from vllm_graft.patching.target import Target
 
 Kind = Literal["wrap", "replace", "add"]
@@ -46,17 +47,31 @@ class Marked:
 
     kind: Kind
     value: object
+    vllm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """Several values of one name in a body, each for other releases."""
+
+    values: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One attribute that a patch changes; ``kind`` is "auto" where only the loaded target can tell."""
+    """One attribute that a patch changes.
+
+    kind:       "auto" where only the loaded target can tell
+    originals:  the names ``x`` of every ``_original_x`` that it mentions
+    vllm:       the releases that this body is for; empty for all of the patch's
+    """
 
     attribute: str
     kind: Asked
     form: Form
     value: object
     originals: frozenset[str]
+    vllm: str = ""
 
 
 def call_position(form: Form, of_class: bool) -> int:
@@ -67,9 +82,45 @@ def call_position(form: Form, of_class: bool) -> int:
 def read_body(body: dict[str, object], patch: type, target: Target, where: str) -> tuple[Hook, ...]:
     """The hooks of a patch's body, in the order they were written."""
     reader = _Reader(patch, target, where)
-    hooks = tuple(reader.hook(name, value) for name, value in _relevant(body))
+    hooks = tuple(reader.hook(name, value) for name, raw in _relevant(body) for value in _each(raw))
     reader.check_originals(hooks)
     return hooks
+
+
+class Body(dict[str, object]):
+    """The names of a patch's class statement as it runs: a second body of a name joins the first, each with its range.
+
+    Without ranges Python's own rule holds, and the later one counts.
+    """
+
+    def __setitem__(self, name: str, value: object) -> None:
+        before = self.get(name)
+        earlier = before.values if isinstance(before, Bodies) else (before,)
+        ranges = [_range(one) for one in (*earlier, value)]
+        if name in self and any(ranges):
+            if not all(ranges):
+                raise DeclarationError(
+                    f"there are several bodies of {name!r}, and one of them has no range",
+                    where=f"patch {self.get('__qualname__', '')}",
+                    fix=f'give each its releases, as in @replace(vllm=">=0.31"), or leave one body of {name!r}',
+                )
+            value = Bodies((*earlier, value))
+        super().__setitem__(name, value)
+
+
+def _each(raw: object) -> tuple[object, ...]:
+    return raw.values if isinstance(raw, Bodies) else (raw,)
+
+
+def _range(raw: object) -> str:
+    """The releases that a marked value names, whichever decorator stands outside."""
+    return next((one.vllm for one in (raw, *_inside(raw)) if isinstance(one, Marked)), "")
+
+
+def _inside(raw: object) -> tuple[object, ...]:
+    if isinstance(raw, property):
+        return (raw.fget, raw.fset, raw.fdel)
+    return (raw.__func__,) if isinstance(raw, classmethod | staticmethod) else ()
 
 
 def _relevant(body: dict[str, object]) -> Iterator[tuple[str, object]]:
@@ -106,7 +157,7 @@ class _Reader:
             self._check_function(name, function)
         originals = frozenset(found for function in functions for found in originals_mentioned(function))
         asked = self._settled(name, kind, form, functions, originals)
-        return Hook(name, asked, form, value, originals)
+        return Hook(name, asked, form, value, originals, check_range(_range(raw), self.where))
 
     def _check_name(self, name: str) -> None:
         if name == "__slots__":

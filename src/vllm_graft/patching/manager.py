@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+from collections.abc import Callable
+from typing import Any
 
 from vllm_graft.errors import ConfigError, ConflictError, GraftError, nearest
 from vllm_graft.patching.declare import Patch, declared
@@ -13,6 +16,17 @@ logger = logging.getLogger(__name__)
 
 CUSTOM_PATCHES = "VLLM_CUSTOM_PATCHES"
 """The environment variable with the names of patches, separated by commas; ``*`` stands for all."""
+
+
+class _on_class_too:
+    """A method that can be called on the class as well, with None in the place of ``self``."""
+
+    def __init__(self, method: Callable[[Any, str], bool]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: object, owner: type) -> Callable[[str], bool]:
+        return functools.partial(self._method, instance)
 
 
 class PatchManager:
@@ -48,8 +62,15 @@ class PatchManager:
             )
         logger.debug("registered patch %s", name)
 
-    def is_applied(self, name: str) -> bool:
-        """Whether the patch of this name stands on its target or waits for it to be imported."""
+    @_on_class_too
+    def is_applied(self: PatchManager | None, name: str) -> bool:
+        """Whether the patch of this name stands on its target or waits for it to be imported.
+
+        ``PatchManager.is_applied(name)``, on the class, asks by the name in the patch's declaration, whoever applied
+        it through the process's default engine.
+        """
+        if self is None:
+            return any(patch.declaration.name == name for patch in default_engine().active())
         patch = self.available_patches.get(name)
         return patch is not None and self.engine.is_active(patch)
 

@@ -1,8 +1,11 @@
-"""The releases a patch is written for, as a PEP 440 range compared with the installed vLLM."""
+"""The releases a patch is written for, as PEP 440 ranges compared with the installed vLLM."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from vllm_graft import versions
 from vllm_graft.errors import DeclarationError, VersionError
@@ -22,33 +25,57 @@ def check_range(text: str, where: str) -> str:
     return ",".join(part.replace(" ", "") for part in parts)
 
 
-def must_include_installed(text: str, where: str) -> None:
-    """Raise VersionError unless the installed vLLM lies in the range.
-
-    Only the release number counts: "0.32.0+cpu" and "0.32.0rc1" are taken as 0.32.0. A development build has a
-    number that says nothing of its code ("0.1.dev1+g..."), so it lies in no range.
-    """
-    if not text:
-        return
+def includes(text: str, release: str) -> bool:
+    """Whether a release lies in a range; an empty range has all of them."""
     from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion, Version
 
-    installed = versions.vllm_version()
-    if installed is None:
-        raise VersionError(f"it is written for vLLM {text}, and none is installed", where=where, fix="install vLLM")
-    try:
-        found = Version(installed)
-    except InvalidVersion:
-        found = Version("0.dev0")
-    if found.is_devrelease:
-        raise VersionError(
-            f"it is written for vLLM {text}, and {installed} is a development build, which lies in no range",
-            where=where,
-            fix="install a release, or declare the patch without vllm= once its target is known to fit this build",
-        )
-    if not SpecifierSet(text).contains(Version(found.base_version)):
-        raise VersionError(
-            f"it is written for vLLM {text}, and {installed} is installed",
-            where=where,
-            fix=f"install vLLM {text}, leave the patch out, or widen vllm= once its target is known to fit {installed}",
-        )
+    return not text or SpecifierSet(text).contains(release)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The vLLM that patches meet: its version as it states it, None where there is none."""
+
+    version: str | None
+
+    @classmethod
+    def now(cls) -> Installed:
+        """The one this interpreter would import."""
+        return cls(versions.vllm_version())
+
+    @cached_property
+    def releases(self) -> tuple[str, ...]:
+        """The release that it is, and none for a development build.
+
+        Only the release number counts: "0.32.0+cpu" and "0.32.0rc1" are taken as 0.32.0. A development build has a
+        number that says nothing of its code ("0.1.dev1+g...").
+        """
+        from packaging.version import InvalidVersion, Version
+
+        try:
+            found = Version(self.version or "0.dev0")
+        except InvalidVersion:
+            return ()
+        return () if found.is_devrelease else (found.base_version,)
+
+    def must_lie_in(self, text: str, where: str, *, by_code: Callable[[], Sequence[str]]) -> None:
+        """Raise VersionError unless this vLLM lies in the range; ``by_code`` gives the releases it is equal to."""
+        if not text:
+            return
+        if self.version is None:
+            raise VersionError(f"it is written for vLLM {text}, and none is installed", where=where, fix="install vLLM")
+        if not self.releases:
+            if not any(includes(text, release) for release in by_code()):
+                raise VersionError(
+                    f"it is written for vLLM {text}, and {self.version} is a development build, whose code is none "
+                    "that was reviewed for it",
+                    where=where,
+                    fix="install a release, or review this build and accept it with `vllm-graft lock --as RELEASE`",
+                )
+        elif not includes(text, self.releases[0]):
+            raise VersionError(
+                f"it is written for vLLM {text}, and {self.version} is installed",
+                where=where,
+                fix=f"install vLLM {text}, leave the patch out, or widen vllm= once its target is known to fit "
+                f"{self.version}",
+            )

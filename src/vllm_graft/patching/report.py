@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vllm_graft.patching.declare import Patch
-from vllm_graft.patching.hooks import Asked
+from vllm_graft.patching.hooks import Asked, Hook
+from vllm_graft.patching.review import Standing
 from vllm_graft.patching.target import Owner
 
 State = Literal["armed", "applied", "late", "refused", "reverted"]
@@ -28,7 +29,8 @@ class HookState:
     attribute:  the name on the target
     kind:       wrap, replace or add; auto while only the target, once loaded, can tell
     state:      see ``State``
-    reason:     why it is armed, late or refused; empty otherwise
+    reason:     why it is armed, late or refused, or what is to be known of an applied one; empty otherwise
+    review:     reviewed, drifted or unlocked, as in ``review.Standing``; empty where nothing is upstream's
     hits:       calls counted: all of a wrap, the first of a replacement or addition, none of properties and values
     cell:       the tally's cell they are counted in; None where nothing is counted, or not yet
     """
@@ -41,16 +43,24 @@ class HookState:
     reason: str
     hits: int
     cell: int | None
+    review: Standing = ""
 
 
 @dataclass(slots=True, eq=False)
 class HookRecord:
-    """What changes about one hook while an engine holds its patch; ``at`` is its cell in the tally."""
+    """What changes about one hook while an engine holds its patch.
+
+    at:      its cell in the tally
+    review:  whether upstream's code was reviewed
+    note:    what is to be known of it while it is applied
+    """
 
     kind: Asked
     state: State = "armed"
     reason: str = ""
     at: int | None = None
+    review: Standing = ""
+    note: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,17 +70,24 @@ class Entry:
     order:    the place in the order of application
     owner:    the target while the patch stands on it
     awaited:  whether the patch is to be put on its target at the next import
-    hooks:    what is known of each hook, by attribute
+    bodies:   the hooks that fit the installed vLLM
+    hooks:    what is known of each, by attribute
     """
 
     patch: Patch
     order: int
     owner: Owner | None = None
     awaited: bool = False
+    bodies: tuple[Hook, ...] = ()
     hooks: dict[str, HookRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.hooks = {hook.attribute: HookRecord(hook.kind) for hook in self.patch.declaration.hooks}
+        self.choose(self.bodies or self.patch.declaration.hooks)
+
+    def choose(self, bodies: tuple[Hook, ...]) -> None:
+        """Settle which bodies are meant."""
+        self.bodies = bodies
+        self.hooks = {hook.attribute: HookRecord(hook.kind) for hook in bodies}
 
     @property
     def is_active(self) -> bool:
@@ -81,4 +98,4 @@ class Entry:
     def become(self, state: State, reason: str = "") -> None:
         """Give every hook the same state."""
         for record in self.hooks.values():
-            record.state, record.reason = state, reason
+            record.state, record.reason = state, reason or (record.note if state == "applied" else "")

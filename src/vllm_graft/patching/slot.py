@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 
 from vllm_graft.errors import ConflictError
-from vllm_graft.patching import checks, surgery
+from vllm_graft.patching import checks, layers, neighbours, surgery
 from vllm_graft.patching.checks import ABSENT
 from vllm_graft.patching.declare import Patch
 from vllm_graft.patching.functions import Function, described, functions_in, innermost, parameter_at
@@ -74,7 +74,7 @@ class Layer:
         if self.kind == "wrap":
             made = self._wrapping(function, made, surgery.single(beneath), self.hit)
         elif not self.proven:
-            made = surgery.counted(made, surgery.once_when_traced(lambda: slot.first_call(self)))
+            made = layers.counted(made, surgery.once_when_traced(lambda: slot.first_call(self)))
         made.__doc__ = function.__doc__
         surgery.signed_like(made, upstream if upstream is not None and self.kind == "wrap" else function)
         return surgery.reformed(self.hook.form, surgery.dressed(made, upstream, slot.owner, self.hook.attribute))
@@ -90,8 +90,8 @@ class Layer:
     ) -> FunctionType:
         position = call_position(self.hook.form, self.patch.declaration.target.is_class)
         if beneath is not None and parameter_at(written, position) == "call":
-            return surgery.passing(copy, beneath, position, hit)
-        return surgery.counted(copy, hit)
+            return layers.passing(copy, beneath, position, hit)
+        return layers.counted(copy, hit)
 
     def _property(self, beneath: object, slot: Slot) -> property:
         """Accessors that a wrap does not mention stay as they are beneath; a replacement is the whole property."""
@@ -153,7 +153,9 @@ class Slot:
                 where=mine.where,
                 fix=f"leave out {mine.name!r} or {theirs.name!r}, or let one of them wrap instead",
             )
-        return tuple(sorted((*layers, new), key=lambda layer: (layer.kind == "wrap", layer.order)))
+        below = [layer for layer in (*layers, new) if layer.kind != "wrap"]
+        wraps = sorted((layer for layer in (*layers, new) if layer.kind == "wrap"), key=lambda layer: layer.order)
+        return (*below, *neighbours.ordered(wraps, lambda layer: layer.patch.declaration))
 
     def without_patch(self, patch: Patch) -> tuple[Layer, ...]:
         """The layers but for a patch's; ConflictError where another patch wraps what this one added."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from vllm_graft.errors import ConflictError, TargetError
 from vllm_graft.patching import checks, surgery
+from vllm_graft.patching.copies import Copies
 from vllm_graft.patching.declare import Declaration, Patch
 from vllm_graft.patching.functions import ORIGINAL
 from vllm_graft.patching.hooks import Hook
@@ -13,6 +16,8 @@ from vllm_graft.patching.report import Entry
 from vllm_graft.patching.slot import Layer, Slot
 from vllm_graft.patching.tally import Tally
 from vllm_graft.patching.target import Owner
+
+_LOG: Final = logging.getLogger("vllm.graft")
 
 Changes = dict[Slot, tuple[Layer, ...]]
 """The layers that each attribute is to have."""
@@ -23,6 +28,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, str], Slot] = {}
+        self._copies = Copies()
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(list(self._held.values()))
@@ -35,7 +41,7 @@ class Slots:
         """Note in ``changes`` what a patch does to its target; PatchError where it cannot be done."""
         declaration = entry.patch.declaration
         checks.check_owner(declaration, owner)
-        for hook in declaration.hooks:
+        for hook in entry.bodies:
             slot = self._slot(owner, hook.attribute, changes)
             slot.check_stranger(declaration.where)
             layers = changes.get(slot, slot.layers)
@@ -70,6 +76,7 @@ class Slots:
         """Bring every slot to its layers; or leave all as they were, and say which one Python would not let be set."""
         done: list[Slot] = []
         before = {slot: slot.snapshot() for slot in changes}
+        self._copies.note(changes)
         for slot, layers in changes.items():
             try:
                 slot.become(layers)
@@ -84,7 +91,22 @@ class Slots:
             done.append(slot)
         for slot in changes:
             self._keep(slot)
+        self._follow(changes)
         return None
+
+    def _follow(self, slots: Iterable[Slot]) -> None:
+        for name in self._copies.follow(slots):
+            _LOG.debug("vllm-graft: %s, a copy of a patched function, follows it", name)
+
+    def recount(self) -> None:
+        """Have the first call of every replacement and addition counted again."""
+        for slot in self:
+            for layer in slot.layers:
+                layer.proven = False
+            if slot.is_ours:
+                self._copies.note([slot])
+                slot.become(slot.layers)
+        self._follow(self)
 
     def _keep(self, slot: Slot) -> None:
         key = (id(slot.owner), slot.attribute)

@@ -1,20 +1,19 @@
-"""Making the functions that are set on a target.
+"""Making the functions that are set on a target; ``layers.py`` makes those that stand over a hook.
 
 Only forms that torch.compile traces rightly are made: plain functions, closures and ``functools.partial``, put into a
-classmethod, staticmethod or property where upstream has one. A bound ``types.MethodType``, a descriptor of one's own
-and a proxy object all break or mislead the tracer. ``__wrapped__`` is never set: tools that follow it would see
-upstream's code in the place of what runs.
+classmethod, staticmethod or property where upstream has one. A bound ``types.MethodType``, ``function.__get__(self)``
+(refused by torch 2.10), a descriptor of one's own and a proxy object all break or mislead the tracer. ``__wrapped__``
+is never set: tools that follow it would see upstream's code in the place of what runs.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from types import CellType, CodeType, FunctionType
-from typing import Any, cast
+from typing import Any, Final, cast
 
-from vllm_graft.patching.functions import Form, FunctionKind, code_objects, functions_in, kind_of, reachable
+from vllm_graft.patching.functions import Form, code_objects, functions_in, reachable
 from vllm_graft.patching.tally import Tally
 
 Hit = Callable[[], None]
@@ -111,68 +110,8 @@ def _renamed(code: CodeType, renames: Mapping[str, str]) -> CodeType:
     )
 
 
-def counted(function: FunctionType, hit: Hit) -> FunctionType:
-    """The function with a hit counted at each call."""
-
-    def layer(*args: object, **kwargs: object) -> object:
-        hit()
-        return function(*args, **kwargs)
-
-    return _of_kind(kind_of(function), layer)
-
-
-def passing(function: FunctionType, beneath: FunctionType, position: int, hit: Hit) -> FunctionType:
-    """The function, given the layer beneath as its parameter ``call``, with a hit counted at each call."""
-    if position == 0:
-
-        def free(*args: object, **kwargs: object) -> object:
-            hit()
-            return function(beneath, *args, **kwargs)
-
-        return _of_kind(kind_of(function), free)
-
-    def layer(self: object, /, *args: object, **kwargs: object) -> object:
-        hit()
-        return function(self, partial(beneath, self), *args, **kwargs)
-
-    return _of_kind(kind_of(function), layer)
-
-
-def _of_kind(kind: FunctionKind, call: Callable[..., object]) -> FunctionType:
-    """``call`` as a function that callers recognise as a coroutine or generator function, where upstream's is one."""
-    if kind == "coroutine":
-
-        async def coroutine(*args: object, **kwargs: object) -> object:
-            return await cast(Awaitable[object], call(*args, **kwargs))
-
-        return cast(FunctionType, coroutine)
-    if kind == "generator":
-
-        def generator(*args: object, **kwargs: object) -> Generator[object, object, object]:
-            return (yield from cast("Generator[object, object, object]", call(*args, **kwargs)))
-
-        return cast(FunctionType, generator)
-    if kind == "async generator":
-
-        async def stream(*args: object, **kwargs: object) -> AsyncGenerator[object, object]:
-            inner = cast("AsyncGenerator[object, object]", call(*args, **kwargs))
-            try:
-                item = await anext(inner)
-                while True:
-                    try:
-                        sent = yield item
-                    except GeneratorExit:
-                        await inner.aclose()
-                        raise
-                    except BaseException as error:
-                        item = await inner.athrow(error)
-                    else:
-                        item = await inner.asend(sent)
-            except StopAsyncIteration:
-                return
-
-        return cast(FunctionType, stream)
-    return cast(FunctionType, call)
+FINDER: Final = "_graft_finder"
+"""Where a function from ``from_bases`` keeps the part of it that only finds the bound method."""
 
 
 def from_bases(owner: type, attribute: str, raw: object) -> object:
@@ -181,8 +120,13 @@ def from_bases(owner: type, attribute: str, raw: object) -> object:
     It is looked up at each call, so that a base patched or reverted later is still what runs.
     """
 
-    def bound(self: object, /, *args: object, **kwargs: object) -> object:
-        return getattr(super(owner, cast(Any, self)), attribute)(*args, **kwargs)
+    def found(self: Any) -> Any:
+        return getattr(super(owner, self), attribute)
+
+    def bound(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return found(self)(*args, **kwargs)
+
+    setattr(bound, FINDER, found)
 
     def free(*args: object, **kwargs: object) -> object:
         return getattr(super(owner, owner), attribute)(*args, **kwargs)

@@ -87,8 +87,9 @@ def resolved(target: Target, where: str) -> Owner:
         try:
             owner = getattr(owner, part)
         except AttributeError:
+            moved = _moved(target.module, part) if not done else ""
             raise TargetError(
-                f"there is no {part!r} in {_spelled(target.module, done)}{nearest(part, _public(dir(owner)))}",
+                f"there is no {part!r} in {_spelled(target.module, done)}{moved or nearest(part, _public(dir(owner)))}",
                 where=where,
                 fix="compare the target with the installed vLLM: it may have been renamed or moved",
             ) from None
@@ -128,7 +129,7 @@ def must_exist(target: Target, where: str) -> None:
     for done in range(1, len(parts)):
         found = _search_path(".".join(parts[: done + 1]), path)
         if found is None:
-            raise _missing(where, ".".join(parts[:done]), parts[done], path)
+            raise _missing(where, target, ".".join(parts[:done]), parts[done], path)
         path = found
 
 
@@ -143,12 +144,21 @@ def _search_path(name: str, path: Sequence[str] | None) -> Sequence[str] | None:
     return list(spec.submodule_search_locations or ())
 
 
-def _missing(where: str, package: str, missing: str, path: Sequence[str]) -> TargetError:
+def _moved(module: str, name: str) -> str:
+    """Where a name is defined now, as the end of a sentence; empty where it is nowhere."""
+    from vllm_graft.patching.upstream.moved import moved_to
+
+    places = moved_to(module, name)
+    return f", and {name!r} is defined in {' and '.join(places)}" if places else ""
+
+
+def _missing(where: str, target: Target, package: str, missing: str, path: Sequence[str]) -> TargetError:
     import pkgutil
 
     beside = [module.name for module in pkgutil.iter_modules(path)]
     fix = "compare the target with the installed vLLM: it may have been renamed or moved"
     if missing[:1].isupper():
         fix = f'write "{package}:{missing}" if {missing!r} is a class: a colon stands before it'
-    hint = nearest(missing, beside) if beside else ""
+    moved = _moved(target.module, target.qualname.partition(".")[0]) if target.is_class else ""
+    hint = moved or (nearest(missing, beside) if beside else "")
     return TargetError(f"there is no module {missing!r} in {package!r}{hint}", where=where, fix=fix)

@@ -45,6 +45,7 @@ class Plan:
     endpoint:   whether the routes under ``/graft`` are served
     model:      the model the profiles were matched with
     origins:    where the single values came from
+    left_out:   what was named and is not for this model, each with the reason
     """
 
     items: tuple[PlanItem, ...] = ()
@@ -52,6 +53,7 @@ class Plan:
     endpoint: bool = True
     model: str = ""
     origins: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.items)
@@ -87,6 +89,7 @@ class Plan:
             "on_failure": self.on_failure,
             "endpoint": self.endpoint,
             "origins": dict(self.origins),
+            "left_out": dict(self.left_out),
             "items": [{**asdict(item), "roles": list(item.roles), "options": dict(item.options)} for item in self],
         }
 
@@ -99,4 +102,6 @@ class Plan:
         """The plan that ``to_json`` wrote."""
         data = json.loads(text)
         items = tuple(PlanItem(**{**row, "roles": tuple(row["roles"])}) for row in data["items"])
-        return cls(items, data["on_failure"], data["endpoint"], data["model"], data["origins"])
+        return cls(
+            items, data["on_failure"], data["endpoint"], data["model"], data["origins"], data.get("left_out", {})
+        )

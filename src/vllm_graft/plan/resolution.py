@@ -50,15 +50,33 @@ def resolve(request: Request) -> Plan:
         return Plan(model=request.model)
     known = catalogue()
     items = [item for key, chosen in names.items() for item in _items(key, chosen, known, options)]
+    left_out = _of_other_models(items, model_names(request.model, request.served))
     _check_option_owners(options, known)
     on_failure, endpoint = settings.get("on_failure", ("stop", "")), settings.get("endpoint", (True, ""))
     return Plan(
-        items=tuple(items),
+        items=tuple(item for item in items if item.name not in left_out),
         on_failure=_as_on_failure(on_failure[0]),
         endpoint=bool(endpoint[0]),
         model=request.model,
         origins={key: origin for key, (_, origin) in settings.items()},
+        left_out=left_out,
     )
+
+
+def _of_other_models(items: Iterable[PlanItem], names: Iterable[str]) -> dict[str, str]:
+    """The patches that say themselves which models they are for, and this is none of them; each with the reason."""
+    names = list(names)
+    globs = {item.name: _models_of(item) for item in items if item.point == "patch"}
+    return {
+        name: f"is for the models {', '.join(wanted)}, and this is {names[0]}"
+        for name, wanted in globs.items()
+        if wanted and not matches(wanted, names)
+    }
+
+
+def _models_of(item: PlanItem) -> tuple[str, ...]:
+    declaration = getattr(load(item.target, item.name, item.package), "declaration", None)
+    return declaration.models if declaration is not None else ()
 
 
 def model_names(model: str, served: Iterable[str] = ()) -> list[str]:

@@ -1,0 +1,74 @@
+"""``vllm-graft diff``: what upstream has changed beneath a patch since it was reviewed."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+
+from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, Place, lock_file, patches, places, source
+from vllm_graft.patching.lock import Lock
+from vllm_graft.patching.upstream import Definition
+from vllm_graft.patching.upstream.find import Finder
+
+HELP = "show what upstream has changed beneath a patch since somebody read it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("patch", help="a registered patch")
+    parser.add_argument(
+        "--from", dest="old", metavar="SOURCE", help=f"{SOURCE_HELP}; without it the newest release that was reviewed"
+    )
+    parser.add_argument("--to", dest="new", metavar="SOURCE", default=INSTALLED, help="the same; installed without it")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a unified diff for each place that differs; exit status 1 where one does."""
+    (patch,) = patches([args.patch])
+    reviewed = Lock.read(lock_file(patch)).patches.get(patch.declaration.name, {})
+    new = Finder(source(args.new))
+    rows = []
+    for place in places(patch, new):
+        seen = reviewed.get(place.name, {})
+        now = place.definition
+        known = [release for release, each in seen.items() if now is not None and each == now.fingerprint]
+        old = args.old or (known or list(seen) or [""])[-1]
+        before = None
+        if old and (args.old or not known):
+            before = next((each for each in places(patch, Finder(source(old))) if each.name == place.name), None)
+        rows.append(_row(place, before, old, known, new.source.version, asked=args.old is not None))
+    if args.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            print(f"{row['upstream']}: {row['state']}")
+            print(row["diff"], end="")
+    return 1 if any(row["state"].startswith(("changed", "gone", "nobody")) for row in rows) else 0
+
+
+def _row(
+    place: Place, before: Place | None, old: str, known: list[str], version: str, *, asked: bool
+) -> dict[str, str]:
+    was = before.definition if before is not None else None
+    state, text = _compared(was, place.definition, old, known, version, asked=asked)
+    return {"patch": place.patch.declaration.name, "upstream": place.name, "from": old, "state": state, "diff": text}
+
+
+def _compared(
+    was: Definition | None, now: Definition | None, old: str, known: list[str], version: str, *, asked: bool
+) -> tuple[str, str]:
+    if now is None:
+        return f"gone in {version}", ""
+    if known and not asked:
+        return f"as reviewed in {', '.join(known)}", ""
+    if was is None:
+        return ("nobody has reviewed it: run `vllm-graft lock`" if not old else f"new since {old}"), ""
+    if was.fingerprint == now.fingerprint:
+        return f"the same in {old} and {version}", ""
+    what = "body" if was.fingerprint.signature == now.fingerprint.signature else "signature"
+    lines = difflib.unified_diff(
+        was.text.splitlines(keepends=True), now.text.splitlines(keepends=True), f"vLLM {old}", f"vLLM {version}"
+    )
+    return f"changed in its {what} from {old} to {version}", "".join(lines)

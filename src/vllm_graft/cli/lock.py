@@ -1,0 +1,96 @@
+"""``vllm-graft lock``: write down which upstream code a person has read beside each patch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, Place, lock_file, patches, places, source
+from vllm_graft.cli.table import table
+from vllm_graft.errors import ConfigError
+from vllm_graft.patching.lock import Lock
+from vllm_graft.patching.ranges import includes
+from vllm_graft.patching.upstream.find import Finder
+
+HELP = "write the fingerprints of the upstream code that patches stand on into patches.lock, once you have read it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("patch", nargs="*", help="registered patches; without any, all that other packages offer")
+    parser.add_argument(
+        "--against", action="append", metavar="SOURCE", help=f"{SOURCE_HELP}; several times; installed without it"
+    )
+    parser.add_argument(
+        "--as", dest="release", metavar="RELEASE", help="the release that a development build stands for"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit status 1 where something is not locked"
+    )
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare every patch with every source, and write what is new."""
+    locks: dict[Path, Lock] = {}
+    rows = []
+    chosen = patches(args.patch)
+    for text in args.against or [INSTALLED]:
+        finder = Finder(source(text, args.release or ""))
+        release = _release(args.release or finder.source.version, text)
+        for patch in chosen:
+            path = lock_file(patch)
+            held = locks.setdefault(path, Lock.read(path))
+            if not includes(patch.declaration.vllm, release):
+                rows.append(_row(patch.declaration.name, "", release, "out of range", ""))
+                continue
+            rows += [_entered(place, release, held) for place in places(patch, finder)]
+    bad = {"not found"} | ({"new", "changed"} if args.check else set())
+    if not args.check:
+        for held in locks.values():
+            if held.patches:
+                held.write()
+    _show(rows, args.json)
+    return 1 if any(row["state"] in bad for row in rows) else 0
+
+
+def _entered(place: Place, release: str, held: Lock) -> dict[str, str]:
+    """Put one fingerprint into the lock, and say what became of it."""
+    name = place.patch.declaration.name
+    if place.definition is None:
+        return _row(name, place.name, release, "not found", "")
+    seen = held.patches.setdefault(name, {}).setdefault(place.name, {})
+    now, before = place.definition.fingerprint, seen.get(release)
+    # Code that was read in another release is known, whatever the number.
+    state = "same" if now == before else "changed" if before else "new"
+    seen[release] = now
+    return _row(name, place.name, release, state, str(now))
+
+
+def _row(patch: str, upstream: str, release: str, state: str, fingerprint: str) -> dict[str, str]:
+    return {"patch": patch, "upstream": upstream, "release": release, "state": state, "fingerprint": fingerprint}
+
+
+def _release(version: str, text: str) -> str:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        found = Version(version)
+    except InvalidVersion:
+        found = Version("0.dev0")
+    if found.is_devrelease:
+        raise ConfigError(
+            f"it is vLLM {version or 'of no stated version'}, which is no release",
+            where=text,
+            fix="say with --as which release it stands for",
+        )
+    return found.base_version
+
+
+def _show(rows: list[dict[str, str]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    head = ("PATCH", "UPSTREAM", "RELEASE", "STATE", "FINGERPRINT")
+    print(table(head, [tuple(value or "-" for value in row.values()) for row in rows]))

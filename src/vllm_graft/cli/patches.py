@@ -1,0 +1,98 @@
+"""What ``lock`` and ``diff`` share: the patches that a command line names, and the sources it reads upstream from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from vllm_graft.errors import ConfigError, GraftError, nearest
+from vllm_graft.patching import VLLMPatch, lock
+from vllm_graft.patching.declare import Patch
+from vllm_graft.patching.upstream import Definition, Installed, Source, Tree, Wheel
+from vllm_graft.patching.upstream.find import Finder
+from vllm_graft.plan.catalogue import Registered, catalogue
+
+INSTALLED: Final = "installed"
+OURS: Final = "vllm-graft"
+
+SOURCE_HELP: Final = "a folder that holds vllm/, a wheel, a release that was fetched before, or 'installed'"
+
+
+def patches(names: Sequence[str]) -> list[Patch]:
+    """The registered patches of these names; without any, all that other packages offer."""
+    known = catalogue()
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"there is no item {name!r}{nearest(name, known)}",
+                fix="correct the name, or install the package that offers it",
+            )
+    offered = [known[name] for name in names] if names else [each for each in known.values() if each.package != OURS]
+    found = [patch for each in offered if (patch := _patch(each, named=bool(names))) is not None]
+    if not found:
+        raise ConfigError("no installed package offers a patch", fix="install yours, or name one of the shipped ones")
+    return found
+
+
+def _patch(offered: Registered, *, named: bool) -> Patch | None:
+    kind = offered.load()
+    if issubclass(kind, VLLMPatch):
+        return kind
+    if named:
+        raise ConfigError(f"{offered.name!r} is no patch but a {kind.__qualname__}", fix="name a patch")
+    return None
+
+
+def source(text: str, release: str = "") -> Source:
+    """The source that a word on the command line means; ``release`` is what it counts as, where it does not say."""
+    if text == INSTALLED:
+        return Installed()
+    path = Path(text)
+    if path.is_dir():
+        return Tree(path, release)
+    if path.is_file():
+        return Wheel(path)
+    from vllm_graft.testing.models import cache_folder
+
+    kept = cache_folder() / "sources" / text
+    if kept.is_dir():
+        return Tree(kept, text)
+    raise ConfigError(
+        f"there is neither a file or folder {text!r} nor a fetched release of that number",
+        where="source of vLLM",
+        fix=f"run `pip download --no-deps vllm=={text}` and name the wheel, or name a folder that holds vllm/",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One attribute of upstream's that a patch stands on, and what a source has there."""
+
+    patch: Patch
+    attribute: str
+    name: str
+    definition: Definition | None
+
+
+def places(patch: Patch, finder: Finder) -> Iterator[Place]:
+    """What a patch stands on; an addition stands on nothing, unless upstream has grown its name."""
+    target = patch.declaration.target
+    for attribute in dict.fromkeys(hook.attribute for hook in patch.declaration.hooks if hook.kind != "add"):
+        found = finder.find(target.module, f"{target.qualname}.{attribute}" if target.is_class else attribute)
+        optional = all(hook.kind == "auto" for hook in patch.declaration.hooks if hook.attribute == attribute)
+        if found is not None or not optional:
+            yield Place(patch, attribute, lock.hook_name(patch.declaration, attribute), found)
+
+
+def lock_file(patch: Patch) -> Path:
+    """The lock that speaks of a patch, or the place for it."""
+    path = lock.file_of(patch)
+    if path is None:
+        raise GraftError(
+            "its module has no file, so there is no place for a lock",
+            where=patch.declaration.where,
+            fix="put it in one",
+        )
+    return path

@@ -1,0 +1,150 @@
+"""The functions that stand over a patch's function: they count a hit, and hand it the layer beneath.
+
+A layer has the very parameters of the function it stands over, because to pack arguments and unpack them again costs
+more than all else that it does. Its code claims the place of the other's: tracebacks and ``inspect.getsource`` show
+what the author wrote, and vLLM, which reads every file that it has traced through, finds one that is there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cache, partial
+from itertools import islice
+from types import CellType, CodeType, FunctionType
+from typing import cast
+
+from vllm_graft.patching.functions import Function, FunctionKind, code_objects, kind_of
+from vllm_graft.patching.surgery import FINDER, Hit, uncounted
+
+_HIT, _FUNCTION, _BENEATH = "_graft_hit", "_graft_function", "_graft_beneath"
+_BIND, _FIND = "_graft_bind", "_graft_find"
+
+_ASYNC: frozenset[FunctionKind] = frozenset({"coroutine", "async generator"})
+
+
+def counted(function: FunctionType, hit: Hit) -> FunctionType:
+    """The function with a hit counted at each call."""
+    if hit is uncounted:
+        return function
+    return _layer(function, {_HIT: hit, _FUNCTION: function})
+
+
+def passing(function: FunctionType, beneath: FunctionType, position: int, hit: Hit) -> FunctionType:
+    """The function, given the layer beneath as its parameter ``call``, with a hit counted at each call."""
+    finder = getattr(beneath, FINDER, None)
+    if position == 0:
+        call = _BENEATH
+    elif finder is not None:
+        call = f"{_FIND}({{self}})"
+    else:
+        call = f"{_BIND}({_BENEATH}, {{self}})"
+        if kind_of(function) in _ASYNC:
+            # Cheaper, and torch.compile, which refuses it, traces nothing asynchronous. None cannot be bound so.
+            call += f" if {{self}} is None else {_BENEATH}.__get__({{self}})"
+    held = {_HIT: hit, _FUNCTION: function, _BENEATH: beneath, _BIND: partial, _FIND: finder}
+    return _layer(function, held, position, call)
+
+
+_ANY: dict[int | None, Function] = {
+    None: lambda *args, **kwargs: None,
+    0: lambda call, /, *args, **kwargs: None,
+    1: lambda self, call, /, *args, **kwargs: None,
+}
+"""By the position of ``call``, the parameters of a layer that does not have those of its function."""
+
+
+def _layer(
+    function: FunctionType, held: Mapping[str, object], position: int | None = None, call: str = ""
+) -> FunctionType:
+    """A closure over ``held`` that passes its arguments on, with ``call`` put in at ``position``."""
+    code, shape = function.__code__, cast(Function, function)
+    # What *args take is packed in any case, and cheapest all together. A decorator may hide the parameter ``call``, and
+    # another parameter may go by a name that the layer needs.
+    hidden = position is not None and position >= code.co_argcount
+    if hidden or code.co_flags & inspect.CO_VARARGS or not held.keys().isdisjoint(code.co_varnames):
+        shape = _ANY[position]
+    parameters, arguments = _signature(shape.__code__, position, call)
+    made = _compiled(kind_of(function), parameters, arguments, held[_HIT] is not uncounted)
+    made = made.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
+    closure = tuple(CellType(held[name]) for name in made.co_freevars)
+    layer = FunctionType(made, function.__globals__, function.__name__, _defaults(shape, position), closure)
+    layer.__kwdefaults__ = shape.__kwdefaults__
+    return layer
+
+
+def _defaults(shape: Function, position: int | None) -> tuple[object, ...]:
+    """The defaults of a function's positional parameters but for that of ``call``."""
+    defaults = list(shape.__defaults__ or ())
+    required = shape.__code__.co_argcount - len(defaults)
+    if position is not None and position >= required:
+        del defaults[position - required]
+    return tuple(defaults)
+
+
+def _signature(code: CodeType, position: int | None, call: str) -> tuple[str, str]:
+    """The parameters of a layer over a function with this code, and the arguments that it passes on."""
+    names = iter(code.co_varnames)
+    given = list(islice(names, code.co_argcount))
+    named = list(islice(names, code.co_kwonlyargcount))
+    rest = next(names) if code.co_flags & inspect.CO_VARARGS else ""
+    others = [f"**{next(names)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    taken, passed, slash = given.copy(), given.copy(), code.co_posonlyargcount
+    if position is not None:
+        del taken[position]
+        slash -= position < slash
+        passed[position] = call.format(self=given[0])
+    if slash:
+        taken.insert(slash, "/")
+    if rest or named:
+        taken.append(f"*{rest}")
+    if rest:
+        # Faster than *args after other arguments, which goes by way of a list.
+        passed = [f"*({', '.join(passed)},) + {rest}" if passed else f"*{rest}"]
+    passed += [f"{name}={name}" for name in named]
+    return ", ".join([*taken, *named, *others]), ", ".join([*passed, *others])
+
+
+_BODIES: dict[FunctionKind, str] = {
+    "plain": """
+        return {}""",
+    "coroutine": """
+        return await {}""",
+    "generator": """
+        return (yield from {})""",
+    "async generator": """
+        inner = {}
+        try:
+            item = await anext(inner)
+            while True:
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    await inner.aclose()
+                    raise
+                except BaseException as error:
+                    item = await inner.athrow(error)
+                else:
+                    item = await inner.asend(sent)
+        except StopAsyncIteration:
+            return""",
+}
+"""How a layer calls its function, being of the same kind: callers ask whether a function is a coroutine function."""
+
+
+@cache
+def _compiled(kind: FunctionKind, parameters: str, arguments: str, counts: bool) -> CodeType:
+    """The code of a layer, all of it on its first line."""
+    import ast
+
+    head = "async def" if kind in _ASYNC else "def"
+    tree = ast.parse(f"""
+def over({_HIT}, {_FUNCTION}, {_BENEATH}, {_BIND}, {_FIND}):
+    {head} layer({parameters}):
+        {f"{_HIT}()" if counts else "pass"}{_BODIES[kind].format(f"{_FUNCTION}({arguments})")}
+""")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt | ast.expr | ast.arg | ast.excepthandler | ast.keyword):
+            node.lineno = node.end_lineno = 1
+            node.col_offset = node.end_col_offset = -1
+    return next(code for code in code_objects(compile(tree, "<string>", "exec")) if code.co_name == "layer")

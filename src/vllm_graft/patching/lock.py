@@ -1,0 +1,115 @@
+"""``patches.lock``: which upstream code each patch was reviewed against, written by ``vllm-graft lock`` and committed.
+
+::
+
+    [stat-logger-guard."vllm.v1.metrics.loggers:StatLoggerManager.__init__"]
+    "0.31.0" = "s:1f3a5b7c9d0e2f40 b:8a6c4e2f0b1d3597"
+    "0.32.0" = "s:1f3a5b7c9d0e2f40 b:0c2e4a6f8b1d3579"
+
+The file lies in the package that the patch comes from, so that it travels with it: beside the patch's module, or in a
+folder above it up to the top-level package.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from vllm_graft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm_graft.patching.declare import Declaration, Patch
+    from vllm_graft.patching.upstream import Fingerprint
+
+NAME: Final = "patches.lock"
+
+Reviewed = dict[str, dict[str, "Fingerprint"]]
+"""Of one patch: each hook's upstream name, and the fingerprint it had in each release that was reviewed."""
+
+_HEAD: Final = "# Upstream code that a person has read beside these patches. Written by `vllm-graft lock`; commit it.\n"
+
+
+class Lock:
+    """The contents of one file."""
+
+    def __init__(self, path: Path, patches: dict[str, Reviewed] | None = None) -> None:
+        self.path = path
+        self.patches: dict[str, Reviewed] = {} if patches is None else patches
+
+    @classmethod
+    def read(cls, path: Path) -> Lock:
+        """The file's contents, nothing where there is none; ConfigError where it cannot be read."""
+        import tomllib
+
+        from vllm_graft.patching.upstream import Fingerprint
+
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            return cls(
+                path,
+                {
+                    patch: {
+                        hook: {str(version): Fingerprint.parse(text) for version, text in seen.items()}
+                        for hook, seen in hooks.items()
+                    }
+                    for patch, hooks in data.items()
+                },
+            )
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"it is no list of fingerprints: {error}",
+                where=str(path),
+                fix="take it back from version control, or delete it and run `vllm-graft lock`",
+            ) from error
+
+    def write(self) -> None:
+        """Put the contents on the disk, in an order that makes small differences small."""
+        lines = [_HEAD]
+        for patch, hooks in sorted(self.patches.items()):
+            for hook, seen in sorted(hooks.items()):
+                lines.append(f'\n[{_key(patch)}."{hook}"]\n')
+                lines += [f'"{version}" = "{seen[version]}"\n' for version in sorted(seen, key=_numbers)]
+        self.path.write_text("".join(lines), encoding="utf-8")
+
+
+def hook_name(declaration: Declaration, attribute: str) -> str:
+    """What a hook's upstream code is called in the file: "module:Class.method" or "module:function"."""
+    target = declaration.target
+    return f"{target.module}:{target.qualname}.{attribute}" if target.is_class else f"{target.module}:{attribute}"
+
+
+def reviewed(patch: Patch) -> Reviewed | None:
+    """What was reviewed of a patch, or None where no file speaks of it."""
+    path = file_of(patch)
+    if path is None or not path.is_file():
+        return None
+    stamp = path.stat().st_mtime_ns
+    held = _read.get(path)
+    if held is None or held[0] != stamp:
+        held = _read[path] = (stamp, Lock.read(path).patches)
+    return held[1].get(patch.declaration.name)
+
+
+_read: dict[Path, tuple[int, Mapping[str, Reviewed]]] = {}
+
+
+def file_of(patch: Patch) -> Path | None:
+    """The file that speaks of a patch, or the place for it; None where the patch's module has no file."""
+    module = sys.modules.get(patch.__module__)
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str):
+        return None
+    folder = Path(file).parent
+    depth = patch.__module__.count(".") - (0 if hasattr(module, "__path__") else 1)
+    above = [folder, *folder.parents][: max(depth, 0) + 1]
+    return next((place / NAME for place in above if (place / NAME).is_file()), folder / NAME)
+
+
+def _key(name: str) -> str:
+    return name if all(part.isalnum() or part in "-_" for part in name) else f'"{name}"'
+
+
+def _numbers(version: str) -> tuple[tuple[int, str], ...]:
+    return tuple((int(part), "") if part.isdigit() else (0, part) for part in version.split("."))

@@ -1,0 +1,168 @@
+"""What a person reviewed, held against what is installed: which body of a hook fits, and whether upstream has moved.
+
+A release is judged by its number. A development build has a number that says nothing of its code ("0.1.dev1+g..."),
+so it is judged by fingerprint: it counts as each release whose reviewed code is the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, Literal
+
+from vllm_graft.errors import ConfigError, DriftError, VersionError
+from vllm_graft.patching import lock
+from vllm_graft.patching.declare import OnDrift, Patch
+from vllm_graft.patching.hooks import Hook
+from vllm_graft.patching.ranges import Installed, includes
+
+if TYPE_CHECKING:
+    from vllm_graft.patching.upstream import Definition, Fingerprint
+    from vllm_graft.patching.upstream.find import Finder
+
+Standing = Literal["reviewed", "drifted", "unlocked", ""]
+"""reviewed: upstream is as somebody read it; drifted: it is not; unlocked: no lock speaks of the patch; empty: there
+is nothing upstream to review."""
+
+ON_DRIFT: Final = "GRAFT_ON_DRIFT"
+"""The environment variable that makes every patch at least as strict: ``warn`` or ``refuse``."""
+
+_STRICTER: Final[tuple[OnDrift, ...]] = ("ignore", "warn", "refuse")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a review says of one hook; ``note`` is empty where there is nothing to say."""
+
+    standing: Standing
+    note: str = ""
+
+
+class Reviewer:
+    """Holds patches against the installed vLLM, each of whose files is read once, and only if somebody has to know."""
+
+    def __init__(self) -> None:
+        self._installed = Installed.now()
+
+    def review(self, patch: Patch) -> dict[str, tuple[Hook, Verdict]]:
+        """For each attribute the body that fits, and what is to be said of it; PatchError where it is refused."""
+        one = _Review(patch, self._installed, self._finder)
+        return {hook.attribute: (hook, one.verdict(hook)) for hook in one.bodies()}
+
+    def _finder(self) -> Finder:
+        return self._held
+
+    @cached_property
+    def _held(self) -> Finder:
+        from vllm_graft.patching.upstream import sources
+        from vllm_graft.patching.upstream.find import Finder
+
+        return Finder(sources.Installed())
+
+
+class _Review:
+    """One patch beside the installed vLLM."""
+
+    def __init__(self, patch: Patch, installed: Installed, finder: Callable[[], Finder]) -> None:
+        self._patch = patch
+        self._declaration = patch.declaration
+        self._installed = installed
+        self._finder = finder
+        self._seen = lock.reviewed(patch)
+
+    def bodies(self) -> tuple[Hook, ...]:
+        """The hooks that fit the installed vLLM, one for each attribute; VersionError where that cannot be."""
+        where = self._declaration.where
+        self._installed.must_lie_in(self._declaration.vllm, where, by_code=self._alike)
+        groups: dict[str, list[Hook]] = {}
+        for hook in self._declaration.hooks:
+            groups.setdefault(hook.attribute, []).append(hook)
+        return tuple(self._fitting(attribute, hooks) for attribute, hooks in groups.items())
+
+    def _fitting(self, attribute: str, hooks: Sequence[Hook]) -> Hook:
+        if len(hooks) == 1 and not hooks[0].vllm:
+            return hooks[0]
+        releases = self._installed.releases or self._releases_like(attribute)
+        fitting = [hook for hook in hooks if not hook.vllm or any(includes(hook.vllm, each) for each in releases)]
+        if len(fitting) == 1:
+            return fitting[0]
+        ranges = " and ".join(hook.vllm for hook in (fitting or hooks))
+        raise VersionError(
+            f"{'no body' if not fitting else f'{len(fitting)} bodies'} of {attribute!r} ({ranges}) "
+            f"{'is' if not fitting else 'are'} for vLLM {self._installed.version}, and exactly one must be",
+            where=self._declaration.where,
+            fix="make their ranges cover this release once" if not fitting else "make their ranges exclude one another",
+        )
+
+    def _alike(self) -> list[str]:
+        """The releases whose reviewed code is the installed one, for every hook that stands on upstream's code."""
+        common: set[str] | None = None
+        for attribute in {hook.attribute for hook in self._declaration.hooks if hook.kind != "add"}:
+            if self._now(attribute) is not None:
+                like = set(self._releases_like(attribute))
+                common = like if common is None else common & like
+        return sorted(common or ())
+
+    def _releases_like(self, attribute: str) -> list[str]:
+        now = self._now(attribute)
+        seen = self._of(attribute)
+        return [version for version, each in seen.items() if now is not None and each == now.fingerprint]
+
+    def _of(self, attribute: str) -> dict[str, Fingerprint]:
+        return (self._seen or {}).get(lock.hook_name(self._declaration, attribute), {})
+
+    def _now(self, attribute: str) -> Definition | None:
+        target = self._declaration.target
+        return self._finder().find(target.module, f"{target.qualname}.{attribute}" if target.is_class else attribute)
+
+    def verdict(self, hook: Hook) -> Verdict:
+        """Whether upstream's code beneath a hook was reviewed; DriftError where it was not and that is refused."""
+        if hook.kind == "add":
+            return Verdict("")
+        if self._seen is None:
+            return Verdict("unlocked")
+        now = self._now(hook.attribute)
+        if now is None and hook.kind == "auto":
+            return Verdict("")
+        seen = self._of(hook.attribute)
+        if now is not None and now.fingerprint in seen.values():
+            return Verdict("reviewed")
+        same_signature = now is not None and any(each.signature == now.fingerprint.signature for each in seen.values())
+        note = self._note(hook.attribute, now, seen, same_signature=same_signature)
+        level = stricter(self._declaration.on_drift or _default(hook, same_signature=same_signature))
+        if level == "refuse":
+            name = self._declaration.name
+            raise DriftError(
+                note,
+                where=self._declaration.where,
+                fix=f"see `vllm-graft diff {name}`; then mend the patch, and accept with `vllm-graft lock {name}`",
+            )
+        return Verdict("drifted", note if level == "warn" else "")
+
+    def _note(
+        self, attribute: str, now: Definition | None, seen: dict[str, Fingerprint], *, same_signature: bool
+    ) -> str:
+        if now is None:
+            return f"the source of {attribute!r} cannot be found, so nobody can say that it is what was reviewed"
+        if not seen:
+            return f"{attribute!r} is not in {lock.NAME}: nobody has reviewed what it stands on"
+        what = "body" if same_signature else "signature"
+        known = ", ".join(seen)
+        return f"upstream's {attribute!r} is not what was reviewed ({known}): its {what} has changed"
+
+
+def _default(hook: Hook, *, same_signature: bool) -> OnDrift:
+    return "warn" if hook.kind == "wrap" and same_signature else "refuse"
+
+
+def stricter(level: OnDrift) -> OnDrift:
+    """The level, or that of ``GRAFT_ON_DRIFT`` where it is stricter."""
+    asked = os.environ.get(ON_DRIFT, "").strip()
+    if not asked:
+        return level
+    for known in _STRICTER[1:]:
+        if asked == known:
+            return max(level, known, key=_STRICTER.index)
+    raise ConfigError(f"it is {asked!r}", where=ON_DRIFT, fix="set it to warn or refuse, or unset it")

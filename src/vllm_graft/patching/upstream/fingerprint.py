@@ -1,0 +1,132 @@
+"""A fingerprint of an upstream definition: one hash of its signature and one of its body.
+
+Hashed is the syntax tree in a form that every CPython from 3.10 on agrees on. Comments, docstrings, annotations, line
+breaks and the definition's own name do not count. Decorators and default values count as body; of the signature only
+names, kinds, and whether there is a default.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_UNCOUNTED: Final = frozenset({"annotation", "ctx", "kind", "returns", "type_comment", "type_params"})
+_TEXT: Final = re.compile(r"s:([0-9a-f]{16}) b:([0-9a-f]{16})")
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a definition looked like: equal for equal code, whatever its comments and its place in the file."""
+
+    signature: str
+    body: str
+
+    def __str__(self) -> str:
+        return f"s:{self.signature} b:{self.body}"
+
+    @classmethod
+    def parse(cls, text: str) -> Fingerprint:
+        """The fingerprint that ``str`` wrote; ValueError where it is none."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is no fingerprint")
+        return cls(match[1], match[2])
+
+    @classmethod
+    def of(cls, nodes: Sequence[ast.AST]) -> Fingerprint:
+        """The fingerprint of a definition: one node, or several for a property or for alternatives."""
+        return cls(
+            _hash(part for node in nodes for part in _signature(node)),
+            _hash(part for node in nodes for part in _body(node)),
+        )
+
+
+def _hash(parts: Iterator[str]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()
+
+
+def _signature(node: ast.AST) -> Iterator[str]:
+    yield type(node).__name__ if isinstance(node, Function | ast.ClassDef) else "value"
+    if not isinstance(node, Function):
+        return
+    taken = node.args
+    positional = [*taken.posonlyargs, *taken.args]
+    optional = len(positional) - len(taken.defaults)
+    for place, argument in enumerate(positional):
+        kind = "/" if place < len(taken.posonlyargs) else ""
+        yield f"{kind}{argument.arg}{'=' if place >= optional else ''}"
+    if taken.vararg is not None:
+        yield f"*{taken.vararg.arg}"
+    for argument, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True):
+        yield f"kw {argument.arg}{'=' if default is not None else ''}"
+    if taken.kwarg is not None:
+        yield f"**{taken.kwarg.arg}"
+
+
+def _body(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, Function):
+        yield from _tree(node.decorator_list)
+        yield from _tree([*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)])
+        yield from _tree(_statements(node.body))
+    elif isinstance(node, ast.ClassDef):
+        yield from _tree([*node.decorator_list, *node.bases, *node.keywords])
+        yield from _tree(_statements(node.body))
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        yield from _tree(node.value)
+    else:
+        yield from _tree(node)
+
+
+def _tree(value: object) -> Iterator[str]:
+    if isinstance(value, list):
+        yield "["
+        for one in value:
+            yield from _tree(one)
+        yield "]"
+    elif isinstance(value, ast.AST):
+        yield f"{type(_plain(value)).__name__}("
+        for name, part in _fields(_plain(value)):
+            yield name
+            yield from _tree(part)
+        yield ")"
+    else:
+        yield repr(value)
+
+
+def _plain(node: ast.AST) -> ast.AST:
+    """An assignment with an annotation as one without."""
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        return ast.Assign(targets=[node.target], value=node.value)
+    return node
+
+
+def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
+    """The parts of a node that count; what is empty is left out, as releases of Python differ in how they say so."""
+    for name in node._fields:
+        part = getattr(node, name, None)
+        if name in _UNCOUNTED or part is None or part == []:
+            continue
+        if name == "body" and isinstance(part, list):
+            part = _statements(part, documented=isinstance(node, Function | ast.ClassDef))
+        elif name == "values" and isinstance(node, ast.JoinedStr):
+            # CPython 3.12.1 has empty constants in the format of a placeholder where others have none.
+            part = [one for one in node.values if not (isinstance(one, ast.Constant) and one.value == "")]
+        yield name, part
+
+
+def _statements(body: Sequence[ast.AST], *, documented: bool = True) -> list[ast.AST]:
+    """The statements of a body without its docstring and without declarations that only annotate."""
+    kept = [one for one in body if not (isinstance(one, ast.AnnAssign) and one.value is None)]
+    first = kept[0] if kept and documented else None
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return kept[1:]
+    return kept

@@ -1,0 +1,75 @@
+"""The patches that people write after vLLM's own guide to plugins, with the targets that today's vLLM has."""
+
+import pytest
+
+from vllm_graft.testing import Session, assert_active, assert_called
+
+PATCHES = '''
+import logging
+
+from vllm_graft import VLLMPatch, min_vllm_version
+
+logger = logging.getLogger("vllm.seeds")
+
+
+@min_vllm_version("0.9.1")
+class PrioritySchedulerPatch(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], processes={"engine"}):
+    """Adds priority-based scheduling."""
+
+    def get_priority(self, request) -> int:
+        """New method added to Scheduler."""
+        return request.priority
+
+    def schedule(self, *args, **kwargs):
+        """Override existing method."""
+        self.graft_waiting = sorted(self.waiting, key=lambda r: self.get_priority(r), reverse=True)
+        # Call original via _original_ prefix
+        return self._original_schedule(*args, **kwargs)
+
+    def schedule_with_priority(self):
+        """Can be called instead of the standard schedule()."""
+        return self.schedule()
+
+
+class AdmissionLog(VLLMPatch["vllm.v1.engine.input_processor:InputProcessor"], processes={"frontend"}):
+    """Sees each request before the engine does."""
+
+    def process_inputs(self, call, request_id, *args, **kwargs):
+        logger.info("request %s", request_id)
+        return call(request_id, *args, **kwargs)
+'''
+
+ENTRIES = {"PrioritySchedulerPatch": "seed_patches:PrioritySchedulerPatch", "AdmissionLog": "seed_patches:AdmissionLog"}
+
+
+def serve_and_ask(session: Session) -> None:
+    """A real server with both patches, named as the guide names them, and one request."""
+    session.package("seed-patches", {"vllm_graft.plugins": ENTRIES}, {"seed_patches": PATCHES})
+    session.env["VLLM_CUSTOM_PATCHES"] = "PrioritySchedulerPatch,AdmissionLog"
+    asked = {"model": "m", "prompt": "hi", "max_tokens": 5, "ignore_eos": True}
+    with session.server("--served-model-name", "m", "--max-model-len", "256") as server:
+        status, body = server.post("/v1/completions", asked)
+        assert status == 200, body
+        view = server.run_view()
+        assert view is not None
+        assert_active(view, "PrioritySchedulerPatch", roles=("engine",))
+        assert_active(view, "AdmissionLog", roles=("frontend",))
+        assert_called(view, "PrioritySchedulerPatch", at_least=5)
+        assert_called(view, "AdmissionLog", at_least=1)
+        assert view.findings() == []
+        engine = next(process for process in view.processes if "engine" in process.record.roles)
+        assert engine.calls("AdmissionLog") == 0, "it is not this process's"
+
+
+@pytest.mark.server
+def test_on_the_simulated_device(graft: Session):
+    """On every release of the matrix."""
+    graft.simulate()
+    serve_and_ask(graft)
+
+
+@pytest.mark.server
+@pytest.mark.compiled
+def test_on_a_real_build(graft: Session):
+    """On the builds for CPUs."""
+    serve_and_ask(graft)
