@@ -1,5 +1,6 @@
 """`vllm-graft simulate`: what it refuses before vLLM is imported, what it hands to vLLM, and the real thing."""
 
+import contextlib
 import json
 import os
 import pty
@@ -7,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -264,40 +266,99 @@ def test_a_planned_scheduler_changes_the_order(graft: Session):
     assert order() == ["first", "short", "text", "middle", "long"]
 
 
+class Playing:
+    """A run by the clock on a terminal, in a session of its own."""
+
+    def __init__(self, graft: Session) -> None:
+        rows = [{"at": n / 5, "prompt_tokens": 10, "max_tokens": 10} for n in range(3000)]
+        (graft.folder / "w.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        line, environment = command(
+            graft, "--workload", "w.jsonl", "--speed", "20", "--json", "--max-model-len", "1024"
+        )
+        self._terminal, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            line,
+            env=environment,
+            cwd=graft.folder,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            start_new_session=True,
+            # What a shell starts in the background ignores Ctrl-C, and so would everything started from there.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        os.close(theirs)
+        self.shown = b""
+
+    def until(self, words: bytes) -> None:
+        """Wait for words on the terminal."""
+        deadline = time.monotonic() + 200
+        while words not in self.shown:
+            assert time.monotonic() < deadline, self.shown[-3000:]
+            self.shown += os.read(self._terminal, 4096)
+
+    def engine(self) -> int:
+        """The number of the engine's process."""
+        rows = [row.split() for row in members(self.process.pid)]
+        (pid,) = (int(row[0]) for row in rows if any("EngineCore" in word for word in row))
+        return pid
+
+    def end(self) -> bytes:
+        """What was printed, once it has ended; the terminal is read meanwhile, as a person would."""
+        threading.Thread(target=self._read, daemon=True).start()
+        output, _ = self.process.communicate(timeout=60)
+        return output
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone when the last process is
+            while True:
+                self.shown += os.read(self._terminal, 4096)
+
+
 @pytest.mark.engine
 @pytest.mark.slow
 def test_ctrl_c_ends_a_run_with_what_was_measured(graft: Session):
     """By the clock, with the engine in a process of its own: a bar on the terminal, figures, nothing left behind."""
-    rows = [{"at": n / 5, "prompt_tokens": 10, "max_tokens": 10} for n in range(3000)]
-    (graft.folder / "w.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    line, environment = command(graft, "--workload", "w.jsonl", "--speed", "20", "--json", "--max-model-len", "1024")
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        line,
-        env=environment,
-        cwd=graft.folder,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        start_new_session=True,
-        # What a shell starts in the background ignores Ctrl-C, and so would everything started from there.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    os.close(theirs)
-    shown = b""
-    deadline = time.monotonic() + 200
-    while b"s modelled [" not in shown:
-        assert time.monotonic() < deadline, shown[-3000:]
-        shown += os.read(ours, 4096)
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, shown[-3000:]
+    run = Playing(graft)
+    run.until(b"s modelled [")
+    os.killpg(run.process.pid, signal.SIGINT)
+    output = run.end()
+    assert run.process.returncode == 130, run.shown[-3000:]
     facts = json.loads(output)
     assert facts["interrupted"]
     assert 0 < facts["done"] < 3000
     assert facts["aborted"] == 3000 - facts["done"]
     assert facts["reasons"] == {"the run ended before it did": facts["aborted"]}
     assert facts["tpot_s"]["p50"] > 0.004
-    assert leftovers(process.pid) == []
+    assert leftovers(run.process.pid) == []
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_an_engine_that_dies_in_the_middle(graft: Session):
+    """An error that says so, and no process is left behind."""
+    run = Playing(graft)
+    run.until(b"s modelled [")
+    os.kill(run.engine(), signal.SIGKILL)
+    output = run.end()
+    assert run.process.returncode == 2, (output, run.shown[-3000:])
+    assert output == b""
+    assert b"engine core: the engine died in the middle of the run. Next: look for its last words above" in run.shown
+    assert leftovers(run.process.pid) == []
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_ctrl_c_before_the_engine_is_ready(graft: Session):
+    """Nothing was measured, and nothing is left behind."""
+    run = Playing(graft)
+    deadline = time.monotonic() + 200
+    while not any("EngineCore" in row for row in members(run.process.pid)):
+        assert time.monotonic() < deadline, run.shown[-3000:]
+        time.sleep(0.05)
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == b""
+    assert run.process.returncode == 130, run.shown[-3000:]
+    assert leftovers(run.process.pid) == []
 
 
 def leftovers(session: int) -> list[str]:

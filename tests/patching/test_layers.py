@@ -9,7 +9,7 @@ import types
 import pytest
 
 from vllm_graft.patching import VLLMPatch, replace, wrap
-from vllm_graft.patching.layers import counted, passing
+from vllm_graft.patching.layers import code_under, counted, passing
 from vllm_graft.patching.surgery import uncounted
 
 SENTINEL = object()
@@ -70,7 +70,6 @@ CALLS = [
     ((1, 2), {"inner": 3}),
     ((1,), {"_graft_function": 3}),
     ((1,), {"e": 5}),
-    ((1,), {"call": 5}),
 ]
 
 
@@ -103,6 +102,42 @@ def test_a_hook_sees_what_it_would_see_without_a_layer(hook, args, kwargs):
     bare = counted(hook, lambda: hits.append(2))
     assert bare(me, None, *args, **kwargs) == expected
     assert hits == [1, 2]
+
+
+def test_an_argument_of_upstreams_named_call():
+    """What callers say by that name is no business of the hook's parameter."""
+    layer = passing(packed, lambda self: None, 1, uncounted)
+    assert layer(None, 1, call=2)[1] == ((1,), {"call": 2})
+
+
+def test_packed_arguments_are_the_hooks_own():
+    """It may change them, hand them to inner functions and use them late; the caller's dictionary stays as it was."""
+
+    def hook(self, call, *args, key=0, **kwargs):
+        kwargs["more"] = lambda: (args, key, kwargs)
+        yield call(*args)
+        yield kwargs["more"]()
+
+    given = {"x": 1}
+    layer = passing(hook, lambda self, *args: args, 1, uncounted)
+    assert inspect.isgeneratorfunction(layer)
+    first, (args, key, kwargs) = layer(None, 1, 2, key=3, **given)
+    assert (first, args, key, kwargs["x"]) == ((1, 2), (1, 2), 3, 1)
+    assert given == {"x": 1}
+
+
+def test_the_code_that_runs():
+    """Whether a hook is running is asked of the code under its layer."""
+    frames = []
+
+    def hook(self, *args):
+        frames.append(inspect.currentframe())
+
+    layer = counted(hook, lambda: None)
+    layer(None, 1)
+    assert frames[0].f_code is code_under(layer)
+    assert code_under(layer) is not code_under(hook)
+    assert code_under(hook) is hook.__code__
 
 
 def test_call_comes_first_where_there_is_no_self():

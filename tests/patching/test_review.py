@@ -228,3 +228,21 @@ def test_the_file_is_written_in_order(author):
     assert text.startswith("# Upstream code that a person has read")
     assert text.index('"0.9.1"') < text.index('"0.31.0"') < text.index('"0.32.0"')
     assert Lock.read(author.path).patches["guard"].keys() == {f"{author.module}:Target.{name}" for name in "fg"}
+
+
+def test_where_the_file_lies(author, write):
+    """Beside the module, or in a folder above it within the package; a lone module has a file of its own."""
+    patch = author.patch()
+    assert lock.file_of(patch) == author.package / "patches.lock"
+    deep = author.package / "deep"
+    deep.mkdir()
+    (deep / "__init__.py").write_text((author.package / "patches.py").read_text())
+    importlib.invalidate_caches()
+    inner = importlib.import_module(f"{author.package.name}.deep").Guard
+    assert lock.file_of(inner) == deep / "patches.lock"
+    author.lock(patch)
+    assert lock.file_of(inner) == author.package / "patches.lock"
+    sys.modules.pop(f"{author.package.name}.deep")
+    name = write((author.package / "patches.py").read_text())
+    alone = importlib.import_module(name).Guard
+    assert lock.file_of(alone) == author.package.parent / f"{name}.patches.lock"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
 from vllm_graft.bindings import sampler, scheduler
-from vllm_graft.boot import disabled, injections, lastline
+from vllm_graft.boot import disabled, injections, lastline, platforms
 from vllm_graft.boot.process import LOG, process
 from vllm_graft.boot.role import child_role, local_above
 from vllm_graft.errors import ConfigError, StartError
@@ -44,6 +44,8 @@ def engine_config(
     _refuse_unknown_vllm()
     _refuse_rust_front_end(plan)
     first = process.plan is None
+    if first and child_role() is None:
+        platforms.refuse_broken()
     try:
         run = _begin(plan, _own_extension(args))
         with _injected(args, plan):

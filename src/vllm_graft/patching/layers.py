@@ -1,20 +1,21 @@
 """The functions that stand over a patch's function: they count a hit, and hand it the layer beneath.
 
-A layer has the very parameters of the function it stands over, because to pack arguments and unpack them again costs
-more than all else that it does. Its code claims the place of the other's: tracebacks and ``inspect.getsource`` show
-what the author wrote, and vLLM, which reads every file that it has traced through, finds one that is there.
+To pack arguments and unpack them again costs more than all else that a layer does. So a layer has the very parameters
+of the function it stands over, and calls a copy of it that takes them as they are, the tuple of ``*args`` and the
+dictionary of ``**kwargs`` included: arguments are sorted out once, as if there were no layer.
+
+Its code claims the place of the other's: tracebacks and ``inspect.getsource`` show what the author wrote, and vLLM,
+which reads every file that it has traced through, finds one that is there.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from functools import cache, partial
 from itertools import islice
 from types import CellType, CodeType, FunctionType
-from typing import cast
 
-from vllm_graft.patching.functions import Function, FunctionKind, code_objects, kind_of
+from vllm_graft.patching.functions import FunctionKind, code_objects, kind_of
 from vllm_graft.patching.surgery import FINDER, Hit, uncounted
 
 _HIT, _FUNCTION, _BENEATH = "_graft_hit", "_graft_function", "_graft_beneath"
@@ -46,63 +47,83 @@ def passing(function: FunctionType, beneath: FunctionType, position: int, hit: H
     return _layer(function, held, position, call)
 
 
-_ANY: dict[int | None, Function] = {
-    None: lambda *args, **kwargs: None,
-    0: lambda call, /, *args, **kwargs: None,
-    1: lambda self, call, /, *args, **kwargs: None,
+def code_under(made: FunctionType) -> CodeType:
+    """The code that runs under a layer for the author's function; a function without a layer has its own."""
+    names = made.__code__.co_freevars
+    if _FUNCTION not in names:
+        return made.__code__
+    function: FunctionType = (made.__closure__ or ())[names.index(_FUNCTION)].cell_contents
+    return function.__code__
+
+
+_ANY = {
+    None: ("*args, **kwargs", "*args, **kwargs"),
+    0: ("*args, **kwargs", "{call}, *args, **kwargs"),
+    1: ("self, /, *args, **kwargs", "self, {call}, *args, **kwargs"),
 }
-"""By the position of ``call``, the parameters of a layer that does not have those of its function."""
+"""By the position of ``call``, parameters and arguments of a layer over a function that has to be called as it is."""
 
 
 def _layer(
-    function: FunctionType, held: Mapping[str, object], position: int | None = None, call: str = ""
+    function: FunctionType, held: dict[str, object], position: int | None = None, call: str = ""
 ) -> FunctionType:
     """A closure over ``held`` that passes its arguments on, with ``call`` put in at ``position``."""
-    code, shape = function.__code__, cast(Function, function)
-    # What *args take is packed in any case, and cheapest all together. A decorator may hide the parameter ``call``, and
-    # another parameter may go by a name that the layer needs.
+    code = function.__code__
+    # A decorator may hide the parameter ``call``, and another parameter may go by a name that the layer needs.
     hidden = position is not None and position >= code.co_argcount
-    if hidden or code.co_flags & inspect.CO_VARARGS or not held.keys().isdisjoint(code.co_varnames):
-        shape = _ANY[position]
-    parameters, arguments = _signature(shape.__code__, position, call)
+    as_it_is = hidden or not held.keys().isdisjoint(code.co_varnames)
+    if as_it_is:
+        parameters, arguments = _ANY[position]
+        arguments = arguments.format(call=call.format(self="self"))
+    else:
+        parameters, arguments = _signature(code, position, call)
+        held[_FUNCTION] = _flattened(function)
     made = _compiled(kind_of(function), parameters, arguments, held[_HIT] is not uncounted)
     made = made.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
     closure = tuple(CellType(held[name]) for name in made.co_freevars)
-    layer = FunctionType(made, function.__globals__, function.__name__, _defaults(shape, position), closure)
-    layer.__kwdefaults__ = shape.__kwdefaults__
+    layer = FunctionType(made, function.__globals__, function.__name__, None, closure)
+    if not as_it_is:
+        layer.__defaults__ = _defaults(function, position)
+        layer.__kwdefaults__ = function.__kwdefaults__
     return layer
 
 
-def _defaults(shape: Function, position: int | None) -> tuple[object, ...]:
+def _flattened(function: FunctionType) -> FunctionType:
+    """A copy that takes everything by position, in the order in which code keeps its variables."""
+    code = function.__code__
+    packed = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    count = code.co_argcount + code.co_kwonlyargcount + (code.co_flags & packed).bit_count()
+    flat = code.replace(co_argcount=count, co_posonlyargcount=0, co_kwonlyargcount=0, co_flags=code.co_flags & ~packed)
+    return FunctionType(flat, function.__globals__, function.__name__, None, function.__closure__)
+
+
+def _defaults(function: FunctionType, position: int | None) -> tuple[object, ...]:
     """The defaults of a function's positional parameters but for that of ``call``."""
-    defaults = list(shape.__defaults__ or ())
-    required = shape.__code__.co_argcount - len(defaults)
+    defaults = list(function.__defaults__ or ())
+    required = function.__code__.co_argcount - len(defaults)
     if position is not None and position >= required:
         del defaults[position - required]
     return tuple(defaults)
 
 
 def _signature(code: CodeType, position: int | None, call: str) -> tuple[str, str]:
-    """The parameters of a layer over a function with this code, and the arguments that it passes on."""
+    """The parameters of a layer over a function with this code, and the arguments for its flattened copy."""
     names = iter(code.co_varnames)
     given = list(islice(names, code.co_argcount))
     named = list(islice(names, code.co_kwonlyargcount))
-    rest = next(names) if code.co_flags & inspect.CO_VARARGS else ""
-    others = [f"**{next(names)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
-    taken, passed, slash = given.copy(), given.copy(), code.co_posonlyargcount
+    rest = [next(names)] if code.co_flags & inspect.CO_VARARGS else []
+    others = [next(names)] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    passed = [*given, *named, *rest, *others]
+    slash = code.co_posonlyargcount
     if position is not None:
-        del taken[position]
-        slash -= position < slash
         passed[position] = call.format(self=given[0])
+        slash -= position < slash
+        del given[position]
     if slash:
-        taken.insert(slash, "/")
+        given.insert(slash, "/")
     if rest or named:
-        taken.append(f"*{rest}")
-    if rest:
-        # Faster than *args after other arguments, which goes by way of a list.
-        passed = [f"*({', '.join(passed)},) + {rest}" if passed else f"*{rest}"]
-    passed += [f"{name}={name}" for name in named]
-    return ", ".join([*taken, *named, *others]), ", ".join([*passed, *others])
+        given.append("*" + "".join(rest))
+    return ", ".join([*given, *named, *(f"**{name}" for name in others)]), ", ".join(passed)
 
 
 _BODIES: dict[FunctionKind, str] = {

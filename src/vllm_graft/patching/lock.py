@@ -7,7 +7,7 @@
     "0.32.0" = "s:1f3a5b7c9d0e2f40 b:0c2e4a6f8b1d3579"
 
 The file lies in the package that the patch comes from, so that it travels with it: beside the patch's module, or in a
-folder above it up to the top-level package.
+folder above it up to the top-level package. A module in no package has one of its own, ``module.patches.lock``.
 """
 
 from __future__ import annotations
@@ -102,6 +102,9 @@ def file_of(patch: Patch) -> Path | None:
     if not isinstance(file, str):
         return None
     folder = Path(file).parent
+    if "." not in patch.__module__ and not hasattr(module, "__path__"):
+        # Others' modules lie beside one that belongs to no package.
+        return folder / f"{patch.__module__}.{NAME}"
     depth = patch.__module__.count(".") - (0 if hasattr(module, "__path__") else 1)
     above = [folder, *folder.parents][: max(depth, 0) + 1]
     return next((place / NAME for place in above if (place / NAME).is_file()), folder / NAME)

@@ -42,7 +42,7 @@ class Layer:
     renames:  what ``_original_x`` becomes in the hook's code
     hit:      counts one call
     proven:   a replacement or addition that was called once and needs no counting any more
-    codes:    the code objects that run for this layer
+    codes:    the code objects that run for this layer, or did before what lies beneath it changed
     """
 
     patch: Patch
@@ -63,7 +63,6 @@ class Layer:
         return self._made[2]
 
     def _make(self, beneath: object, slot: Slot) -> object:
-        self.codes.clear()
         if self.hook.form == "value":
             return self.hook.value
         if self.hook.form == "property":
@@ -75,15 +74,14 @@ class Layer:
             made = self._wrapping(function, made, surgery.single(beneath), self.hit)
         elif not self.proven:
             made = layers.counted(made, surgery.once_when_traced(lambda: slot.first_call(self)))
+        self.codes.append(layers.code_under(made))
         made.__doc__ = function.__doc__
         surgery.signed_like(made, upstream if upstream is not None and self.kind == "wrap" else function)
         return surgery.reformed(self.hook.form, surgery.dressed(made, upstream, slot.owner, self.hook.attribute))
 
     def _copy(self, function: FunctionType, slot: Slot) -> FunctionType:
         owner = slot.owner if isinstance(slot.owner, type) else None
-        copy = surgery.transplanted(function, self.patch, owner, self.renames)
-        self.codes.append(copy.__code__)
-        return copy
+        return surgery.transplanted(function, self.patch, owner, self.renames)
 
     def _wrapping(
         self, written: FunctionType, copy: FunctionType, beneath: FunctionType | None, hit: surgery.Hit
@@ -104,6 +102,7 @@ class Layer:
             made = self._copy(mine, slot)
             if self.kind == "wrap":
                 made = self._wrapping(mine, made, theirs, surgery.uncounted)
+            self.codes.append(layers.code_under(made))
             parts.append(surgery.dressed(made, theirs, slot.owner, self.hook.attribute))
         getter, setter, deleter = parts
         return property(getter, setter, deleter, getattr(beneath, "__doc__", None) if self.kind == "wrap" else None)

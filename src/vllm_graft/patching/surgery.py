@@ -124,7 +124,7 @@ def from_bases(owner: type, attribute: str, raw: object) -> object:
         return getattr(super(owner, self), attribute)
 
     def bound(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return found(self)(*args, **kwargs)
+        return getattr(super(owner, self), attribute)(*args, **kwargs)
 
     setattr(bound, FINDER, found)
 

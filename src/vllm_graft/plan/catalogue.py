@@ -18,6 +18,8 @@ GROUP: Final = "vllm_graft.plugins"
 """The entry-point group in which packages offer items."""
 
 SHIPPED: Final[Mapping[str, str]] = {
+    "async-history": "vllm_graft.plugins.patches.async_history:AsyncHistory",
+    "lora-path-guard": "vllm_graft.plugins.patches.lora_path_guard:LoraPathGuard",
     "stat-logger-guard": "vllm_graft.plugins.patches.stat_logger_guard:StatLoggerGuard",
     "request-log": "vllm_graft.plugins.stats.request_log:RequestLog",
 }

@@ -79,10 +79,9 @@ async def _all(tape: Tape, engine: Any, prompts: list[dict[str, Any]], start: fl
         loop.add_signal_handler(signal.SIGTERM, main.cancel)
     try:
         await asyncio.gather(*tasks)
-    except asyncio.CancelledError:
-        tape.measured["interrupted"] = True
-    except EngineDeadError as error:
-        # Ctrl-C reaches the engine's process too, which may be the first to go.
+    except (asyncio.CancelledError, EngineDeadError) as error:
+        # Ctrl-C reaches the engine's process too, which may be the first to go; and vLLM cancels what waits for an
+        # engine that is gone.
         if main.cancelling():
             tape.measured["interrupted"] = True
             return
@@ -96,6 +95,8 @@ async def _all(tape: Tape, engine: Any, prompts: list[dict[str, Any]], start: fl
 
 
 async def _one(tape: Tape, engine: Any, request: Request, prompt: dict[str, Any], start: float) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
     speed = tape.settings.speed
     await asyncio.sleep(start + request.at / speed - time.monotonic())
     last = None
@@ -103,6 +104,9 @@ async def _one(tape: Tape, engine: Any, request: Request, prompt: dict[str, Any]
         params = sampling(request, tape.settings)
         async for output in engine.generate(prompt, params, request.id, priority=request.priority):
             last = output
+    except EngineDeadError:
+        # In newer releases one of the errors by which vLLM turns a request away, and no such thing.
+        raise
     except rejections() as error:
         tape.rejected(request, error, (time.monotonic() - start) * speed)
         return
