@@ -23,7 +23,7 @@ from vllm_graft.patching.slot import Slot, lock
 from vllm_graft.patching.slots import Changes, Slots
 from vllm_graft.patching.stack import running
 from vllm_graft.patching.tally import LocalTally, Tally
-from vllm_graft.patching.target import Owner, must_exist, readiness, resolved
+from vllm_graft.patching.target import Owner, Places, must_exist, readiness, resolved
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
@@ -57,12 +57,12 @@ class Engine:
         wanted = [declared(patch) for patch in dict.fromkeys(patches)]
         batch = [Entry(patch, next(self._orders)) for patch in wanted if not self.is_active(patch)]
         owners: dict[Entry, Owner | None] = {}
-        reviewer = Reviewer()
+        reviewer, places = Reviewer(), Places()
         for entry in batch:
             with self._blaming(entry, batch):
                 self._check_neighbours(entry, batch)
                 _settle(entry, reviewer)
-                owners[entry] = _owner_now(entry.patch.declaration)
+                owners[entry] = _owner_now(entry.patch.declaration, places)
         with lock():
             self._land([(entry, owner) for entry, owner in owners.items() if owner is not None], batch)
             self._entries.update((entry.patch.declaration.name, entry) for entry in batch)
@@ -259,11 +259,11 @@ def _settle(entry: Entry, reviewer: Reviewer) -> None:
             _LOG.warning("vllm-graft: %s: %s", entry.patch.declaration.where, verdict.note)
 
 
-def _owner_now(declaration: Declaration) -> Owner | None:
+def _owner_now(declaration: Declaration, places: Places) -> Owner | None:
     """The target, or None where its module has yet to be imported; PatchError where it never can be."""
     if readiness(declaration.target) == "ready":
         return resolved(declaration.target, declaration.where)
-    must_exist(declaration.target, declaration.where)
+    must_exist(declaration.target, declaration.where, places)
     return None
 
 

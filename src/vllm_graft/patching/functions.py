@@ -87,13 +87,13 @@ def originals_mentioned(function: FunctionType) -> set[str]:
 
 def originals_misused(function: FunctionType) -> str:
     """An ``_original_x`` that is used otherwise than by reading an attribute, or an empty string."""
-    import dis
-
     reads = {"LOAD_ATTR", "LOAD_METHOD"}
     for one in reachable(function):
         for code in code_objects(one.__code__):
             if not any(name.startswith(ORIGINAL) for name in code.co_names):
                 continue
+            import dis
+
             for step in dis.get_instructions(code):
                 name = step.argval if isinstance(step.argval, str) else ""
                 if name in code.co_names and name.startswith(ORIGINAL) and step.opname not in reads:

@@ -11,6 +11,8 @@ from vllm_graft import versions
 from vllm_graft.errors import DeclarationError, VersionError
 
 _NUMBER = r"\d+(?:\.\d+)*(?:(?:a|b|rc|\.post|\.dev)\d+)*"
+_SIMPLE = re.compile(r"(<=|>=|<|>)(\d+(?:\.\d+)*)")
+_RELEASE = re.compile(r"(\d+(?:\.\d+)*)(?:rc\d+|\.post\d+)?(?:\+[a-z0-9.]+)?")
 _PART = re.compile(rf"(?:(?:<=|>=|<|>)\s*{_NUMBER}|(?:==|!=)\s*{_NUMBER}(?:\.\*)?|~=\s*\d+(?:\.\d+)+)")
 
 
@@ -26,10 +28,25 @@ def check_range(text: str, where: str) -> str:
 
 
 def includes(text: str, release: str) -> bool:
-    """Whether a release lies in a range; an empty range has all of them."""
-    from packaging.specifiers import SpecifierSet
+    """Whether a release, a plain number, lies in a range; an empty range has all of them."""
+    return all(_fits(part, release) for part in text.split(",")) if text else True
 
-    return not text or SpecifierSet(text).contains(release)
+
+def _fits(part: str, release: str) -> bool:
+    match = _SIMPLE.fullmatch(part)
+    if match is None:
+        # Loading packaging takes longer than all else that fifty patches need.
+        from packaging.specifiers import SpecifierSet
+
+        return SpecifierSet(part).contains(release)
+    mine, theirs = _numbers(release), _numbers(match[2])
+    length = max(len(mine), len(theirs))
+    mine, theirs = (each + (0,) * (length - len(each)) for each in (mine, theirs))
+    return {"<": mine < theirs, "<=": mine <= theirs, ">": mine > theirs, ">=": mine >= theirs}[match[1]]
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,8 @@ class Installed:
         Only the release number counts: "0.32.0+cpu" and "0.32.0rc1" are taken as 0.32.0. A development build has a
         number that says nothing of its code ("0.1.dev1+g...").
         """
+        if match := _RELEASE.fullmatch(self.version or ""):
+            return (match[1],)
         from packaging.version import InvalidVersion, Version
 
         try:

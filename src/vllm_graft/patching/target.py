@@ -116,10 +116,17 @@ def _public(names: Sequence[str]) -> list[str]:
     return [name for name in names if not name.startswith("__")]
 
 
-def must_exist(target: Target, where: str) -> None:
-    """Raise TargetError unless the module can be found, by looking on disk: no package is imported for it."""
+Places = dict[str, Sequence[str] | None]
+"""Where the submodules of packages lie, as far as somebody has looked."""
+
+
+def must_exist(target: Target, where: str, known: Places) -> None:
+    """Raise TargetError unless the module can be found, by looking on disk: no package is imported for it.
+
+    ``known`` keeps what was found, for others that are looked for at the same time.
+    """
     parts = target.module.split(".")
-    path = _search_path(parts[0], None)
+    path = _search_path(parts[0], None, known)
     if path is None:
         raise TargetError(
             f"there is no module {parts[0]!r} in this environment",
@@ -127,14 +134,20 @@ def must_exist(target: Target, where: str) -> None:
             fix="install it, or correct the target",
         )
     for done in range(1, len(parts)):
-        found = _search_path(".".join(parts[: done + 1]), path)
+        found = _search_path(".".join(parts[: done + 1]), path, known)
         if found is None:
             raise _missing(where, target, ".".join(parts[:done]), parts[done], path)
         path = found
 
 
-def _search_path(name: str, path: Sequence[str] | None) -> Sequence[str] | None:
+def _search_path(name: str, path: Sequence[str] | None, known: Places) -> Sequence[str] | None:
     """Where the submodules of ``name`` lie: empty for a plain module, None where there is no such module."""
+    if name not in known:
+        known[name] = _looked_up(name, path)
+    return known[name]
+
+
+def _looked_up(name: str, path: Sequence[str] | None) -> Sequence[str] | None:
     loaded = sys.modules.get(name)
     if loaded is not None:
         return list(getattr(loaded, "__path__", ()))
