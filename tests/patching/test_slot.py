@@ -266,3 +266,25 @@ def test_the_same_key_gets_the_same_cell():
     tally = LocalTally()
     assert [tally.allot("a"), tally.allot("b"), tally.allot("a")] == [0, 1, 0]
     assert list(tally.cells) == [0, 0]
+
+
+def test_an_inherited_name_is_named_as_such(engine):
+    """The patch shadows it on the target alone, which its author should know."""
+
+    class Base:
+        def f(self):
+            return 1
+
+    class Derived(Base): ...
+
+    class Own(VLLMPatch[Derived], name="own"):
+        @wrap
+        def f(self, call):
+            return call() + 1
+
+    engine.apply([Own])
+    assert (Base().f(), Derived().f()) == (1, 2)
+    (state,) = engine.report()
+    assert state.state == "applied"
+    assert state.reason.startswith("it is inherited from tests.patching.test_slot:")
+    assert state.reason.endswith("Base; other subclasses of that are not changed")

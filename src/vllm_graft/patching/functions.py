@@ -5,6 +5,7 @@ Nothing is called and nothing is changed here; ``surgery.py`` makes new function
 
 from __future__ import annotations
 
+import opcode
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, Literal
@@ -87,18 +88,26 @@ def originals_mentioned(function: FunctionType) -> set[str]:
 
 def originals_misused(function: FunctionType) -> str:
     """An ``_original_x`` that is used otherwise than by reading an attribute, or an empty string."""
-    reads = {"LOAD_ATTR", "LOAD_METHOD"}
     for one in reachable(function):
         for code in code_objects(one.__code__):
-            if not any(name.startswith(ORIGINAL) for name in code.co_names):
+            if not any(name.startswith(ORIGINAL) for name in code.co_names) or not _names_otherwise(code):
                 continue
             import dis
 
             for step in dis.get_instructions(code):
                 name = step.argval if isinstance(step.argval, str) else ""
-                if name in code.co_names and name.startswith(ORIGINAL) and step.opname not in reads:
+                if name in code.co_names and name.startswith(ORIGINAL) and step.opname not in _READS:
                     return name
     return ""
+
+
+_READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_OTHERWISE = frozenset(number for number in opcode.hasname if opcode.opname[number] not in _READS)
+
+
+def _names_otherwise(code: CodeType) -> bool:
+    """Whether the code does anything with names besides reading attributes; far quicker than taking it apart."""
+    return not _OTHERWISE.isdisjoint(code.co_code[::2])
 
 
 def strings_mentioned(function: FunctionType) -> set[str]:

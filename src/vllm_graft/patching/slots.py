@@ -47,6 +47,7 @@ class Slots:
             layers = changes.get(slot, slot.layers)
             record = entry.hooks[hook.attribute]
             record.kind = kind = checks.check_hook(declaration, hook, owner, slot.upstream(layers))
+            record.note = record.note or _inherited(owner, slot)
             counts = hook.form not in ("property", "value")
             record.at = tally.allot(f"{declaration.name} {declaration.target} {hook.attribute}") if counts else None
             layer = Layer(
@@ -124,6 +125,14 @@ class Slots:
                 self.commit({slot: () if orphaned else left})
             else:
                 self._held.pop((id(slot.owner), slot.attribute))
+
+
+def _inherited(owner: Owner, slot: Slot) -> str:
+    """What is to be known of a name that the target only inherits; nothing where it is its own."""
+    if slot.base is not checks.ABSENT or slot.inherited is checks.ABSENT or not isinstance(owner, type):
+        return ""
+    base = next(each for each in owner.__mro__[1:] if slot.attribute in vars(each))
+    return f"it is inherited from {base.__module__}:{base.__qualname__}; other subclasses of that are not changed"
 
 
 def _alias(declaration: Declaration, hook: Hook, owner: Owner) -> str:
