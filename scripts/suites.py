@@ -35,8 +35,11 @@ class Suite:
 SUITES = (
     Suite("boot", ("tests/boot/test_process.py", "tests/boot/test_simulated.py")),
     Suite("simulation", ("tests/plugins/simulated", "tests/plugins/test_workload*.py")),
-    Suite("refusals", ("tests/boot/test_refused.py",)),
-    Suite("serve", ("tests/boot/test_serve.py", "tests/boot/test_guard.py", "tests/boot/test_seeds.py")),
+    Suite("refusals", ("tests/boot/test_refused.py", "tests/boot/test_platforms.py")),
+    Suite(
+        "serve",
+        ("tests/boot/test_serve.py", "tests/boot/test_guard.py", "tests/boot/test_seeds.py", "tests/plugins/patches"),
+    ),
     Suite("bindings", ("tests/bindings",)),
     Suite(
         "patches",
@@ -46,7 +49,7 @@ SUITES = (
     Suite("ledger", ("tests/ledger",)),
 )
 CPU_SUITES = (
-    Suite("boot", ("tests/boot",), "compiled"),
+    Suite("boot", ("tests/boot", "tests/plugins/patches"), "compiled"),
     Suite("bindings", ("tests/bindings",), "compiled"),
     Suite("testing", ("tests/testing",), "compiled"),
 )

@@ -240,7 +240,6 @@ def _settled_after_fork(own: Process) -> None:
 _V1_ONLY: Final = (
     "vllm.v1.sample.rejection_sampler",
     "vllm.v1.sample.sampler",
-    "vllm.v1.worker.gpu_input_batch",
     "vllm.v1.worker.gpu_model_runner",
 )
 _V2_ONLY: Final = ("vllm.v1.worker.gpu",)
