@@ -57,7 +57,10 @@ def _version_on_disk() -> str | None:
     if root is None:
         return None
     file = root / "_version.py"
-    if not file.is_file():
-        return None
-    match = _VERSION_LINE.search(file.read_text(encoding="utf-8"))
+    return stated_version(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def stated_version(text: str) -> str | None:
+    """The version that the text of a ``_version.py`` states, or None."""
+    match = _VERSION_LINE.search(text)
     return match.group(1) if match else None

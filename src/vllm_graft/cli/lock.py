@@ -62,7 +62,6 @@ def _entered(place: Place, release: str, held: Lock) -> dict[str, str]:
         return _row(name, place.name, release, "not found", "")
     seen = held.patches.setdefault(name, {}).setdefault(place.name, {})
     now, before = place.definition.fingerprint, seen.get(release)
-    # Code that was read in another release is known, whatever the number.
     state = "same" if now == before else "changed" if before else "new"
     seen[release] = now
     return _row(name, place.name, release, state, str(now))

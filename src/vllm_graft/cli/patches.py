@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vllm_graft.errors import ConfigError, GraftError, nearest
+from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.patching import VLLMPatch, lock
 from vllm_graft.patching.declare import Patch
 from vllm_graft.patching.upstream import Definition, Installed, Source, Tree, Wheel
@@ -80,7 +80,7 @@ def places(patch: Patch, finder: Finder) -> Iterator[Place]:
     """What a patch stands on; an addition stands on nothing, unless upstream has grown its name."""
     target = patch.declaration.target
     for attribute in dict.fromkeys(hook.attribute for hook in patch.declaration.hooks if hook.kind != "add"):
-        found = finder.find(target.module, f"{target.qualname}.{attribute}" if target.is_class else attribute)
+        found = finder.find(target.module, target.inside(attribute))
         optional = all(hook.kind == "auto" for hook in patch.declaration.hooks if hook.attribute == attribute)
         if found is not None or not optional:
             yield Place(patch, attribute, lock.hook_name(patch.declaration, attribute), found)
@@ -90,7 +90,7 @@ def lock_file(patch: Patch) -> Path:
     """The lock that speaks of a patch, or the place for it."""
     path = lock.file_of(patch)
     if path is None:
-        raise GraftError(
+        raise ConfigError(
             "its module has no file, so there is no place for a lock",
             where=patch.declaration.where,
             fix="put it in one",

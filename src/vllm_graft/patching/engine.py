@@ -15,7 +15,7 @@ from typing import Final
 
 from vllm_graft.errors import ConflictError, PatchError
 from vllm_graft.patching import neighbours
-from vllm_graft.patching.declare import Declaration, Patch, declared
+from vllm_graft.patching.declare import Patch, declared
 from vllm_graft.patching.imports import ImportWatch
 from vllm_graft.patching.report import Entry, HookState
 from vllm_graft.patching.review import Reviewer
@@ -23,7 +23,7 @@ from vllm_graft.patching.slot import Slot, lock
 from vllm_graft.patching.slots import Changes, Slots
 from vllm_graft.patching.stack import running
 from vllm_graft.patching.tally import LocalTally, Tally
-from vllm_graft.patching.target import Owner, Places, must_exist, readiness, resolved
+from vllm_graft.patching.target import Owner, Places, owner_now, readiness, resolved
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
@@ -62,7 +62,8 @@ class Engine:
             with self._blaming(entry, batch):
                 self._check_neighbours(entry, batch)
                 _settle(entry, reviewer)
-                owners[entry] = _owner_now(entry.patch.declaration, places)
+                declaration = entry.patch.declaration
+                owners[entry] = owner_now(declaration.target, declaration.where, places)
         with lock():
             self._land([(entry, owner) for entry, owner in owners.items() if owner is not None], batch)
             self._entries.update((entry.patch.declaration.name, entry) for entry in batch)
@@ -257,14 +258,6 @@ def _settle(entry: Entry, reviewer: Reviewer) -> None:
         entry.hooks[attribute].review, entry.hooks[attribute].note = verdict.standing, verdict.note
         if verdict.note:
             _LOG.warning("vllm-graft: %s: %s", entry.patch.declaration.where, verdict.note)
-
-
-def _owner_now(declaration: Declaration, places: Places) -> Owner | None:
-    """The target, or None where its module has yet to be imported; PatchError where it never can be."""
-    if readiness(declaration.target) == "ready":
-        return resolved(declaration.target, declaration.where)
-    must_exist(declaration.target, declaration.where, places)
-    return None
 
 
 def _check_same_owner(entry: Entry) -> None:

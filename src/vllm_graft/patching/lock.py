@@ -76,8 +76,7 @@ class Lock:
 
 def hook_name(declaration: Declaration, attribute: str) -> str:
     """What a hook's upstream code is called in the file: "module:Class.method" or "module:function"."""
-    target = declaration.target
-    return f"{target.module}:{target.qualname}.{attribute}" if target.is_class else f"{target.module}:{attribute}"
+    return f"{declaration.target.module}:{declaration.target.inside(attribute)}"
 
 
 def reviewed(patch: Patch) -> Reviewed | None:

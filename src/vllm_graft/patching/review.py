@@ -115,7 +115,7 @@ class _Review:
 
     def _now(self, attribute: str) -> Definition | None:
         target = self._declaration.target
-        return self._finder().find(target.module, f"{target.qualname}.{attribute}" if target.is_class else attribute)
+        return self._finder().find(target.module, target.inside(attribute))
 
     def verdict(self, hook: Hook) -> Verdict:
         """Whether upstream's code beneath a hook was reviewed; DriftError where it was not and that is refused."""

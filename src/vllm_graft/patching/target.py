@@ -34,6 +34,10 @@ class Target:
         """Whether a class is meant; a name without a colon is a module."""
         return bool(self.qualname)
 
+    def inside(self, attribute: str) -> str:
+        """The qualified name of an attribute within the module."""
+        return f"{self.qualname}.{attribute}" if self.is_class else attribute
+
     @property
     def short(self) -> str:
         """The last part of the name, for titles."""
@@ -114,6 +118,14 @@ def _spelled(module: str, parts: Sequence[str]) -> str:
 
 def _public(names: Sequence[str]) -> list[str]:
     return [name for name in names if not name.startswith("__")]
+
+
+def owner_now(target: Target, where: str, known: Places) -> Owner | None:
+    """The target, or None where its module has yet to be imported; TargetError where it never can be."""
+    if readiness(target) == "ready":
+        return resolved(target, where)
+    must_exist(target, where, known)
+    return None
 
 
 Places = dict[str, Sequence[str] | None]

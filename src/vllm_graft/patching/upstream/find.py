@@ -73,10 +73,6 @@ class Finder:
             place = inside
         return place.definition(inherited) if place is not None else None
 
-    def has_module(self, module: str) -> bool:
-        """Whether there is such a module."""
-        return self._module(module) is not None
-
     def _module(self, name: str) -> _Module | None:
         if name not in self._modules:
             file = self.source.read(name)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import re
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from vllm_graft import versions
 from vllm_graft.errors import ConfigError
-
-_VERSION: Final = re.compile(r"^__version__ = (?:version = )?['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,8 @@ class Tree:
     def version(self) -> str:
         """The version given, or the one that ``vllm/_version.py`` states; a checkout has none."""
         file = self.folder / "vllm" / "_version.py"
-        return self._version or _stated(file.read_text(encoding="utf-8") if file.is_file() else "")
+        stated = versions.stated_version(file.read_text(encoding="utf-8")) if file.is_file() else None
+        return self._version or stated or ""
 
     def read(self, module: str) -> File | None:
         """The module's file below the folder."""
@@ -124,7 +122,7 @@ class Wheel:
     def version(self) -> str:
         """The version in ``vllm/_version.py``, or the one in the file's name."""
         name = "vllm/_version.py"
-        stated = _stated(self._text(name)) if name in self._names else ""
+        stated = versions.stated_version(self._text(name)) if name in self._names else None
         parts = self.path.name.split("-")
         return stated or (parts[1] if len(parts) > 1 else "")
 
@@ -138,8 +136,3 @@ class Wheel:
 
     def _text(self, name: str) -> str:
         return self._archive.read(name).decode("utf-8", errors="replace")
-
-
-def _stated(text: str) -> str:
-    match = _VERSION.search(text)
-    return match[1] if match else ""
