@@ -45,6 +45,12 @@ class WrongMethod(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="wro
     def shedule(self):
         return None
 
+class OfLarge(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="of-large", models="*70B*",
+              processes={"engine"}):
+    @wrap
+    def schedule(self, *args, **kwargs):
+        return self._original_schedule(*args, **kwargs)
+
 class Extension:
     def users_own(self):
         return "users own"
@@ -61,6 +67,7 @@ ENTRIES = {
     "everywhere": "boot_patches:Everywhere",
     "too-late": "boot_patches:Late",
     "wrong-method": "boot_patches:WrongMethod",
+    "of-large": "boot_patches:OfLarge",
 }
 
 PLAN = '[defaults]\npatches = ["on-engine", "on-worker", "everywhere", "stat-logger-guard"]\nstats = ["request-log"]\n'

@@ -209,6 +209,17 @@ def test_every_process_has_the_same_hash_in_its_compile_key(simulated: Session, 
     assert there == [here]
 
 
+def test_a_patch_for_other_models_is_left_out_and_said_so(simulated: Session):
+    """Also where nothing else is planned; under a name that it is for, the same model has it."""
+    simulated.plan('[defaults]\npatches = ["of-large"]\n')
+    done = simulated.script(GENERATE)
+    assert rows_of(done) == {}
+    assert "vllm-graft: of-large is for the models *70B*, and this is " in done.stdout + done.stderr
+    named = GENERATE.replace("max_model_len=256", "max_model_len=256, served_model_name='org/Model-70B'")
+    engine = rows_of(simulated.script(named))["EngineCore"]
+    assert calls(engine)["of-large"] >= 5
+
+
 def test_without_a_plan_nothing_of_ours_shows(simulated: Session):
     """Merely installed: no record, no extension, no line in the log."""
     simulated.config.unlink()

@@ -147,7 +147,6 @@ class Process:
         if record is None:
             return
         items = ", ".join(f"{item.name} {item.state}" for item in record.items) or "nothing needed here"
-        items += "".join(f"; {name} is left out for this model" for name in plan.left_out)
         LOG.info("vllm-graft: plan %s in %s (%s): %s", plan.hash, record.name, "+".join(sorted(self.roles)), items)
 
     def _place(self, item: PlanItem) -> str:

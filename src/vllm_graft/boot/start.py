@@ -36,6 +36,8 @@ def engine_config(
         return call(*given, **named)
     plan = resolve(Request(args.model, _served(args), args.additional_config))
     _refuse_second(plan)
+    for name, reason in plan.left_out.items():
+        LOG.info("vllm-graft: %s %s: it is left out", name, reason)
     if not plan:
         process.plan = plan
         if child_role() is None:
