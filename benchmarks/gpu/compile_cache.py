@@ -6,7 +6,8 @@ SITE holds a CUDA build of vLLM, MODEL is a folder such as `vllm-graft model --t
 torch.compile made under a key that knows nothing of patches. One cache folder serves all runs: first without the patch
 (cold), then with it, without and with it again. The same four runs with a patch set by hand in a plugin, in a cache of
 their own, show what happens otherwise. Printed for each run: the tokens, whether they are those of an engine in the
-same state that compiled in an empty folder, whether the graph was loaded or compiled, and the seconds to the answer.
+same state that compiled in an empty folder, whether the graph was loaded or compiled, and the seconds to the answer
+(the ways run beside each other).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from vllm_graft.testing.packages import lay_out, python_path
@@ -50,22 +52,29 @@ def register():
 PLANNED = '[defaults]\npatches = ["doubled"]\n'
 EMPTY = "[defaults]\n"
 
+STATES = (False, True, False, True)
+
 
 def child(model: str) -> None:
     """One engine, one greedy answer."""
     from vllm import LLM, SamplingParams
 
-    from vllm_graft.ledger import runs
-
     began = time.perf_counter()
-    llm = LLM(model, dtype="bfloat16", max_model_len=256, gpu_memory_utilization=0.3, skip_tokenizer_init=True)
+    llm = LLM(
+        model,
+        dtype="bfloat16",
+        max_model_len=256,
+        max_num_seqs=4,
+        gpu_memory_utilization=0.1,
+        kv_cache_memory_bytes=1 << 28,  # else vLLM measures memory, and engines beside each other disturb that
+        skip_tokenizer_init=True,
+        compilation_config={"cudagraph_capture_sizes": [1]},
+    )
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, detokenize=False)
     (output,) = llm.generate([{"prompt_token_ids": [10, 20, 30]}], params, use_tqdm=False)
-    items = [item for view in runs() for row in view.rows() for item in row["items"]]
     result = {
         "tokens": list(output.outputs[0].token_ids),
         "seconds": round(time.perf_counter() - began, 1),
-        "patch": [[item["state"], item["calls"]] for item in items],
     }
     print("RESULT " + json.dumps(result), flush=True)
 
@@ -92,6 +101,11 @@ def run(model: str, folder: Path, *, way: str, on: bool, cache: str) -> dict[str
     return {"way": way, "cache": cache, "on": on, "loaded": loaded, **json.loads(line[7:])}
 
 
+def over_one_cache(model: str, folder: Path, way: str) -> list[dict[str, object]]:
+    """The four runs of one way, one after the other, over a cache folder of their own."""
+    return [run(model, folder, way=way, on=on, cache=way.replace(" ", "-")) for on in STATES]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -114,19 +128,22 @@ def main() -> int:
             {"gpu_doubled": PATCH},
         )
         lay_out(folder, "by-hand", {"vllm.general_plugins": {"by_hand": "by_hand:register"}}, {"by_hand": BY_HAND})
-        alone = {on: run(args.model, folder, way="planned", on=on, cache=f"alone-{on}") for on in (False, True)}
-        results += alone.values()
-        assert alone[False]["tokens"] != alone[True]["tokens"], "the patch changes nothing that could be seen"
-        for way in ("planned", "by hand"):
-            for on in (False, True, False, True):
-                one = run(args.model, folder, way=way, on=on, cache=way.replace(" ", "-"))
-                one["right"] = one["tokens"] == alone[on]["tokens"]
-                results.append(one)
-                print(
-                    f"{way:8} patch {'on ' if on else 'off'}  {'loaded  ' if one['loaded'] else 'compiled'}  "
-                    f"{one['seconds']:5.1f} s  {'right' if one['right'] else 'WRONG'}  {one['tokens']}",
-                    flush=True,
-                )
+        with ThreadPoolExecutor() as chains:
+            alone = [
+                chains.submit(run, args.model, folder, way="planned", on=on, cache=f"alone-{on}") for on in STATES[:2]
+            ]
+            kept = [chains.submit(over_one_cache, args.model, folder, way) for way in ("planned", "by hand")]
+        right = {bool(one.result()["on"]): one.result() for one in alone}
+        assert right[False]["tokens"] != right[True]["tokens"], "the patch changes nothing that could be seen"
+        results += right.values()
+        for one in (one for chain in kept for one in chain.result()):
+            one["right"] = one["tokens"] == right[bool(one["on"])]["tokens"]
+            results.append(one)
+            print(
+                f"{one['way']:8} patch {'on ' if one['on'] else 'off'}  {'loaded  ' if one['loaded'] else 'compiled'}  "
+                f"{one['seconds']:5.1f} s  {'right' if one['right'] else 'WRONG'}  {one['tokens']}",
+                flush=True,
+            )
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
