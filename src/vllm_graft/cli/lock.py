@@ -11,7 +11,7 @@ from vllm_graft.cli.table import table
 from vllm_graft.errors import ConfigError
 from vllm_graft.patching.lock import Lock
 from vllm_graft.patching.ranges import includes
-from vllm_graft.patching.upstream.find import Finder
+from vllm_graft.patching.upstream.finder import Finder
 
 HELP = "write the fingerprints of the upstream code that patches stand on into patches.lock, once you have read it"
 

@@ -20,7 +20,7 @@ from vllm_graft.patching.ranges import Installed, includes
 
 if TYPE_CHECKING:
     from vllm_graft.patching.upstream import Definition, Fingerprint
-    from vllm_graft.patching.upstream.find import Finder
+    from vllm_graft.patching.upstream.finder import Finder
 
 Standing = Literal["reviewed", "drifted", "unlocked", ""]
 """reviewed: upstream is as somebody read it; drifted: it is not; unlocked: no lock speaks of the patch; empty: there
@@ -57,7 +57,7 @@ class Reviewer:
     @cached_property
     def _held(self) -> Finder:
         from vllm_graft.patching.upstream import sources
-        from vllm_graft.patching.upstream.find import Finder
+        from vllm_graft.patching.upstream.finder import Finder
 
         return Finder(sources.Installed())
 

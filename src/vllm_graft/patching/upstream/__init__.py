@@ -11,7 +11,8 @@ Nothing of upstream is imported or run, and the same code reads the running vLLM
 
 sources.py      where modules are read from: Installed, Tree, Wheel
 scopes.py       which names a module or class body binds, and how
-find.py         find(): follows re-exports and base classes to a definition
+finder.py       find(): the definition of a name
+walk.py         the way there: through re-exports and base classes
 fingerprint.py  Fingerprint: what is hashed of a definition and what is not
 """
 
@@ -21,8 +22,8 @@ from vllm_graft.lazy import loader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vllm_graft.patching.upstream.find import Definition as Definition
-    from vllm_graft.patching.upstream.find import find as find
+    from vllm_graft.patching.upstream.finder import Definition as Definition
+    from vllm_graft.patching.upstream.finder import find as find
     from vllm_graft.patching.upstream.fingerprint import Fingerprint as Fingerprint
     from vllm_graft.patching.upstream.sources import Installed as Installed
     from vllm_graft.patching.upstream.sources import Source as Source
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 __all__ = ["Definition", "Fingerprint", "Installed", "Source", "Tree", "Wheel", "find"]
 
 _HOMES = {
-    "Definition": "find",
+    "Definition": "finder",
     "Fingerprint": "fingerprint",
     "Installed": "sources",
     "Source": "sources",
     "Tree": "sources",
     "Wheel": "sources",
-    "find": "find",
+    "find": "finder",
 }
 
 __getattr__ = loader(__name__, _HOMES)

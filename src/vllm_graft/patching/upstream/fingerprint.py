@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,12 +42,20 @@ class Fingerprint:
     def of(cls, nodes: Sequence[ast.AST]) -> Fingerprint:
         """The fingerprint of a definition: one node, or several for a property or for alternatives."""
         return cls(
-            _hash(part for node in nodes for part in _signature(node)),
+            _hash(signature(nodes)),
             _hash(part for node in nodes for part in _body(node)),
         )
 
 
-def _hash(parts: Iterator[str]) -> str:
+def signature(nodes: Sequence[ast.AST]) -> tuple[str, ...]:
+    """What counts of a definition's signature: what it is, then its parameters as they stand.
+
+    "/name" takes its argument by place alone, "kw name" by name alone; a "=" at the end says that there is a default.
+    """
+    return tuple(part for node in nodes for part in _signature(node))
+
+
+def _hash(parts: Iterable[str]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")

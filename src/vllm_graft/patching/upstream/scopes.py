@@ -25,10 +25,10 @@ class Imported:
     name: str = ""
 
 
-def bindings(body: Sequence[ast.stmt]) -> Scope:
-    """The names that a body binds."""
+def bindings(body: Sequence[ast.stmt], *, declared: bool = False) -> Scope:
+    """The names that a body binds; ``declared``: those too that only a type checker sees."""
     scope: Scope = {}
-    for node, branch in _statements(body, branch=False):
+    for node, branch in _statements(body, branch=False, declared=declared):
         for name in _names(node):
             _bind(scope, name, node, branch=branch)
     return scope
@@ -44,18 +44,19 @@ def _bind(scope: Scope, name: str, node: ast.AST, *, branch: bool) -> None:
         known.append(node)
 
 
-def _statements(body: Sequence[ast.stmt], *, branch: bool) -> Iterator[tuple[ast.stmt, bool]]:
+def _statements(body: Sequence[ast.stmt], *, branch: bool, declared: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
     """The statements that run, those of branches included; what only a type checker reads is left out."""
     for node in body:
         if isinstance(node, ast.If):
-            if not _for_type_checkers(node.test):
-                yield from _statements(node.body, branch=True)
-            yield from _statements(node.orelse, branch=branch if _for_type_checkers(node.test) else True)
+            checked = _for_type_checkers(node.test)
+            if declared or not checked:
+                yield from _statements(node.body, branch=True, declared=declared)
+            yield from _statements(node.orelse, branch=branch or not checked, declared=declared)
         elif isinstance(node, ast.Try):
             for part in (node.body, *(handler.body for handler in node.handlers), node.orelse, node.finalbody):
-                yield from _statements(part, branch=True)
+                yield from _statements(part, branch=True, declared=declared)
         elif isinstance(node, ast.With):
-            yield from _statements(node.body, branch=branch)
+            yield from _statements(node.body, branch=branch, declared=declared)
         else:
             yield node, branch
 

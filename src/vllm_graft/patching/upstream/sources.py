@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import struct
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Protocol
+from pathlib import Path, PurePosixPath
+from typing import Final, Protocol
 
 from vllm_graft import versions
 from vllm_graft.errors import ConfigError
@@ -36,6 +38,29 @@ class Source(Protocol):
         """A module by its dotted name, or None where there is none with a source."""
         ...
 
+    def modules(self) -> Iterable[str]:
+        """The dotted names of all modules of ``vllm`` that have a source, sorted."""
+        ...
+
+
+def module_of(path: str) -> str | None:
+    """The dotted name of a file, by its path below the folder of packages; None where it cannot be imported."""
+    place = PurePosixPath(path)
+    if place.suffix != ".py":
+        return None
+    parts = place.parts[:-1] if place.name == "__init__.py" else (*place.parts[:-1], place.stem)
+    return ".".join(parts) if parts and all(part.isidentifier() for part in parts) else None
+
+
+def text_of(data: bytes) -> str:
+    """The bytes of a source as text, with the line ends that reading it from a folder gives."""
+    return data.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _modules_below(folder: Path, package: str) -> set[str]:
+    found = (module_of(f"{package}/{file.relative_to(folder).as_posix()}") for file in folder.rglob("*.py"))
+    return {name for name in found if name is not None}
+
 
 class Installed:
     """What this interpreter would import."""
@@ -58,6 +83,12 @@ class Installed:
             return None
         return File(spec.origin or module, text, spec.submodule_search_locations is not None)
 
+    def modules(self) -> list[str]:
+        """Those in the folders of the package, which is not imported."""
+        spec = _spec("vllm")
+        folders = (spec.submodule_search_locations or ()) if spec is not None else ()
+        return sorted(set().union(*(_modules_below(Path(folder), "vllm") for folder in folders)))
+
 
 def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
     path: Sequence[str] | None = None
@@ -69,6 +100,10 @@ def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
             # importlib.util would import the packages above a module to find it.
             top = path is None
             spec = importlib.util.find_spec(name) if top else importlib.machinery.PathFinder.find_spec(name, path)
+        except KeyError:
+            # A folder without __init__.py: Python wants the package above it imported before it says more.
+            spec, path = None, [str(Path(folder) / parts[done - 1]) for folder in path or ()]
+            continue
         except (ImportError, ValueError):
             return None
         if spec is None:
@@ -101,18 +136,26 @@ class Tree:
                 return File(str(path), path.read_text(encoding="utf-8", errors="replace"), is_package)
         return None
 
+    def modules(self) -> list[str]:
+        """Those below ``vllm/``."""
+        return sorted(_modules_below(self.folder / "vllm", "vllm"))
+
+
+DAMAGE: Final = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, struct.error)
+"""What reading a member of a damaged archive may raise."""
+
 
 class Wheel:
     """A wheel file, read without unpacking it."""
 
     def __init__(self, path: Path) -> None:
-        if not zipfile.is_zipfile(path):
-            raise ConfigError("it is not a wheel", where=str(path), fix="name a file that ends in .whl")
         self.path = path
-
-    @cached_property
-    def _archive(self) -> zipfile.ZipFile:
-        return zipfile.ZipFile(self.path)
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except FileNotFoundError as error:
+            raise ConfigError("there is no such file", where=str(path), fix="name a file that ends in .whl") from error
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+            raise self._unusable(error) from error
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -134,5 +177,25 @@ class Wheel:
                 return File(f"{self.path}/{name}", self._text(name), is_package)
         return None
 
+    def modules(self) -> list[str]:
+        """Those below ``vllm/`` in the archive."""
+        found = (module_of(name) for name in self._names if name.startswith("vllm/"))
+        return sorted({name for name in found if name is not None})
+
     def _text(self, name: str) -> str:
-        return self._archive.read(name).decode("utf-8", errors="replace")
+        try:
+            return text_of(self._archive.read(name))
+        except DAMAGE as error:
+            raise ConfigError(
+                f"the wheel is damaged at {name}: {error}", where=str(self.path), fix="download it again"
+            ) from error
+
+    def _unusable(self, error: Exception) -> ConfigError:
+        where = str(self.path)
+        if isinstance(error, OSError):
+            return ConfigError(f"it cannot be read: {error.strerror or error}", where=where, fix="name a readable file")
+        with self.path.open("rb") as file:
+            begins_as_one = file.read(4) == b"PK\x03\x04"
+        if begins_as_one:
+            return ConfigError(f"the wheel is cut short or damaged: {error}", where=where, fix="download it again")
+        return ConfigError("it is not a wheel", where=where, fix="name a file that ends in .whl")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal
+from typing import Literal
 
 from vllm_graft.patching.upstream.fingerprint import Fingerprint, Function
-from vllm_graft.patching.upstream.scopes import Scope, absolute, bindings, dotted, imported
+from vllm_graft.patching.upstream.scopes import Imported, Scope, absolute, bindings, dotted, imported
 from vllm_graft.patching.upstream.sources import File, Source
+from vllm_graft.patching.upstream.walk import Walk
 
 Kind = Literal["function", "classmethod", "staticmethod", "property", "class", "value"]
-
-_DEEP: Final = 24
-"""How many re-exports and bases are followed before it is taken for a circle."""
 
 
 @dataclass(frozen=True)
@@ -58,119 +57,102 @@ class Finder:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._modules: dict[str, _Module | None] = {}
+        self._modules: dict[str, ReadModule | None] = {}
+        self.walk = Walk(self.module, ReadModule.place, Place.inside, lambda place: place.module)
 
     def find(self, module: str, qualname: str) -> Definition | None:
         """The definition of ``qualname``, such as "function" or "Class.method", in ``module``."""
-        first, *rest = qualname.split(".")
-        place = self._in_module(module, first, _DEEP)
-        inherited = False
-        for part in rest:
-            if place is None:
-                return None
-            inside = self._in_class(place, part, _DEEP)
-            inherited = inherited or (inside is not None and inside.qualname != f"{place.qualname}.{part}")
-            place = inside
-        return place.definition(inherited) if place is not None else None
+        found = self.walk.find(module, qualname)
+        return found[0].definition(found[1]) if found is not None else None
 
-    def _module(self, name: str) -> _Module | None:
+    def module(self, name: str) -> ReadModule | None:
+        """One module, or None where there is none that can be read."""
         if name not in self._modules:
             file = self.source.read(name)
             try:
-                self._modules[name] = _Module(name, file) if file is not None else None
+                self._modules[name] = ReadModule(name, file) if file is not None else None
             except (SyntaxError, ValueError):
                 self._modules[name] = None
         return self._modules[name]
 
-    def _in_module(self, name: str, attribute: str, deep: int) -> _Place | None:
-        module = self._module(name)
-        if module is None or not deep:
-            return None
-        nodes = module.scope.get(attribute, [])
-        own = [node for node in nodes if not isinstance(node, ast.Import | ast.ImportFrom)]
-        if own:
-            return _Place(module, attribute, own)
-        for node in nodes:
-            found = imported(node, attribute, name, module.file.is_package)
-            if found is not None and found.name:
-                return self._in_module(found.module, found.name, deep - 1)
-        for origin in module.stars:
-            if (place := self._in_module(origin, attribute, deep - 1)) is not None:
-                return place
-        return None
 
-    def _in_class(self, place: _Place, attribute: str, deep: int) -> _Place | None:
-        """An attribute of a class: its own, or that of the first base that has one."""
-        cls = place.cls
-        if cls is None or not deep:
-            return None
-        nodes = place.module.class_scope(cls).get(attribute)
-        if nodes:
-            return _Place(place.module, f"{place.qualname}.{attribute}", nodes)
-        for base in cls.bases:
-            above = self._base(place.module, dotted(base), deep - 1)
-            if above is not None and (found := self._in_class(above, attribute, deep - 1)) is not None:
-                return found
-        return None
-
-    def _base(self, module: _Module, name: str, deep: int) -> _Place | None:
-        """The class that a base's expression names, by a plain name or by that of a module and a class in it."""
-        first, *rest = name.split(".") if name else [""]
-        for node in module.scope.get(first, []):
-            found = imported(node, first, module.name, module.file.is_package)
-            if found is None or not rest:
-                continue
-            inner = f"{found.module}.{found.name}" if found.name else found.module
-            return self._in_module(".".join([inner, *rest[:-1]]), rest[-1], deep)
-        place = self._in_module(module.name, first, deep) if first else None
-        for part in rest:
-            place = self._in_class(place, part, deep) if place is not None else None
-        return place
-
-
-class _Module:
+class ReadModule:
     """One module that was read and parsed."""
 
     def __init__(self, name: str, file: File) -> None:
         self.name = name
         self.file = file
-        body = ast.parse(file.text).body
-        self.scope = bindings(body)
+        self.body = ast.parse(file.text).body
+        self.scope = bindings(self.body)
+        if "__getattr__" in self.scope:
+            # What such a module gives on demand it declares for type checkers.
+            declared = bindings([node for node in self.body if isinstance(node, ast.If)], declared=True)
+            self.scope = {**declared, **self.scope}
         self.stars = [
             absolute(node, name, file.is_package)
-            for node in body
+            for node in self.body
             if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
         ]
         self._classes: dict[int, Scope] = {}
 
+    def place(self, attribute: str) -> Place | None:
+        """A name that the module itself defines."""
+        own = [node for node in self.scope.get(attribute, []) if not isinstance(node, ast.Import | ast.ImportFrom)]
+        return Place(self, attribute, own) if own else None
+
+    def imports(self, attribute: str) -> Iterator[Imported]:
+        """What the module's import statements bind a name to."""
+        for node in self.scope.get(attribute, []):
+            found = imported(node, attribute, self.name, self.file.is_package)
+            if found is not None:
+                yield found
+
     def class_scope(self, cls: ast.ClassDef) -> Scope:
+        """The names that a class's body binds."""
         return self._classes.setdefault(id(cls), bindings(cls.body))
 
     @cached_property
     def lines(self) -> list[str]:
+        """The module's text, line by line."""
         return self.file.text.splitlines(keepends=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """A name in a module or class, and the nodes that bind it."""
 
-    module: _Module
+    module: ReadModule
     qualname: str
     nodes: list[ast.AST]
 
     @property
     def cls(self) -> ast.ClassDef | None:
+        """The class statement, where it is a class."""
         return next((node for node in reversed(self.nodes) if isinstance(node, ast.ClassDef)), None)
 
+    @property
+    def bases(self) -> list[str]:
+        """How a class names its bases."""
+        return [dotted(base) for base in self.cls.bases] if self.cls is not None else []
+
+    @property
+    def kind(self) -> Kind:
+        """What it is."""
+        return _kind(self.nodes[-1] if self.cls is None else self.cls, in_class="." in self.qualname)
+
+    def inside(self, attribute: str) -> Place | None:
+        """A name that a class itself defines."""
+        nodes = self.module.class_scope(self.cls).get(attribute) if self.cls is not None else None
+        return Place(self.module, f"{self.qualname}.{attribute}", nodes) if nodes else None
+
     def definition(self, inherited: bool) -> Definition:
-        first = self.nodes[0]
+        """The place with its text and fingerprint."""
         return Definition(
             module=self.module.name,
             qualname=self.qualname,
-            kind=_kind(self.nodes[-1] if self.cls is None else self.cls, in_class="." in self.qualname),
+            kind=self.kind,
             path=self.module.file.path,
-            line=_first_line(first),
+            line=_first_line(self.nodes[0]),
             text="".join(self._lines(node) for node in self.nodes),
             inherited=inherited,
             nodes=tuple(self.nodes),

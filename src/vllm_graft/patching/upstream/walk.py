@@ -1,0 +1,127 @@
+"""The way from a name to its definition: through re-exports, star imports and base classes.
+
+Over any record of modules that says which names a module binds: syntax trees (``finder.py``), or a list of what a
+release holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+from vllm_graft.patching.upstream.scopes import Imported
+
+_DEEP: Final = 24
+"""How many re-exports and bases are followed before it is taken for a circle."""
+
+
+class Module(Protocol):
+    """One module: which names it defines, and which it takes from elsewhere."""
+
+    @property
+    def name(self) -> str:
+        """Its dotted name."""
+        ...
+
+    @property
+    def stars(self) -> Sequence[str]:
+        """The modules whose names it takes all of."""
+        ...
+
+    def imports(self, attribute: str) -> Iterable[Imported]:
+        """What its import statements bind a name to."""
+        ...
+
+
+class Item(Protocol):
+    """One definition: a function, a class, a value."""
+
+    @property
+    def qualname(self) -> str:
+        """Its name in the module."""
+        ...
+
+    @property
+    def bases(self) -> Sequence[str]:
+        """The expressions that a class names its bases by; nothing where it is none."""
+        ...
+
+
+ItemT = TypeVar("ItemT", bound=Item)
+ModuleT = TypeVar("ModuleT", bound=Module)
+
+
+class Walk(Generic[ModuleT, ItemT]):
+    """Finds names, given how a module is loaded and how a definition is taken out of a module or a class."""
+
+    def __init__(
+        self,
+        module: Callable[[str], ModuleT | None],
+        defined: Callable[[ModuleT, str], ItemT | None],
+        inside: Callable[[ItemT, str], ItemT | None],
+        home: Callable[[ItemT], ModuleT],
+    ) -> None:
+        self._module = module
+        self._defined = defined
+        self._inside = inside
+        self._home = home
+
+    def find(self, module: str, qualname: str) -> tuple[ItemT, bool] | None:
+        """The definition of a name such as "Class.method", and whether a base class of the one named has it."""
+        first, *rest = qualname.split(".")
+        item = self._in_module(module, first, _DEEP)
+        inherited = False
+        for part in rest:
+            if item is None:
+                return None
+            found = self._in_class(item, part, _DEEP)
+            inherited = inherited or (found is not None and found.qualname != f"{item.qualname}.{part}")
+            item = found
+        return (item, inherited) if item is not None else None
+
+    def line(self, item: ItemT) -> list[ItemT]:
+        """A class and all classes above it that can be found, the nearest first."""
+        found = [item]
+        for one in found:
+            above = [self._base(self._home(one), name, _DEEP) for name in one.bases]
+            found += [each for each in above if each is not None and each not in found and len(found) < _DEEP]
+        return found
+
+    def _in_module(self, name: str, attribute: str, deep: int) -> ItemT | None:
+        module = self._module(name)
+        if module is None or not deep:
+            return None
+        own = self._defined(module, attribute)
+        if own is not None:
+            return own
+        for found in module.imports(attribute):
+            if found.name:
+                return self._in_module(found.module, found.name, deep - 1)
+        for origin in module.stars:
+            if (item := self._in_module(origin, attribute, deep - 1)) is not None:
+                return item
+        return None
+
+    def _in_class(self, item: ItemT, attribute: str, deep: int) -> ItemT | None:
+        """An attribute of a class: its own, or that of the first base that has one."""
+        if not deep:
+            return None
+        own = self._inside(item, attribute)
+        if own is not None:
+            return own
+        for base in item.bases:
+            above = self._base(self._home(item), base, deep - 1)
+            if above is not None and (found := self._in_class(above, attribute, deep - 1)) is not None:
+                return found
+        return None
+
+    def _base(self, module: ModuleT, name: str, deep: int) -> ItemT | None:
+        """The class that a base's expression names, by a plain name or by that of a module and a class in it."""
+        first, *rest = name.split(".") if name else [""]
+        for found in module.imports(first) if rest else ():
+            inner = f"{found.module}.{found.name}" if found.name else found.module
+            return self._in_module(".".join([inner, *rest[:-1]]), rest[-1], deep)
+        item = self._in_module(module.name, first, deep) if first else None
+        for part in rest:
+            item = self._in_class(item, part, deep) if item is not None else None
+        return item
