@@ -1,0 +1,65 @@
+"""Reads a package for its uses of vLLM: what it patches, overrides, subclasses and imports. Nothing of it is run.
+
+::
+
+    reading = read("my_plugin")          # an installed distribution, an import name, a file or a folder
+    for use in reading.uses:
+        print(use.where, use.way, use.name)
+    relies(use).attributes               # what the body reads from self, beyond what the package puts there
+
+From the outside in:
+
+locate.py       what is to be read: its files, version, and the release of vLLM that it pins
+files.py        one file: its text and syntax tree, and what its module is called
+package.py      all files together: the order they are walked in, names followed between them, the uses
+walk.py         statements, with scopes, branches and guards
+expressions.py  expressions: what is mentioned
+targets.py      assignments to names of vLLM
+calls.py        calls that put something there: setattr, mock, pytest, wrapt, gorilla
+helpers.py      functions of the package that change what they are given
+sweeps.py       copies of a name, changed wherever they are
+classes.py      class statements: subclasses and overrides
+patches.py      patch classes and what they declare
+bodies.py       what stands in the place of a name, and whether it calls what was there
+guards.py       which code provides for the absence of a name
+locks.py        what patches.lock says of a hook
+ownership.py    what the package itself puts on the objects it is given
+resolve.py      what an expression stands for
+values.py       the things it may stand for, and scopes
+locals.py       which names belong to a function
+state.py        where a walk stands, and what it has found
+relies.py       what a body leans on
+plugins.py      which installed distributions are plugins
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vllm_graft.audit.model import Reading
+from vllm_graft.audit.uses.locate import locate
+from vllm_graft.audit.uses.package import Package
+from vllm_graft.audit.uses.plugins import installed_plugins
+from vllm_graft.audit.uses.relies import Relied, relies
+from vllm_graft.findings import Finding
+
+__all__ = ["Relied", "installed_plugins", "read", "relies"]
+
+
+def read(what: str | Path) -> Reading:
+    """Every use that a package makes of vLLM, by its source alone; ConfigError where there is no such package."""
+    located = locate(what)
+    package = Package(located.package, located.files)
+    uses = tuple(package.uses())
+    broken = [
+        Finding("P220", "error", located.package, f"the lock is left out of account: {one.what}", one.where, one.fix)
+        for one in package.locks.broken
+    ]
+    return Reading(
+        package=located.package,
+        uses=uses,
+        unread=(*package.unread, *broken),
+        files=len(located.files),
+        version=located.version,
+        base=located.base,
+    )

@@ -1,0 +1,173 @@
+"""Walks through expressions: names of vLLM that are mentioned, modules imported by a call, things put there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from vllm_graft.audit.uses import guards
+from vllm_graft.audit.uses.calls import putting
+from vllm_graft.audit.uses.helpers import helpers
+from vllm_graft.audit.uses.resolve import GETTERS, IMPORTERS, items_of
+from vllm_graft.audit.uses.state import State
+from vllm_graft.audit.uses.values import TOP, Name, Own, Scope, Values, joined, names_of, texts_of
+
+_LEAVES: Final = frozenset({ast.Name, ast.Constant, ast.Load, ast.Store, ast.Del})
+"""Nodes that hold nothing to look at, and are most of a tree."""
+
+_Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+
+
+class Functions(Protocol):
+    """What makes a function of a lambda, and walks through it later."""
+
+    def __call__(self, node: ast.Lambda, /) -> Own:
+        """The function that the node defines."""
+        ...
+
+
+class Expressions:
+    """The expressions of one file; ``helper`` walks through a function of the package that changes what it is given."""
+
+    def __init__(
+        self, state: State, function: Functions, helper: Callable[[Own, dict[str, Values], int], None]
+    ) -> None:
+        self.state = state
+        self._function = function
+        self._helper = helper
+        self._ways: dict[type[ast.AST], Callable[..., None]] = {
+            ast.Attribute: self._attribute,
+            ast.Call: self._call,
+            ast.Subscript: self._subscript,
+            ast.Lambda: self._lambda,
+            ast.NamedExpr: self._named,
+            ast.IfExp: self._if,
+            ast.BoolOp: self._both,
+            ast.ListComp: self._comprehension,
+            ast.SetComp: self._comprehension,
+            ast.GeneratorExp: self._comprehension,
+            ast.DictComp: self._comprehension,
+        }
+
+    def visit(self, node: ast.AST | None) -> None:
+        """Walk through an expression, or a statement that consists of expressions."""
+        way = self._ways.get(type(node)) if node is not None else None
+        if way is not None:
+            way(node)
+        elif node is not None:
+            self.below(node)
+
+    def below(self, node: ast.AST) -> None:
+        """Walk through the parts of a node, not the node itself."""
+        for one in ast.iter_child_nodes(node):
+            if type(one) not in _LEAVES:
+                self.visit(one)
+
+    def _attribute(self, node: ast.Attribute) -> None:
+        inner: ast.expr = node
+        parts: list[str] = []
+        while isinstance(inner, ast.Attribute):
+            parts.insert(0, inner.attr)
+            inner = inner.value
+        for name in names_of(self.state.value(inner)):
+            self._chain(name, parts, node.lineno)
+        if not isinstance(inner, ast.Name):
+            self.visit(inner)
+
+    def _chain(self, base: Name, parts: Sequence[str], line: int, *, guarded: bool = False) -> None:
+        """Note an attribute of a module; those of a class or of an object are followed no further."""
+        if not _is_module(self.state.normal(base), parts):
+            return
+        whole = self.state.normal(Name(base.module, ".".join([*base.qualname.split("."), *parts]).strip(".")))
+        rest = whole.qualname.split(".")
+        above = base.qualname.split(".") if base.qualname and whole.module == base.module else []
+        kept = _defined(rest[len(above) :], modules=whole.module == TOP and not above)
+        if kept:
+            self.state.mention(Name(whole.module, ".".join([*above, *kept])), line, guarded=guarded)
+
+    def _call(self, node: ast.Call) -> None:
+        left = putting(self.state, node)
+        if left is not None:
+            for one in left:
+                self.visit(one)
+            return
+        called = self.state.dotted(node.func)
+        if called in IMPORTERS or called == "sys.modules.get":
+            for name in self.state.value(node):
+                if isinstance(name, Name):
+                    self.state.mention(name, node.lineno)
+        elif called in GETTERS and len(node.args) > 1:
+            for base in names_of(self.state.value(node.args[0])):
+                for text in texts_of(self.state.value(node.args[1])):
+                    self._chain(base, [text], node.lineno, guarded=len(node.args) > 2)
+        self.below(node)
+        for own, given in helpers(self.state, node):
+            self._helper(own, given, node.lineno)
+
+    def _subscript(self, node: ast.Subscript) -> None:
+        if self.state.dotted(node.value) == "sys.modules":
+            for name in names_of(self.state.value(node)):
+                self.state.mention(name, node.lineno)
+        self.below(node)
+
+    def _lambda(self, node: ast.Lambda) -> None:
+        self.visit(node.args)
+        self.state.resolver.lambdas[node] = self._function(node)
+
+    def _named(self, node: ast.NamedExpr) -> None:
+        self.visit(node.value)
+        self.state.scope.bind(node.target.id, self.state.value(node.value))
+
+    def _if(self, node: ast.IfExp) -> None:
+        with self.state.guard(tested=guards.tests(node.test)):
+            self.below(node)
+
+    def _both(self, node: ast.BoolOp) -> None:
+        with self.state.guard(tested=any(guards.tests(one) for one in node.values)):
+            self.below(node)
+
+    def _comprehension(self, node: _Comprehension) -> None:
+        scope = Scope("function", self.state.scope)
+        for one in node.generators:
+            self.visit(one.iter)
+            item = joined(*items_of(self.state.value(one.iter)))
+            for name in ast.walk(one.target):
+                if isinstance(name, ast.Name):
+                    scope.names[name.id] = item if name is one.target else ()
+        tests = [test for one in node.generators for test in one.ifs]
+        parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        with self.state.within(scope), self.state.guard(tested=any(map(guards.tests, tests))):
+            for part in (*tests, *parts):
+                self.visit(part)
+
+
+def _is_module(name: Name, parts: Sequence[str]) -> bool:
+    """Whether a name is a module's, as far as imports tell, and the way that vLLM names modules and what is in them."""
+    if any(_is_capital(part) for part in name.qualname.split(".")):
+        return False
+    return not name.qualname or name.module == TOP or _is_capital(parts[0])
+
+
+def _is_capital(part: str) -> bool:
+    return part.lstrip("_")[:1].isupper()
+
+
+def _defined(parts: Sequence[str], *, modules: bool) -> list[str]:
+    """As much of a chain of attributes as a source can be expected to define: ``Enum.MEMBER.value`` ends at the member.
+
+    A function or a value ends it, unless ``modules`` says that there may be modules before them. What belongs to every
+    object, such as ``__name__``, is defined nowhere.
+    """
+    kept: list[str] = []
+    in_class = False
+    for part in parts:
+        if not part or (part.startswith("__") and part.endswith("__")):
+            break
+        kept.append(part)
+        is_class = _is_capital(part)
+        constant = part.isupper() and (in_class or "_" in part)
+        if constant or (not is_class and (in_class or not modules)):
+            break
+        in_class = in_class or is_class
+    return kept

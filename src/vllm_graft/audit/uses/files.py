@@ -1,0 +1,134 @@
+"""The files of a package: which there are, what their modules are called, and their text, parsed once."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from vllm_graft.audit.uses.locals import statements
+from vllm_graft.patching.upstream.scopes import absolute
+
+if TYPE_CHECKING:
+    from vllm_graft.audit.uses.values import Scope
+
+_WORD: Final = re.compile(rb"\bvllm\b(?!-)")
+_IMPORT: Final = re.compile(rb"^[ \t]*(?:from|import)[ \t][^\n(]*(?:\([^)]*\))?", re.MULTILINE)
+_SKIPPED: Final = frozenset({"node_modules", "build", "__pycache__", "venv"})
+
+
+@dataclass(eq=False)
+class SourceFile:
+    """One Python file.
+
+    path:   where it lies
+    shown:  its path for reports, from the package's root on
+    name:   its module as the path spells it, which relative imports go by
+    """
+
+    path: Path
+    shown: str
+    name: str
+    scope: Scope | None = field(default=None, repr=False)
+
+    @property
+    def is_package(self) -> bool:
+        """Whether it is the ``__init__.py`` of a package."""
+        return self.path.name == "__init__.py"
+
+    @cached_property
+    def data(self) -> bytes:
+        """What stands in it."""
+        return self.path.read_bytes()
+
+    @cached_property
+    def names_vllm(self) -> bool:
+        """Whether the word stands in it, and not only as part of a longer one such as ``vllm_ascend``."""
+        return _WORD.search(self.data) is not None
+
+    @cached_property
+    def words_of_imports(self) -> frozenset[bytes]:
+        """The words of its import statements, found without parsing it."""
+        return frozenset(word for line in _IMPORT.findall(self.data) for word in re.findall(rb"\w+", line))
+
+    @cached_property
+    def text(self) -> str:
+        """The same as text, in the encoding that it declares."""
+        return importlib.util.decode_source(self.data)
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Its lines, each with its end."""
+        return self.text.splitlines(keepends=True)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree; SyntaxError or ValueError where it has none."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return ast.parse(self.text)
+
+    @cached_property
+    def imports(self) -> frozenset[str]:
+        """Every module that an import statement in it shows to be one, with the packages above it."""
+        found: set[str] = set()
+        for node in statements(self.tree.body, scopes=True):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                found.add(absolute(node, self.name, self.is_package))
+        return frozenset(above for name in found for above in _upwards(name))
+
+    @cached_property
+    def module(self) -> str:
+        """What Python calls it when it runs: its name from the top-level package on."""
+        folder = self.path.parent
+        parts = [] if self.is_package else [self.path.stem]
+        while (folder / "__init__.py").is_file() and folder.parent != folder:
+            parts.append(folder.name)
+            folder = folder.parent
+        return ".".join(reversed(parts))
+
+
+def _upwards(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def files_below(folder: Path, base: Path) -> list[SourceFile]:
+    """The Python files in a folder, without hidden and built ones and without vLLM's own package."""
+    return [source_file(path, base) for path in _paths(folder)]
+
+
+def source_file(path: Path, base: Path) -> SourceFile:
+    """One file, shown and named from ``base`` on."""
+    inside = path.relative_to(base)
+    parts = inside.parent.parts if path.name == "__init__.py" else (*inside.parent.parts, path.stem)
+    return SourceFile(path, inside.as_posix(), ".".join(parts))
+
+
+def _paths(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix == ".py":
+            yield path
+        elif path.is_dir() and not path.is_symlink() and not _left_out(path):
+            yield from _paths(path)
+
+
+def _left_out(folder: Path) -> bool:
+    return folder.name.startswith(".") or folder.name in _SKIPPED or is_vllm(folder)
+
+
+def is_vllm(folder: Path) -> bool:
+    """Whether it is the package of vLLM itself; a plugin may have a subpackage of that name."""
+    return (
+        folder.name == "vllm" and (folder / "__init__.py").is_file() and not (folder.parent / "__init__.py").is_file()
+    )

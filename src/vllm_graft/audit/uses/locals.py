@@ -1,0 +1,72 @@
+"""Which names belong to a function: its parameters, and whatever its body binds anywhere."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from vllm_graft.patching.upstream.fingerprint import Function
+
+
+def parameters(args: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
+    """Every parameter in order, with its default."""
+    positional = [*args.posonlyargs, *args.args]
+    without = len(positional) - len(args.defaults)
+    yield from zip((one.arg for one in positional), [None] * without + list(args.defaults), strict=True)
+    yield from zip((one.arg for one in args.kwonlyargs), args.kw_defaults, strict=True)
+    yield from ((one.arg, None) for one in (args.vararg, args.kwarg) if one is not None)
+
+
+def statements(body: Sequence[ast.stmt], *, scopes: bool = False) -> Iterator[ast.stmt]:
+    """The statements of a body with those inside them; of functions and classes only if ``scopes`` says so."""
+    left = list(body)
+    while left:
+        node = left.pop()
+        yield node
+        if isinstance(node, Function | ast.ClassDef) and not scopes:
+            continue
+        for name in ("body", "orelse", "finalbody"):
+            left += getattr(node, name, ())
+        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            left += part.body
+
+
+def local_names(node: Function | ast.Lambda | ast.If) -> set[str]:
+    """The names that the statements of a body bind, whether or not that has happened yet when they are read."""
+    if isinstance(node, ast.Lambda):
+        return set()
+    bound: set[str] = set()
+    sent: set[str] = set()
+    for one in statements(node.body):
+        if isinstance(one, ast.Global | ast.Nonlocal):
+            sent.update(one.names)
+        else:
+            bound.update(_bound(one))
+    return bound - sent
+
+
+def _bound(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, Function | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from (alias.asname or alias.name for alias in node.names)
+    elif isinstance(node, ast.Try | ast.TryStar):
+        yield from (handler.name for handler in node.handlers if handler.name)
+    for target in _targets(node):
+        for one in ast.walk(target):
+            if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+                yield one.id
+            elif isinstance(one, ast.MatchAs | ast.MatchStar) and one.name:
+                yield one.name
+
+
+def _targets(node: ast.stmt) -> Sequence[ast.AST]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    if isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For | ast.AsyncFor):
+        return [node.target]
+    if isinstance(node, ast.With | ast.AsyncWith):
+        return [item.optional_vars for item in node.items if item.optional_vars is not None]
+    return [case.pattern for case in node.cases] if isinstance(node, ast.Match) else []

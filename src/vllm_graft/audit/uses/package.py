@@ -1,0 +1,192 @@
+"""A package as it is read: its files walked in the order of their imports, and names followed from one to the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Final
+
+from vllm_graft.audit.model import Use
+from vllm_graft.audit.uses import bodies
+from vllm_graft.audit.uses.classes import upstream
+from vllm_graft.audit.uses.files import SourceFile
+from vllm_graft.audit.uses.locks import Locks
+from vllm_graft.audit.uses.ownership import Ownership
+from vllm_graft.audit.uses.resolve import Resolver
+from vllm_graft.audit.uses.state import Found, State, Subclass
+from vllm_graft.audit.uses.values import Name, Own, Scope, Values, names_of
+from vllm_graft.audit.uses.walk import Walker
+from vllm_graft.findings import Finding
+
+_KEPT: Final = frozenset({"__init__", "__call__", "__post_init__", "__new__"})
+"""Methods of Python's own naming that upstream's classes define for their users."""
+
+_DEEP: Final = 20
+"""How many files deep a name is followed before it is given up."""
+
+
+class Package:
+    """The files of one package, and what they use."""
+
+    def __init__(self, name: str, files: list[SourceFile]) -> None:
+        self.name = name
+        self.locks = Locks()
+        self.unread: list[Finding] = []
+        self.files = [file for file in files if self._opens(file)]
+        self._resolver = Resolver(self)
+        self._walkers: dict[SourceFile, Walker | None] = {}
+        self._deep = 0
+        self._modules: dict[str, SourceFile] = {}
+        for file in self.files:
+            for module in (file.module, file.name):
+                self._modules.setdefault(module, file)
+
+    def uses(self) -> Iterator[Use]:
+        """Every use of vLLM, in the order of files and lines."""
+        founds = self._walked()
+        ownership = Ownership(founds)
+        for found in founds:
+            uses = [*found.imports(), *self._puts(found, ownership), *self._subclasses(found, ownership)]
+            # A loop over names and several ways to one function come past the same place more than once.
+            once = {(use.way, use.name, use.line, use.patch and use.patch.vllm): use for use in uses}
+            yield from sorted(once.values(), key=lambda use: use.line)
+
+    def follow(self, name: Name) -> Values | None:
+        """What a name in one of the package's modules stands for; None for other packages, and for modules."""
+        parts = name.dotted.split(".")
+        for place in range(len(parts), 0, -1):
+            file = self._modules.get(".".join(parts[:place]))
+            if file is not None:
+                return self._inside(file, parts[place:]) if place < len(parts) else None
+        return None
+
+    def _inside(self, file: SourceFile, parts: list[str]) -> Values:
+        if file not in self._walkers and self._deep < _DEEP:
+            self._deep += 1
+            self._walk(file)
+            self._deep -= 1
+        scope = file.scope
+        value: Values = (scope.names.get(parts[0]) or ()) if scope is not None else ()
+        followed: list[Values] = []
+        for one in value:
+            again = self.follow(one) if isinstance(one, Name) and self._deep < _DEEP else None
+            followed.append((one,) if again is None else again)
+        value = tuple(one for held in followed for one in held)
+        for part in parts[1:]:
+            value = self._resolver.attribute(value, part)
+        return value
+
+    def _walked(self) -> list[Found]:
+        """What every file holds that speaks of vLLM, or of something of the package that does."""
+        for file in self.files:
+            if file.names_vllm:
+                self._walk_after_its_imports(file)
+        while more := self._leaning():
+            for file in more:
+                self._walk(file)
+        walkers = [walker for file in self.files if (walker := self._walkers.get(file)) is not None]
+        for walker in walkers:
+            walker.functions()
+        return [walker.state.found for walker in walkers]
+
+    def _walk_after_its_imports(self, file: SourceFile) -> None:
+        """Walk a file after those of the package that it imports, without a recursion as deep as their chain."""
+        left = [(file, False)]
+        seen: set[SourceFile] = set()
+        while left:
+            one, ready = left.pop()
+            if ready:
+                self._walk(one)
+            elif one not in seen and one not in self._walkers and one.names_vllm:
+                seen.add(one)
+                left.append((one, True))
+                left += [(self._modules[name], False) for name in self._imports(one) if name in self._modules]
+
+    def _imports(self, file: SourceFile) -> list[str]:
+        try:
+            return sorted(file.imports)
+        except (SyntaxError, ValueError, RecursionError):
+            return []
+
+    def _walk(self, file: SourceFile) -> None:
+        if file in self._walkers:
+            return
+        self._walkers[file] = None
+        try:
+            file.scope = Scope("module")
+            walker = Walker(State(file, self._resolver, file.scope))
+            walker.top_level()
+        except (SyntaxError, ValueError, RecursionError) as error:
+            self._refuse(file, error)
+            return
+        self._walkers[file] = walker
+
+    def _opens(self, file: SourceFile) -> bool:
+        try:
+            return file.data is not None
+        except OSError as error:
+            self._refuse(file, error)
+            return False
+
+    def _refuse(self, file: SourceFile, error: Exception) -> None:
+        line = error.lineno if isinstance(error, SyntaxError) else None
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        self.unread.append(
+            Finding(
+                code="P220",
+                level="error",
+                subject=self.name,
+                what=f"a file cannot be read, so its uses of vLLM are not known: {said}",
+                where=f"{file.shown}:{line}" if line else file.shown,
+                fix="correct the file, or read it with the release of Python that it is written for",
+            )
+        )
+
+    def _leaning(self) -> list[SourceFile]:
+        """The files that do not name vLLM, and may reach it through a module of the package that does."""
+        carriers = self._carriers()
+        left = [file for file in self.files if file not in self._walkers]
+        return [file for file in left if not carriers.isdisjoint(file.words_of_imports)]
+
+    def _carriers(self) -> set[bytes]:
+        """The last part of the name of every module that has something of vLLM's, or derived from it."""
+        found: set[bytes] = set()
+        for file, walker in self._walkers.items():
+            names = walker.state.scope.module().names if walker is not None else {}
+            if any(_is_upstream(value) for value in names.values()):
+                found.add((file.path.parent.name if file.is_package else file.path.stem).encode())
+        return found
+
+    def _puts(self, found: Found, ownership: Ownership) -> Iterator[Use]:
+        for put in found.puts:
+            if put.patch is not None:
+                hook = f"{put.target.module}:{put.target.qualname}"
+                reviewed = self.locks.reviewed(found.file, put.patch.name, hook)
+                put.patch = dataclasses.replace(put.patch, reviewed=reviewed)
+            yield dataclasses.replace(bodies.settled(put, found, self._resolver), own=ownership.of_target(put.target))
+
+    def _subclasses(self, found: Found, ownership: Ownership) -> Iterator[Use]:
+        for one in found.subclasses:
+            yield _use(found, one, one.target, one.cls, ownership)
+            for name, (method, guarded) in one.methods.items():
+                if name in _KEPT or not (name.startswith("__") and name.endswith("__")):
+                    yield _use(found, one, one.target.inside(name), method, ownership, guarded=guarded)
+
+
+def _use(found: Found, one: Subclass, target: Name, own: Own, ownership: Ownership, *, guarded: bool = False) -> Use:
+    return Use(
+        way="subclass" if own is one.cls else "override",
+        module=target.module,
+        qualname=target.qualname,
+        file=found.file.shown,
+        line=own.node.lineno,
+        owner=one.owner,
+        guarded=one.guarded or guarded,
+        body=own.function,
+        source=bodies.source(own),
+        own=ownership.of_class(one.cls),
+    )
+
+
+def _is_upstream(value: Values) -> bool:
+    return any(names_of(value)) or any(isinstance(one, Own) and any(upstream(one)) for one in value)

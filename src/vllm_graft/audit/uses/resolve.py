@@ -1,0 +1,220 @@
+"""What an expression stands for: names followed through imports, aliases, attributes and the usual ways around them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from vllm_graft.audit.uses.locals import statements
+from vllm_graft.audit.uses.values import Many, Name, Own, Scope, Table, Text, Value, Values, joined, texts_of
+from vllm_graft.patching.upstream.fingerprint import Function
+
+_SAME: Final = frozenset({"__code__", "__func__", "__wrapped__", "__get__", "fget", "func"})
+"""Attributes of a function that still stand for the function."""
+
+_PASSED_ON: Final = frozenset(
+    {
+        "builtins.classmethod", "builtins.staticmethod", "builtins.property", "functools.partial",
+        "functools.partialmethod", "functools.cache", "functools.lru_cache", "functools.cached_property",
+        "functools.singledispatch", "functools.update_wrapper", "builtins.list", "builtins.tuple", "builtins.set",
+        "builtins.sorted", "builtins.reversed", "builtins.iter", "inspect.unwrap", "types.MethodType",
+        "contextlib.contextmanager",
+    }
+)  # fmt: skip
+"""Calls that give back what they are given first, in some dress."""
+
+GETTERS: Final = frozenset({"builtins.getattr", "inspect.getattr_static", "gorilla.get_original_attribute"})
+IMPORTERS: Final = frozenset({"importlib.import_module", "builtins.__import__"})
+
+
+class Modules(Protocol):
+    """The modules of the package that is read."""
+
+    def follow(self, name: Name) -> Values | None:
+        """What a name in one of them stands for; None where it is a name of another package, or a module."""
+        ...
+
+
+class Resolver:
+    """Resolves expressions in the scopes of one package."""
+
+    def __init__(self, modules: Modules) -> None:
+        self._modules = modules
+        self.lambdas: dict[ast.expr, Own] = {}
+        """The nameless functions that have been walked."""
+        self._ways: dict[type[ast.expr], Callable[..., Values]] = {
+            ast.Name: self._name,
+            ast.Attribute: self._attribute,
+            ast.Subscript: self._subscript,
+            ast.Call: self._call,
+            ast.Constant: self._constant,
+            ast.JoinedStr: self._joined,
+            ast.BinOp: self._sum,
+            ast.IfExp: lambda node, scope: joined(self.value(node.body, scope), self.value(node.orelse, scope)),
+            ast.BoolOp: lambda node, scope: joined(*(self.value(one, scope) for one in node.values)),
+            ast.NamedExpr: lambda node, scope: self.value(node.value, scope),
+            ast.Tuple: self._many,
+            ast.List: self._many,
+            ast.Set: self._many,
+            ast.Dict: self._table,
+            ast.Lambda: lambda node, scope: (self.lambdas[node],) if node in self.lambdas else (),
+        }
+
+    def value(self, node: ast.expr | None, scope: Scope) -> Values:
+        """The alternatives that an expression stands for, empty where reading cannot tell."""
+        way = self._ways.get(type(node)) if node is not None else None
+        return way(node, scope) if way is not None else ()
+
+    def dotted(self, node: ast.expr, scope: Scope) -> str:
+        """The full name of a function or class outside the package, such as "unittest.mock.patch"; empty if none."""
+        return next((one.dotted for one in self.value(node, scope) if isinstance(one, Name)), "")
+
+    def attribute(self, value: Values, name: str) -> Values:
+        """What an attribute of a value stands for."""
+        return joined(*(self._inside(one, name) for one in value))
+
+    def _inside(self, one: Value, name: str) -> Values:
+        if isinstance(one, Name):
+            return self._followed(one.inside(name))
+        if not isinstance(one, Own):
+            return ()
+        if one.function is not None:
+            return (one,) if name in _SAME else ()
+        found = one.inside.names.get(name) if one.inside is not None else None
+        return found if found is not None else self.attribute(joined(*one.bases), name)
+
+    def _followed(self, name: Name) -> Values:
+        found = self._modules.follow(name)
+        return (name,) if found is None else found
+
+    def _name(self, node: ast.Name, scope: Scope) -> Values:
+        found = scope.find(node.id)
+        if found is None:
+            return (Name("builtins", node.id),)
+        return joined(*(self._followed(one) if isinstance(one, Name) else (one,) for one in found))
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> Values:
+        return self.attribute(self.value(node.value, scope), node.attr)
+
+    def _subscript(self, node: ast.Subscript, scope: Scope) -> Values:
+        found: list[Values] = []
+        keys = list(texts_of(self.value(node.slice, scope)))
+        for one in self.value(node.value, scope):
+            if isinstance(one, Name) and keys:
+                found.append(tuple(entry for key in keys if (entry := entry_of(one, key)) is not None))
+            elif isinstance(one, Table):
+                found += [held for key, held in one.pairs if any(text in keys for text in texts_of(key))]
+        return joined(*found)
+
+    def _call(self, node: ast.Call, scope: Scope) -> Values:
+        called = self.value(node.func, scope)
+        found: list[Values] = []
+        for one in called:
+            if isinstance(one, Name):
+                found.append(self._result(one.dotted, node, scope))
+            elif isinstance(one, Own):
+                found.append(_made(one))
+        if not called:
+            found += [self._dressed(node, scope), self._view(node, scope)]
+        return joined(*found)
+
+    def _result(self, called: str, node: ast.Call, scope: Scope) -> Values:
+        """What a call of a known function gives back."""
+        first = node.args[0] if node.args else None
+        if called in IMPORTERS:
+            return tuple(Name(module) for module in self.imported(called, node, scope))
+        if called in GETTERS and len(node.args) > 1:
+            value = self.value(first, scope)
+            return joined(*(self.attribute(value, text) for text in texts_of(self.value(node.args[1], scope))))
+        if called == "builtins.vars":
+            return self.attribute(self.value(first, scope), "__dict__")
+        if called == "sys.modules.get":
+            return tuple(Name(text) for text in texts_of(self.value(first, scope)))
+        if called == "typing.cast" and len(node.args) > 1:
+            return self.value(node.args[1], scope)
+        if called == "builtins.zip":
+            rows = zip(*(items_of(self.value(one, scope)) for one in node.args), strict=False)
+            return (Many(tuple((Many(row),) for row in rows)),)
+        return self.value(first, scope) if called in _PASSED_ON else ()
+
+    def imported(self, called: str, node: ast.Call, scope: Scope) -> list[str]:
+        """The modules that a call of ``import_module`` or ``__import__`` gives back."""
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        names = list(texts_of(self.value(node.args[0] if node.args else given.get("name"), scope)))
+        if called == "builtins.__import__":
+            whole = len(node.args) > 3 or "fromlist" in given
+            return names if whole else [name.partition(".")[0] for name in names]
+        package = list(texts_of(self.value(node.args[1] if len(node.args) > 1 else given.get("package"), scope)))
+        return [f"{package[0]}{name}" if name.startswith(".") and package else name for name in names]
+
+    def _dressed(self, node: ast.Call, scope: Scope) -> Values:
+        """``wraps(original)(function)`` and other decorators called by hand."""
+        if not isinstance(node.func, ast.Call) or len(node.args) != 1:
+            return ()
+        return tuple(one for one in self.value(node.args[0], scope) if isinstance(one, Own))
+
+    def _view(self, node: ast.Call, scope: Scope) -> Values:
+        """``items()``, ``keys()`` and ``values()`` of a dictionary that is spelled out."""
+        if not isinstance(node.func, ast.Attribute):
+            return ()
+        tables = [one for one in self.value(node.func.value, scope) if isinstance(one, Table)]
+        pick: dict[str, Callable[[tuple[Values, Values]], Values]] = {
+            "items": lambda pair: (Many(pair),),
+            "keys": lambda pair: pair[0],
+            "values": lambda pair: pair[1],
+        }
+        chosen = pick.get(node.func.attr)
+        return () if chosen is None else tuple(Many(tuple(map(chosen, table.pairs))) for table in tables)
+
+    def _constant(self, node: ast.Constant, scope: Scope) -> Values:
+        return (Text(node.value),) if isinstance(node.value, str) else ()
+
+    def _joined(self, node: ast.JoinedStr, scope: Scope) -> Values:
+        parts = [""]
+        for one in node.values:
+            held = one.value if isinstance(one, ast.FormattedValue) else one
+            texts = list(texts_of(self.value(held, scope)))
+            parts = [f"{before}{text}" for before in parts for text in texts]
+        return tuple(Text(part) for part in parts)
+
+    def _sum(self, node: ast.BinOp, scope: Scope) -> Values:
+        if not isinstance(node.op, ast.Add):
+            return ()
+        left, right = self.value(node.left, scope), self.value(node.right, scope)
+        return tuple(Text(first + second) for first in texts_of(left) for second in texts_of(right))
+
+    def _many(self, node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Values:
+        return (Many(tuple(self.value(one, scope) for one in node.elts)),)
+
+    def _table(self, node: ast.Dict, scope: Scope) -> Values:
+        pairs = zip(node.keys, node.values, strict=True)
+        return (Table(tuple((self.value(key, scope), self.value(held, scope)) for key, held in pairs)),)
+
+
+def _made(maker: Own) -> Values:
+    """The function that a function of the package makes and gives back."""
+    if not isinstance(maker.node, Function) or maker.inside is None:
+        return ()
+    returned = [one.value for one in statements(maker.node.body) if isinstance(one, ast.Return)]
+    names = [one.id for one in returned if isinstance(one, ast.Name)]
+    return tuple(one for name in names for one in maker.inside.names.get(name, ()) if isinstance(one, Own))
+
+
+def entry_of(holder: Name, key: str) -> Name | None:
+    """What an entry of ``sys.modules`` or of a namespace stands for; None where the holder is something else."""
+    if holder.dotted == "sys.modules":
+        return Name(key)
+    above, _, last = holder.qualname.rpartition(".")
+    return Name(holder.module, above).inside(key) if last == "__dict__" else None
+
+
+def items_of(value: Values) -> list[Values]:
+    """What a loop over a value goes through, where the source spells it out."""
+    found: list[Values] = []
+    for one in value:
+        if isinstance(one, Many):
+            found += one.items
+        elif isinstance(one, Table):
+            found += [key for key, _ in one.pairs]
+    return found

@@ -1,0 +1,154 @@
+"""What an expression may stand for, as far as reading tells: a name of a module, a definition of the package, a text.
+
+A value is a tuple of alternatives, because an import in a ``try`` or behind a test of the version binds one name to
+several things. The empty tuple is what nobody can tell.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+from vllm_graft.patching.upstream.fingerprint import Function
+
+if TYPE_CHECKING:
+    from vllm_graft.audit.uses.files import SourceFile
+
+TOP: Final = "vllm"
+"""The package whose uses are looked for."""
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name that an import statement shows: the module, and the qualified name in it; empty for the module."""
+
+    module: str
+    qualname: str = ""
+
+    @property
+    def is_vllm(self) -> bool:
+        """Whether it is vLLM's; ``vllm_ascend`` is another package."""
+        return self.module.partition(".")[0] == TOP
+
+    @property
+    def dotted(self) -> str:
+        """The whole name with dots."""
+        return f"{self.module}.{self.qualname}" if self.qualname else self.module
+
+    def inside(self, attribute: str) -> Name:
+        """The name of an attribute."""
+        return Name(self.module, f"{self.qualname}.{attribute}" if self.qualname else attribute)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string that the source spells out."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A tuple, list or set that the source spells out."""
+
+    items: tuple[Values, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A dictionary that the source spells out."""
+
+    pairs: tuple[tuple[Values, Values], ...]
+
+
+@dataclass(eq=False, slots=True)
+class Own:
+    """A function or class of the package.
+
+    scope:     the names around it
+    defaults:  what its parameters have where the caller gives nothing
+    inside:    the names in its body, once that has been walked
+    bases:     of a class: what it derives from
+    """
+
+    file: SourceFile
+    node: Definition
+    scope: Scope
+    defaults: Mapping[str, Values] = field(default_factory=dict)
+    inside: Scope | None = None
+    bases: tuple[Values, ...] = ()
+
+    @property
+    def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None:
+        """The node, if it is no class."""
+        return self.node if isinstance(self.node, Function | ast.Lambda) else None
+
+
+Value = Name | Text | Many | Table | Own
+Values = tuple[Value, ...]
+
+Kind = Literal["module", "class", "function"]
+
+
+class Scope:
+    """The names of one module, class body or function, inside those of the scope around it."""
+
+    def __init__(self, kind: Kind, parent: Scope | None = None) -> None:
+        self.kind: Kind = kind
+        self.parent = parent
+        self.names: dict[str, Values] = {}
+        self.elsewhere: dict[str, Scope] = {}
+        """Names that ``global`` and ``nonlocal`` send to another scope."""
+
+    def find(self, name: str) -> Values | None:
+        """What a name stands for here; None where no scope binds it, so that it is a builtin."""
+        if name in self.names:
+            return self.names[name]
+        above = self.parent
+        while above is not None:
+            # Functions do not see the names of a class body around them.
+            if above.kind != "class" and name in above.names:
+                return above.names[name]
+            above = above.parent
+        return None
+
+    def bind(self, name: str, value: Values) -> None:
+        """Let a name stand for a value from here on."""
+        other = self.elsewhere.get(name)
+        if other is None:
+            self.names[name] = value
+        else:
+            other.names[name] = joined(other.names.get(name, ()), value)
+
+    def module(self) -> Scope:
+        """The scope of the module."""
+        scope = self
+        while scope.parent is not None:
+            scope = scope.parent
+        return scope
+
+
+def joined(*values: Values) -> Values:
+    """All alternatives, each once."""
+    if len(values) == 1:
+        return values[0]
+    return tuple(dict.fromkeys(one for value in values for one in value))
+
+
+def names_of(value: Values) -> Iterator[Name]:
+    """Those alternatives that are names of vLLM."""
+    return (one for one in value if isinstance(one, Name) and one.is_vllm)
+
+
+def texts_of(value: Values) -> Iterator[str]:
+    """Those alternatives that are strings."""
+    return (one.text for one in value if isinstance(one, Text))
+
+
+def owns_of(value: Values) -> Iterator[Own]:
+    """Those alternatives that are functions or classes of the package."""
+    return (one for one in value if isinstance(one, Own))

@@ -1,0 +1,285 @@
+"""Walks through a file statement by statement, with scopes, branches and guards as Python has them.
+
+Function bodies come last, when everything around them has its final value, as they do when the package runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from vllm_graft.audit.uses import classes, guards
+from vllm_graft.audit.uses.calls import decorating
+from vllm_graft.audit.uses.expressions import Expressions
+from vllm_graft.audit.uses.locals import local_names, parameters
+from vllm_graft.audit.uses.resolve import items_of
+from vllm_graft.audit.uses.state import State
+from vllm_graft.audit.uses.sweeps import compared
+from vllm_graft.audit.uses.targets import keep, put_on
+from vllm_graft.audit.uses.values import Name, Own, Scope, Values, joined, texts_of
+from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.patching.upstream.scopes import absolute
+
+_UNROLLED: Final = 64
+"""The longest list of names that a loop is followed through, one by one."""
+
+_NESTED: Final = 3
+"""How many functions deep a change is followed from the call that asks for it."""
+
+
+class Walker:
+    """One walk through one file."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.members: list[list[classes.Member]] = []
+        self._later: deque[Callable[[], None]] = deque()
+        self.expressions = Expressions(state, self.function, self._helper)
+        self._ways: dict[type[ast.stmt], Callable[..., None]] = {
+            ast.Import: self._import,
+            ast.ImportFrom: self._import_from,
+            ast.Assign: self._assign,
+            ast.AnnAssign: self._annotated,
+            ast.AugAssign: self._augmented,
+            ast.Delete: self._delete,
+            ast.FunctionDef: self._define,
+            ast.AsyncFunctionDef: self._define,
+            ast.ClassDef: lambda node: classes.walk(self, node),
+            ast.If: self._if,
+            ast.Try: self._try,
+            ast.TryStar: self._try,
+            ast.With: self._with,
+            ast.AsyncWith: self._with,
+            ast.For: self._for,
+            ast.AsyncFor: self._for,
+            ast.While: self._while,
+            ast.Match: self._match,
+            ast.Global: self._global,
+            ast.Nonlocal: self._nonlocal,
+        }
+
+    def top_level(self) -> None:
+        """Walk through the statements of the module itself."""
+        self.block(self.state.file.tree.body)
+
+    def functions(self) -> None:
+        """Walk through the bodies of functions, those that they define in turn included."""
+        while self._later:
+            self._later.popleft()()
+
+    def block(self, body: Sequence[ast.stmt]) -> None:
+        """Walk through statements that run one after the other."""
+        for place, node in enumerate(body):
+            way = self._ways.get(type(node))
+            if way is None:
+                self.expressions.visit(node)
+            else:
+                way(node)
+            if isinstance(node, ast.If) and guards.tests(node.test) and guards.leaves(node.body):
+                with self.state.guard(tested=True):
+                    self.block(body[place + 1 :])
+                return
+
+    def _import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.state.mention(Name(alias.name), alias.lineno)
+            name = alias.asname or alias.name.partition(".")[0]
+            self.state.scope.bind(name, (Name(alias.name if alias.asname else name),))
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        module = absolute(node, self.state.file.name, self.state.file.is_package)
+        for alias in node.names:
+            name = Name(module, "" if alias.name == "*" else alias.name)
+            self.state.mention(name, alias.lineno)
+            if name.qualname:
+                self.state.scope.bind(alias.asname or alias.name, (name,))
+
+    def _assign(self, node: ast.Assign) -> None:
+        self.expressions.visit(node.value)
+        for target in node.targets:
+            self.assign(target, node.value, self.state.value(node.value))
+
+    def _annotated(self, node: ast.AnnAssign) -> None:
+        self.expressions.visit(node.annotation)
+        if node.value is not None:
+            self.expressions.visit(node.value)
+            self.assign(node.target, node.value, self.state.value(node.value))
+
+    def _augmented(self, node: ast.AugAssign) -> None:
+        self.expressions.visit(node.value)
+        # Counting is what an object is for, and no change of the code.
+        if not isinstance(node.value, ast.Constant) or isinstance(node.target, ast.Name):
+            self.assign(node.target, None, ())
+
+    def assign(self, target: ast.expr, expr: ast.expr | None, value: Values) -> None:
+        """Give a value to what stands on the left of an assignment."""
+        if isinstance(target, ast.Name):
+            self.state.scope.bind(target.id, value)
+            if self.state.scope.kind == "class" and self.members:
+                keep(self.state, target.id, value)
+                self.members[-1].append(classes.Member(target.id, target.lineno, value, expr, self.state.guarded))
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, None, ())
+        elif isinstance(target, ast.Tuple | ast.List):
+            for part, (inner, held) in zip(target.elts, self._parts(target.elts, expr, value), strict=True):
+                self.assign(part, inner, held)
+        elif not put_on(self.state, target, expr, value):
+            self.expressions.below(target)
+
+    def _parts(
+        self, targets: Sequence[ast.expr], expr: ast.expr | None, value: Values
+    ) -> list[tuple[ast.expr | None, Values]]:
+        if isinstance(expr, ast.Tuple | ast.List) and len(expr.elts) == len(targets):
+            return [(one, self.state.value(one)) for one in expr.elts]
+        items = items_of(value)
+        return [(None, item) for item in items] if len(items) == len(targets) else [(None, ())] * len(targets)
+
+    def _delete(self, node: ast.Delete) -> None:
+        for target in node.targets:
+            if not put_on(self.state, target, None, (), way="delete"):
+                self.expressions.below(target)
+
+    def _define(self, node: Function) -> None:
+        state = self.state
+        for one in (node.args, node.returns):
+            self.expressions.visit(one)
+        own = self.function(node, _imported_module(state, node))
+        for one in node.decorator_list:
+            if not decorating(state, one, own):
+                self.expressions.visit(one)
+        state.scope.bind(node.name, (own,))
+        if state.scope.kind == "class" and self.members:
+            self.members[-1].append(classes.Member(node.name, node.lineno, (own,), None, state.guarded))
+
+    def function(self, node: Function | ast.Lambda, first: Values = ()) -> Own:
+        """A function of the package, its body left for later; ``first`` is what its first parameter is known to be."""
+        state = self.state
+        given = {name: state.value(default) for name, default in parameters(node.args)}
+        if first:
+            given[next(iter(given))] = first
+        own = Own(state.file, node, state.scope, given)
+        inner = own.inside = Scope("function", state.scope)
+        inner.names.update(dict.fromkeys(local_names(node), ()) | given)
+        owner, tested = state.owner, state.tested
+        self._later.append(lambda: self._run(own, inner, owner, tested=tested))
+        return own
+
+    def _run(self, own: Own, scope: Scope, owner: tuple[str, ...], *, tested: bool) -> None:
+        state = self.state
+        state.scope, state.owner, state.tested, state.caught = scope, owner, tested, False
+        if isinstance(own.node, ast.Lambda):
+            self.expressions.visit(own.node.body)
+        elif isinstance(own.node, Function):
+            state.owner = (*owner, own.node.name)
+            self.block(own.node.body)
+
+    def _helper(self, own: Own, given: dict[str, Values], line: int) -> None:
+        """Walk through a function once more, with what a call gives it; what it changes counts as changed there."""
+        state = self.state
+        if not isinstance(own.node, Function) or len(state.called_at) >= _NESTED:
+            return
+        inner = Scope("function", own.scope)
+        inner.names.update({**dict.fromkeys(local_names(own.node), ()), **own.defaults, **given})
+        before = state.called_at
+        state.called_at = (*before, line)
+        with state.within(inner):
+            self.block(own.node.body)
+        state.called_at = before
+
+    def branches(self, *arms: Callable[[], None]) -> None:
+        """Walk through alternatives; afterwards a name stands for what any of them made of it."""
+        scope = self.state.scope
+        before, after = scope.names, []
+        for arm in arms:
+            scope.names = dict(before)
+            arm()
+            after.append(scope.names)
+        every = dict.fromkeys(name for names in after for name in names)
+        scope.names = {name: joined(*(names[name] for names in after if name in names)) for name in every}
+
+    def _if(self, node: ast.If) -> None:
+        if guards.for_type_checkers(node.test):
+            for name in local_names(node):
+                self.state.scope.bind(name, ())
+            self.block(node.orelse)
+            return
+        self.expressions.visit(node.test)
+        with self.state.guard(tested=guards.tests(node.test)):
+            self.branches(lambda: self._found(node), lambda: self.block(node.orelse))
+
+    def _found(self, node: ast.If) -> None:
+        before = self.state.copies
+        self.state.copies = before | compared(self.state, node.test)
+        self.block(node.body)
+        self.state.copies = before
+
+    def _try(self, node: ast.Try | ast.TryStar) -> None:
+        with self.state.guard(caught=guards.catches(node)):
+            self.branches(
+                lambda: self._tried(node),
+                *(functools.partial(self._handled, handler) for handler in node.handlers),
+            )
+        self.block(node.finalbody)
+
+    def _tried(self, node: ast.Try | ast.TryStar) -> None:
+        self.block(node.body)
+        self.block(node.orelse)
+
+    def _handled(self, handler: ast.ExceptHandler) -> None:
+        if handler.name:
+            self.state.scope.bind(handler.name, ())
+        self.block(handler.body)
+
+    def _with(self, node: ast.With | ast.AsyncWith) -> None:
+        for item in node.items:
+            self.expressions.visit(item.context_expr)
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, None, ())
+        with self.state.guard(caught=guards.suppresses(node)):
+            self.block(node.body)
+
+    def _for(self, node: ast.For | ast.AsyncFor) -> None:
+        self.expressions.visit(node.iter)
+        items = items_of(self.state.value(node.iter))
+        if not any(items) or len(items) > _UNROLLED:
+            items = [()]
+        self.branches(lambda: None, *(functools.partial(self._turn, node, item) for item in items))
+        self.block(node.orelse)
+
+    def _turn(self, node: ast.For | ast.AsyncFor, item: Values) -> None:
+        self.assign(node.target, None, item)
+        self.block(node.body)
+
+    def _while(self, node: ast.While) -> None:
+        self.expressions.visit(node.test)
+        with self.state.guard(tested=guards.tests(node.test)):
+            self.branches(lambda: None, lambda: self.block(node.body))
+        self.block(node.orelse)
+
+    def _match(self, node: ast.Match) -> None:
+        self.expressions.visit(node.subject)
+        with self.state.guard(tested=guards.tests(node.subject)):
+            self.branches(lambda: None, *(functools.partial(self.block, case.body) for case in node.cases))
+
+    def _global(self, node: ast.Global) -> None:
+        self._send(node.names, self.state.scope.module())
+
+    def _nonlocal(self, node: ast.Nonlocal) -> None:
+        if self.state.scope.parent is not None:
+            self._send(node.names, self.state.scope.parent)
+
+    def _send(self, names: Sequence[str], scope: Scope) -> None:
+        for name in names:
+            self.state.scope.names.pop(name, None)
+            self.state.scope.elsewhere[name] = scope
+
+
+def _imported_module(state: State, node: Function) -> Values:
+    """The module that a function decorated with wrapt's ``when_imported`` is called with."""
+    for one in node.decorator_list:
+        if isinstance(one, ast.Call) and one.args and state.dotted(one.func).endswith(".when_imported"):
+            return tuple(Name(text) for text in texts_of(state.value(one.args[0])))
+    return ()

@@ -1,0 +1,98 @@
+"""All files together: what cannot be read, what need not be, and circles."""
+
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.audit.uses import read
+
+
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        (b"import vllm\ndef f(:\n", "plug/bad.py:2"),
+        (b"import vllm  # \xff\n", "plug/bad.py"),
+        (b"# coding: nonsense\nimport vllm\n", "plug/bad.py"),
+        (b"import vllm\0\n", "plug/bad.py"),
+        (b"import vllm\nx = " + b"-" * 5000 + b"1\n", "plug/bad.py"),
+    ],
+)
+def test_a_file_that_cannot_be_read(write, data, where):
+    """It is a finding with the place and the next step, and the rest of the package is read."""
+    folder = write("from vllm.a import x")
+    (folder / "bad.py").write_bytes(data)
+    reading = read(folder)
+    (finding,) = reading.unread
+    assert (finding.code, finding.level, finding.subject) == ("P220", "error", "plug")
+    assert finding.where.startswith(where)
+    assert finding.what
+    assert finding.fix
+    assert [use.name for use in reading.uses] == ["vllm.a:x"]
+
+
+def test_a_broken_file_that_does_not_name_vllm(write):
+    """It has no uses, so nobody need read it."""
+    folder = write("from vllm.a import x")
+    (folder / "bad.py").write_text("def f(:")
+    reading = read(folder)
+    assert (reading.unread, reading.files) == ((), 3)
+
+
+def test_a_file_that_cannot_be_opened(write, monkeypatch):
+    """It is a finding like one that cannot be parsed."""
+    folder = write("from vllm.a import x", closed="from vllm.a import y")
+    opened = Path.read_bytes
+
+    def refuse(path):
+        if path.name == "closed.py":
+            raise PermissionError(13, "not for you")
+        return opened(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    reading = read(folder)
+    assert [(one.code, one.where) for one in reading.unread] == [("P220", "plug/closed.py")]
+    assert [use.name for use in reading.uses] == ["vllm.a:x"]
+
+
+def test_declared_encodings(write):
+    """A file is read as Python reads it."""
+    folder = write()
+    (folder / "latin.py").write_bytes(b"# coding: latin-1\nimport vllm.a as m\nm.f = '\xe9'\n")
+    (folder / "marked.py").write_bytes(b"\xef\xbb\xbfimport vllm.a as m\r\nm.g = 1\r\n")
+    reading = read(folder)
+    assert [use.name for use in reading.uses if use.changes_vllm] == ["vllm.a:f", "vllm.a:g"]
+    assert reading.unread == ()
+
+
+def test_circles_of_imports(puts):
+    """Modules that import each other do not hang the reading."""
+    found = puts(
+        "from .one import Class\nClass.f = 1",
+        one="from .two import Other\nfrom vllm.a import Class",
+        two="from .one import Class\nOther = Class",
+    )
+    assert found == [("replace", "vllm.a:Class.f")]
+
+
+def test_circles_of_names(puts):
+    """A name that is bound to itself stands for nothing."""
+    assert puts("from .one import x\nx.f = 1 # vllm", one="from .two import x", two="from .one import x") == []
+
+
+def test_a_class_that_derives_from_itself(uses):
+    """Nonsense is read without a word."""
+    assert uses("import vllm\nclass A(A): ...\nclass B(C): ...\nclass C(B): ...") == []
+
+
+def test_long_chains_of_imports(puts):
+    """A name handed on through many modules is found."""
+    modules = {f"m{n}": f"from .m{n + 1} import Class  # vllm" for n in range(60)}
+    assert puts("from .m0 import Class\nClass.f = 1  # vllm", **modules, m60="from vllm.a import Class") == [
+        ("replace", "vllm.a:Class.f")
+    ]
+
+
+def test_uses_come_in_the_order_of_files_and_lines(uses):
+    """Whatever imports what."""
+    found = uses("from .zz import Class\nClass.f = 1", zz="from vllm.a import Class\nClass.g = 1", aa="import vllm.b")
+    assert [use.where for use in found] == ["plug/aa.py:1", "plug/main.py:2", "plug/zz.py:1", "plug/zz.py:2"]
