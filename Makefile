@@ -6,7 +6,7 @@ ARGS ?=
 RELEASES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test matrix cpu-matrix lint format clean
+.PHONY: help setup demo test matrix cpu-matrix catalogue lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ matrix: setup ## run the tests on seven vLLM releases, simulated (RELEASES=0.26.
 
 cpu-matrix: setup ## run the end-to-end tests on three vLLM releases, each a real build for CPUs in .venvs
 	@$(BIN)/python scripts/matrix.py --cpu $(if $(RELEASES),--releases '$(RELEASES)') $(ARGS)
+
+catalogue: setup ## build the catalogue of vLLM's releases anew, or add some to it (RELEASES=0.33.0)
+	@$(BIN)/python scripts/catalogue.py $(if $(RELEASES),--add '$(RELEASES)')
 
 lint: setup ## check style, formatting, types and who imports whom
 	$(BIN)/ruff check .

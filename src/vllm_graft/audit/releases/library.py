@@ -1,0 +1,88 @@
+"""Where an audit takes its releases from: the catalogue first, else the source; and sources where a text is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from vllm_graft.audit.releases import kept
+from vllm_graft.audit.releases.catalogue import Catalogue
+from vllm_graft.audit.releases.index import Index
+from vllm_graft.audit.releases.remote import Progress
+from vllm_graft.audit.releases.shape import Release
+from vllm_graft.audit.releases.sourced import Sourced, fetch
+from vllm_graft.errors import ConfigError
+from vllm_graft.patching.upstream.sources import Installed, Source
+
+INSTALLED: Final = "installed"
+LATEST: Final = "latest"
+
+
+class Library:
+    """Releases by what a person calls them: a number, "installed", "latest"."""
+
+    def __init__(
+        self, catalogue: Catalogue | None = None, *, offline: bool = False, progress: Progress | None = None
+    ) -> None:
+        self.catalogue = catalogue if catalogue is not None else Catalogue.shipped()
+        self._offline = offline
+        self._progress = progress
+        self._index = Index()
+        self._sources: dict[str, Sourced | None] = {}
+
+    def add(self, source: Source) -> Release:
+        """A release from a wheel or a folder, which goes by the version that it states."""
+        version = source.version or "unknown"
+        held = self._sources[version] = Sourced(source, version)
+        return held
+
+    def release(self, name: str) -> Release:
+        """A release; ConfigError where it cannot be had."""
+        if name == INSTALLED:
+            return self._installed()
+        version = self._latest() if name == LATEST else name
+        if self._sources.get(version) is None and version in self.catalogue.releases:
+            return self.catalogue.release(version)
+        found = self._source(version)
+        assert found is not None
+        return found
+
+    def ahead(self, release: Release, modules: Iterable[str]) -> None:
+        """Have a release far away send these modules together."""
+        if isinstance(release, Sourced):
+            fetch(release.source, modules)
+
+    def text(self, version: str, module: str, qualname: str) -> str | None:
+        """The source of a name in a release, or None where it has none or the release cannot be read."""
+        if version not in self._sources:
+            try:
+                self._source(version)
+            except ConfigError:
+                self._sources[version] = None
+        source = self._sources[version]
+        found = source.definition(module, qualname) if source is not None and qualname else None
+        return found.text if found is not None else None
+
+    @property
+    def unread(self) -> list[str]:
+        """The releases whose source was wanted for its text and could not be had."""
+        return [version for version, source in self._sources.items() if source is None]
+
+    def _source(self, version: str) -> Sourced | None:
+        if self._sources.get(version) is None:
+            source = kept.release(version, offline=self._offline, progress=self._progress, index=self._index)
+            self._sources[version] = Sourced(source, version)
+        return self._sources[version]
+
+    def _installed(self) -> Release:
+        source = Installed()
+        if source.read("vllm") is None:
+            raise ConfigError("vLLM is not installed here", fix="name a release: --against 0.32.0")
+        if source.version in self.catalogue.releases:
+            return self.catalogue.release(source.version)
+        return self.add(source)
+
+    def _latest(self) -> str:
+        if self._offline:
+            return self.catalogue.releases[-1]
+        return self._index.versions()[-1]

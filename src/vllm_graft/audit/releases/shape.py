@@ -1,0 +1,61 @@
+"""What a release is asked for: the shape of a name, a class's attributes, where else a name is, who mentions it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from vllm_graft.patching.upstream.finder import Kind
+
+BODY: Final = 8
+"""How many digits of a body's fingerprint are compared. Thirty-two bits: the catalogue's size is mostly these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one name looks like in one release.
+
+    module, qualname:  where it is defined, which may be another place than was asked for
+    kind:              function, classmethod, staticmethod, property, class, value, or module
+    signature:         what counts of its signature; see ``upstream.fingerprint.signature``
+    body:              the first digits of its body's fingerprint; empty for classes and modules
+    inherited:         whether a base class defines it, and not the class that was asked for
+    """
+
+    module: str
+    qualname: str
+    kind: Kind | str
+    signature: tuple[str, ...] = ()
+    body: str = ""
+    inherited: bool = False
+
+    @property
+    def name(self) -> str:
+        """Module and qualified name."""
+        return f"{self.module}:{self.qualname}" if self.qualname else self.module
+
+
+class Release(Protocol):
+    """One release of vLLM, from whatever it is read."""
+
+    @property
+    def version(self) -> str:
+        """Its number."""
+        ...
+
+    def shape(self, module: str, qualname: str) -> Shape | None:
+        """What a name looks like, or None where it is not there; a module where ``qualname`` is empty."""
+        ...
+
+    def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
+        """What a class and its bases define, attributes set on ``self`` included; None where a base is unknown."""
+        ...
+
+    def elsewhere(self, name: str) -> Collection[Shape]:
+        """Every function or class of this name at the top level of a module."""
+        ...
+
+    def unmentioned(self, names: Collection[str]) -> frozenset[str]:
+        """Those of the names that no code of the release mentions, their definitions aside."""
+        ...

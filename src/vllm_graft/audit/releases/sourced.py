@@ -1,0 +1,102 @@
+"""A release read from its source: the installed vLLM, a folder, a wheel, or a wheel on the package index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from functools import cached_property
+
+from vllm_graft.audit.releases.outline import entry, set_on_self
+from vllm_graft.audit.releases.shape import Shape
+from vllm_graft.patching.upstream.finder import Definition, Finder, Place
+from vllm_graft.patching.upstream.sources import File, Source
+
+
+class Sourced:
+    """One release whose modules can be read."""
+
+    def __init__(self, source: Source, version: str = "") -> None:
+        self.source = source
+        self.version = version or source.version
+        self._finder = Finder(_Within(source))
+
+    def shape(self, module: str, qualname: str) -> Shape | None:
+        """What a name looks like, or None where it is not there."""
+        if not qualname:
+            return Shape(module, "", "module") if self._finder.module(module) is not None else None
+        found = self._finder.walk.find(module, qualname)
+        return _shape(found[0], inherited=found[1]) if found is not None else None
+
+    def definition(self, module: str, qualname: str) -> Definition | None:
+        """A name with its text."""
+        return self._finder.find(module, qualname)
+
+    def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
+        """What a class and its bases define."""
+        found = self._finder.walk.find(module, qualname)
+        if found is None or found[0].cls is None:
+            return None
+        return frozenset(name for place in self._finder.walk.line(found[0]) for name in _attributes(place))
+
+    def elsewhere(self, name: str) -> Collection[Shape]:
+        """Every function or class of this name at the top level of a module."""
+        line = re.compile(rf"^(?:async )?(?:def|class) {re.escape(name)}\b", re.MULTILINE)
+        having = [each for each, text in self._texts.items() if name in text and line.search(text)]
+        modules = (self._finder.module(each) for each in having)
+        places = (module.place(name) for module in modules if module is not None)
+        return [_shape(place) for place in places if place is not None]
+
+    def unmentioned(self, names: Collection[str]) -> frozenset[str]:
+        """Those of the names that no code mentions, their definitions aside."""
+        if not names:
+            return frozenset()
+        words = "|".join(sorted(map(re.escape, names)))
+        mentioned = re.compile(rf"(?<!def )(?<!class )\b(?:{words})\b")
+        left = set(names)
+        for text in self._texts.values():
+            left -= set(mentioned.findall(text)) if left else set()
+        return frozenset(left)
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        """Every module's text: what a search through the whole release needs."""
+        names = list(self.source.modules())
+        fetch(self.source, names)
+        files = {name: self.source.read(name) for name in names}
+        return {name: file.text for name, file in files.items() if file is not None}
+
+
+class _Within:
+    """A source without what it would find outside vLLM: an installed torch belongs to no release."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @property
+    def version(self) -> str:
+        return self._source.version
+
+    def read(self, module: str) -> File | None:
+        return self._source.read(module) if module.partition(".")[0] == "vllm" else None
+
+    def modules(self) -> Iterable[str]:
+        return self._source.modules()
+
+
+def fetch(source: object, modules: Iterable[str]) -> None:
+    """Tell a source that lies elsewhere what will be asked of it, so that it asks once."""
+    ahead = getattr(source, "fetch", None)
+    if ahead is not None:
+        ahead(modules)
+
+
+def _attributes(place: Place) -> Iterable[str]:
+    return [*set_on_self(place.cls), *place.module.class_scope(place.cls)] if place.cls is not None else []
+
+
+def _shape(place: Place, *, inherited: bool = False) -> Shape:
+    if place.cls is not None:
+        return Shape(place.module.name, place.qualname, "class", inherited=inherited)
+    known = entry(place)
+    body = known.second[0] if known.second else ""
+    return Shape(place.module.name, place.qualname, known.kind, known.first, body, inherited)

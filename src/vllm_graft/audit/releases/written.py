@@ -1,0 +1,219 @@
+"""How the catalogue is written: lines of text, module by module, and the bodies' fingerprints at the end.
+
+::
+
+    releases 0.26.0 0.27.1 0.28.0
+    ~ pad_for_cudagraph other|6                     names that nothing mentions, in the releases 2 + 4
+    @vllm.v1.core.sched.scheduler 7 812             a module, its releases, and how many bodies stand before its own
+    =vllm.v1.request Request RequestStatus=Status   what it imports, as "name" or "name=what it is called there"
+    cScheduler SchedulerInterface;running waiting   a class, its bases, and what its methods set on self
+    >Scheduler                                      what follows is in this class
+    fschedule self,throttle_prefills=|6             a function and its parameters, in the releases 2 + 4
+    f+ self|1                                       another form of the same name
+    c+ SchedulerInterface;-waiting|1                of a class: what it sets on self beside or less than the form before
+
+The releases of a line are left out where they are those of the module. A body is six characters, in the order of the
+lines that have one.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from vllm_graft.audit.releases.outline import Entry
+
+LETTERS: Final = {
+    "function": "f", "classmethod": "k", "staticmethod": "s", "property": "p", "class": "c", "value": "v",
+}  # fmt: skip
+_KINDS: Final = {letter: kind for kind, letter in LETTERS.items()}
+_WITH_BODY: Final = frozenset("fksp")
+_NODES: Final = {"FunctionDef": "!", "AsyncFunctionDef": "!a", "ClassDef": "!c", "value": "!v"}
+_SHORT: Final = {short: name for name, short in _NODES.items()}
+_BODY: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One form of a name, and the releases that have it so, as bits."""
+
+    mask: int
+    entry: Entry
+
+
+Forms = dict[str, list[Form]]
+"""The names of one module, each with its forms."""
+
+
+@dataclass
+class Contents:
+    """All that a catalogue holds."""
+
+    releases: list[str] = field(default_factory=list)
+    modules: dict[str, int] = field(default_factory=dict)
+    names: dict[str, Forms] = field(default_factory=dict)
+    unmentioned: dict[str, int] = field(default_factory=dict)
+
+
+class Pages:
+    """A catalogue's text, of which a module is taken apart when it is asked for."""
+
+    def __init__(self, text: str) -> None:
+        head, *pages = text.split("\n@")
+        first, *rest = head.split("\n")
+        if not first.startswith("releases "):
+            raise ValueError("it does not begin with its releases")
+        self.releases = tuple(first.split(" ")[1:])
+        self._unmentioned = [line[2:] for line in rest if line.startswith("~ ")]
+        *pages, last = pages
+        last, _, self._bodies = last.partition("\n#")
+        self._pages = {page.partition(" ")[0]: page for page in [*pages, last]}
+        self._read: dict[str, Forms] = {}
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """Every module of any release."""
+        return list(self._pages)
+
+    def mask(self, module: str) -> int:
+        """The releases that have a module."""
+        page = self._pages.get(module)
+        return int(page.split("\n", 1)[0].split(" ")[1]) if page is not None else 0
+
+    def names(self, module: str) -> Forms:
+        """The names of one module."""
+        if module not in self._read:
+            page = self._pages.get(module)
+            self._read[module] = _parse(page, self._bodies) if page is not None else {}
+        return self._read[module]
+
+    def defining(self, name: str) -> Iterator[str]:
+        """The modules that define a function or a class of this name at their top level, in any release."""
+        line = re.compile(rf"^[fc]{re.escape(name)} ", re.MULTILINE)
+        for module, page in self._pages.items():
+            if line.search(page.partition("\n>")[0]):
+                yield module
+
+    @cached_property
+    def unmentioned(self) -> dict[str, int]:
+        """Names that are defined and that nothing mentions, and in which releases."""
+        found: dict[str, int] = {}
+        for line in self._unmentioned:
+            words, _, mask = line.partition("|")
+            for word in words.split(" "):
+                found[word] = found.get(word, 0) | int(mask)
+        return found
+
+    def contents(self) -> Contents:
+        """Everything, for a catalogue that is added to."""
+        return Contents(
+            list(self.releases),
+            {module: self.mask(module) for module in self._pages},
+            {module: {name: list(forms) for name, forms in self.names(module).items()} for module in self._pages},
+            dict(self.unmentioned),
+        )
+
+
+def _parse(page: str, bodies: str) -> Forms:
+    head, *lines = page.split("\n")
+    _, mask, bodies_before = head.split(" ")
+    found: Forms = {}
+    inside, last, place = "", "", int(bodies_before) * _BODY
+    for line in lines:
+        text, _, own = line.partition("|")
+        letter, text = text[:1], text[1:]
+        if letter == ">":
+            inside = f"{text}." if text else ""
+        elif letter == "=":
+            for name, entry in _imports(text):
+                found.setdefault(name, []).append(Form(int(own or mask), entry))
+        elif letter:
+            name, _, first = text.partition(" ")
+            last = last if name == "+" else inside + name
+            body = bodies[place : place + _BODY] if letter in _WITH_BODY else ""
+            place += len(body)
+            forms = found.setdefault(last, [])
+            before = forms[-1].entry if name == "+" and letter == "c" and forms[-1].entry.kind == "class" else None
+            forms.append(Form(int(own or mask), _entry(letter, first, body, before)))
+    return found
+
+
+def _imports(text: str) -> Iterator[tuple[str, Entry]]:
+    origin, *names = text.split(" ")
+    for each in names:
+        name, _, there = each.partition("=")
+        yield name, Entry("import", (f"{origin}:{'' if there == '.' else there or name}",))
+
+
+def _entry(letter: str, first: str, body: str, before: Entry | None) -> Entry:
+    if letter == "c":
+        bases, _, changes = first.partition(";")
+        words = changes.split()
+        less = {word[1:] for word in words if word.startswith("-")}
+        more = {word for word in words if not word.startswith("-")}
+        attributes = (set(before.second) if before is not None else set()) - less | more
+        return Entry("class", tuple(bases.split(",")) if bases else (), tuple(sorted(attributes)))
+    if letter == "v":
+        return Entry("value")
+    tokens = ["!", *first.split(",")] if not first.startswith("!") else first.split(",")
+    signature = tuple(_SHORT.get(token, token) for token in tokens if token)
+    return Entry(_KINDS[letter], signature, (base64.b64decode(body + "==").hex()[:8],))
+
+
+def dump(contents: Contents) -> str:
+    """The text of a catalogue."""
+    lines = [f"releases {' '.join(contents.releases)}"]
+    by_mask: dict[int, list[str]] = {}
+    for word, mask in sorted(contents.unmentioned.items()):
+        by_mask.setdefault(mask, []).append(word)
+    lines += [f"~ {' '.join(words)}|{mask}" for mask, words in sorted(by_mask.items())]
+    bodies: list[str] = []
+    for module, mask in sorted(contents.modules.items()):
+        lines.append(f"@{module} {mask} {len(bodies)}")
+        lines += _page(contents.names.get(module, {}), mask, bodies)
+    return "\n".join([*lines, "#" + "".join(bodies)])
+
+
+def _page(names: Forms, mask: int, bodies: list[str]) -> Iterator[str]:
+    yield from _import_lines(names, mask)
+    inside = ""
+    order = sorted(names, key=lambda name: (name.rpartition(".")[0], name))
+    for name in order:
+        class_, _, short = name.rpartition(".")
+        forms = [form for form in names[name] if form.entry.kind != "import"]
+        if forms and class_ != inside:
+            inside = class_
+            yield f">{inside}"
+        for number, form in enumerate(forms):
+            entry = form.entry
+            own = "" if form.mask == mask else f"|{form.mask}"
+            before = forms[number - 1].entry if number else Entry("value")
+            yield f"{LETTERS[entry.kind]}{'+' if number else short} {_first(entry, before)}{own}"
+            if LETTERS[entry.kind] in _WITH_BODY:
+                bodies.append(base64.b64encode(bytes.fromhex(entry.second[0][:8])).decode()[:_BODY])
+
+
+def _import_lines(names: Forms, mask: int) -> Iterator[str]:
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name, forms in sorted(names.items()):
+        for form in forms:
+            for bound in form.entry.first if form.entry.kind == "import" else ():
+                origin, _, there = bound.partition(":")
+                groups.setdefault((origin, form.mask), []).append(name if there == name else f"{name}={there or '.'}")
+    for (origin, own), bound_names in sorted(groups.items()):
+        yield f"={origin} {' '.join(bound_names)}{'' if own == mask else f'|{own}'}"
+
+
+def _first(entry: Entry, before: Entry) -> str:
+    if entry.kind == "class":
+        had = set(before.second) if before.kind == "class" else set()
+        less = [f"-{name}" for name in sorted(had - set(entry.second))]
+        return f"{','.join(entry.first)};{' '.join([*less, *(name for name in entry.second if name not in had)])}"
+    if entry.kind == "value":
+        return ""
+    tokens = [_NODES.get(token, token) for token in entry.first]
+    return ",".join(tokens[1:] if tokens[:1] == ["!"] else tokens)

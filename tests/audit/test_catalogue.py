@@ -1,0 +1,96 @@
+"""The catalogue that ships: small, whole, and the same as the sources say."""
+
+from __future__ import annotations
+
+import lzma
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.audit.judging import Pair
+from vllm_graft.audit.model import Use
+from vllm_graft.audit.releases.catalogue import FILE, Builder, Catalogue
+from vllm_graft.audit.releases.sourced import Sourced
+from vllm_graft.errors import ConfigError
+from vllm_graft.patching.upstream.sources import Installed
+
+TARGETS = Path(__file__).parents[2] / "benchmarks" / "audit_targets.txt"
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Catalogue:
+    return Catalogue.shipped()
+
+
+def targets() -> list[tuple[str, list[str]]]:
+    lines = (line.split() for line in TARGETS.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return [(name, states) for name, *states in lines]
+
+
+def test_it_has_every_release_that_is_supported(shipped):
+    assert shipped.releases == ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
+
+
+def test_it_is_well_under_a_megabyte():
+    assert FILE.stat().st_size < 900_000
+
+
+@pytest.mark.parametrize(("target", "states"), targets(), ids=[name for name, _ in targets()])
+def test_it_gives_the_verdicts_that_reading_the_sources_by_hand_gave(shipped, target, states):
+    module, _, qualname = target.partition(":")
+    use = Use("replace", module, qualname, "p.py", 1)
+    releases = [shipped.release(version) for version in shipped.releases]
+    pairs = [Pair.of(old, new, [use]) for old, new in pairwise(releases)]
+    assert [pair.judge(use).state for pair in pairs] == states
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "vllm",
+        "vllm.config.vllm",
+        "vllm.v1.core.sched.scheduler",
+        "vllm.v1.engine.core",
+        "vllm.v1.worker.gpu_model_runner",
+        "vllm.model_executor.models.llama",
+        "vllm.entrypoints.openai.api_server",
+    ],
+)
+def test_it_says_of_the_installed_release_what_its_files_say(shipped, module):
+    here = Sourced(Installed())
+    there = shipped.release(here.version.partition("+")[0])
+    read = here._finder.module(module)
+    assert read is not None
+    classes = [name for name in read.scope if (place := read.place(name)) is not None and place.cls is not None]
+    inside = [f"{name}.{inner}" for name in classes for inner in read.class_scope(read.place(name).cls)]
+    for name in [*read.scope, *inside]:
+        assert there.shape(module, name) == here.shape(module, name)
+    for name in classes:
+        assert there.attributes(module, name) == here.attributes(module, name)
+
+
+def test_a_catalogue_that_is_added_to_is_the_one_that_is_built_at_once(make, tmp_path):
+    first, second = make("1.0", m="def f(a): ...\nclass C:\n    x = 1"), make("2.0", m="def f(a, b=1): ...")
+    at_once = Builder()
+    at_once.add("1.0", first)
+    at_once.write(tmp_path / "grown.xz")
+    at_once = Builder()
+    at_once.add("1.0", first)
+    at_once.add("2.0", second)
+    grown = Builder(tmp_path / "grown.xz")
+    grown.add("2.0", second)
+    assert grown.text == at_once.text
+
+
+@pytest.mark.parametrize("content", [b"", b"no xz", lzma.compress(b"something else")])
+def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path, content):
+    (tmp_path / "c.xz").write_bytes(content)
+    with pytest.raises(ConfigError, match="make catalogue"):
+        Catalogue.read(tmp_path / "c.xz")
+
+
+def test_half_a_file_is_an_error_too(tmp_path):
+    (tmp_path / "c.xz").write_bytes(FILE.read_bytes()[:100_000])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Catalogue.read(tmp_path / "c.xz")
