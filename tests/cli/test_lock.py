@@ -134,8 +134,8 @@ def test_mistakes(trees: Path, capsys: pytest.CaptureFixture[str]):
     for words, expected in (
         (["lock", "maid"], "there is no item 'maid' (did you mean 'made'?)"),
         (["lock", "request-log"], "'request-log' is no patch but a RequestLog"),
-        (["lock", "--against", "9.9.9"], "pip download --no-deps vllm==9.9.9"),
-        (["diff", "made", "--from", "9.9.9"], "neither a file or folder '9.9.9' nor a fetched release"),
+        (["lock", "--against", "elsewhere"], "'elsewhere' is no file, no folder and no release"),
+        (["diff", "made", "--from", "elsewhere"], "name a wheel, a folder that holds vllm/, or a release"),
     ):
         assert main(words) == 2
         assert expected in capsys.readouterr().err

@@ -11,13 +11,13 @@ from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.patching import VLLMPatch, lock
 from vllm_graft.patching.declare import Patch
 from vllm_graft.patching.upstream import Definition, Installed, Source, Tree, Wheel
-from vllm_graft.patching.upstream.find import Finder
+from vllm_graft.patching.upstream.finder import Finder
 from vllm_graft.plan.catalogue import Registered, catalogue
 
 INSTALLED: Final = "installed"
 OURS: Final = "vllm-graft"
 
-SOURCE_HELP: Final = "a folder that holds vllm/, a wheel, a release that was fetched before, or 'installed'"
+SOURCE_HELP: Final = "a folder that holds vllm/, a wheel, a release, or 'installed'"
 
 
 def patches(names: Sequence[str]) -> list[Patch]:
@@ -45,7 +45,7 @@ def _patch(offered: Registered, *, named: bool) -> Patch | None:
     return None
 
 
-def source(text: str, release: str = "") -> Source:
+def source(text: str, release: str = "", *, offline: bool = False) -> Source:
     """The source that a word on the command line means; ``release`` is what it counts as, where it does not say."""
     if text == INSTALLED:
         return Installed()
@@ -54,16 +54,24 @@ def source(text: str, release: str = "") -> Source:
         return Tree(path, release)
     if path.is_file():
         return Wheel(path)
-    from vllm_graft.testing.models import cache_folder
+    if _is_version(text):
+        from vllm_graft.audit.releases.kept import release as fetched
 
-    kept = cache_folder() / "sources" / text
-    if kept.is_dir():
-        return Tree(kept, text)
+        return fetched(text, offline=offline)
     raise ConfigError(
-        f"there is neither a file or folder {text!r} nor a fetched release of that number",
+        f"{text!r} is no file, no folder and no release",
         where="source of vLLM",
-        fix=f"run `pip download --no-deps vllm=={text}` and name the wheel, or name a folder that holds vllm/",
+        fix="name a wheel, a folder that holds vllm/, or a release such as 0.32.0",
     )
+
+
+def _is_version(text: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return bool(Version(text).release)
+    except InvalidVersion:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,150 @@
+"""A three-way merge of lines: what two sides made of one text, put together where they do not meet.
+
+It follows ``git merge-file --diff3``: changes that overlap or touch are a conflict, those that both sides made alike
+are taken once, and an insertion or a deletion that could stand in several places stands in the last.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+NAMES: Final = ("ours", "base", "theirs")
+"""What the three texts are called in conflict markers."""
+
+_ENDS: Final = re.compile(r"(?<=\n)")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The outcome of a merge.
+
+    text:       the merged text, with git's markers around each conflict
+    conflicts:  the lines, from 1, that the conflicts begin at
+    ours:       how many changes were taken from our side alone
+    theirs:     and from theirs
+    alike:      how many were made on both sides alike
+    """
+
+    text: str
+    conflicts: tuple[int, ...] = ()
+    ours: int = 0
+    theirs: int = 0
+    alike: int = 0
+
+
+def merge(base: str, ours: str, theirs: str, *, names: tuple[str, str, str] = NAMES) -> Merged:
+    """Put together what two sides made of ``base``; ``names`` are those of ours, the base and theirs in markers."""
+    old, left, right = lines(base), lines(ours), lines(theirs)
+    merged: list[str] = []
+    conflicts: list[int] = []
+    taken = {"ours": 0, "theirs": 0, "alike": 0}
+    done = 0
+    for region in _regions(_changes(old, left), _changes(old, right)):
+        merged += old[done : region.start]
+        done = region.stop
+        before = old[region.start : region.stop]
+        mine, yours = _side(region.left, region, left, before), _side(region.right, region, right, before)
+        if not region.right or mine == yours:
+            taken["alike" if region.right else "ours"] += 1
+            merged += mine
+        elif not region.left:
+            taken["theirs"] += 1
+            merged += yours
+        else:
+            _close(merged)
+            conflicts.append(len(merged) + 1)
+            merged += _marked(mine, before, yours, names)
+    merged += old[done:]
+    return Merged("".join(merged), tuple(conflicts), **taken)
+
+
+def lines(text: str) -> list[str]:
+    """The text's lines with their ends, counted as Python's parser counts them: a form feed ends none."""
+    return [line for line in _ENDS.split(text) if line]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One side has ``[low, high)`` in place of the base's ``[start, stop)``."""
+
+    start: int
+    stop: int
+    low: int
+    high: int
+
+
+@dataclass(slots=True)
+class _Region:
+    """Changes that overlap or touch, and the lines of the base that they span."""
+
+    start: int
+    stop: int
+    left: list[_Change]
+    right: list[_Change]
+
+
+def _changes(base: Sequence[str], side: Sequence[str]) -> list[_Change]:
+    """What a side changed, in the order of the base."""
+    codes = difflib.SequenceMatcher(None, base, side, autojunk=False).get_opcodes()
+    found = [_Change(*where) for kind, *where in codes if kind != "equal"]
+    starts = [*(change.start for change in found), len(base)]
+    return [_slid(change, base, side, limit) for change, limit in zip(found, starts[1:], strict=True)]
+
+
+def _slid(change: _Change, base: Sequence[str], side: Sequence[str], limit: int) -> _Change:
+    """An insertion or a deletion moved as far down as it means the same.
+
+    Of an inserted "break" and blank line after another, either pair may count as the new one. The choice has to be
+    the same on both sides, and the last is git's.
+    """
+    start, stop, low, high = change.start, change.stop, change.low, change.high
+    if start < stop and low < high:
+        return change
+    text, first, last = (base, start, stop) if low == high else (side, low, high)
+    steps = 0
+    while stop + steps < limit and text[first + steps] == text[last + steps]:
+        steps += 1
+    return _Change(start + steps, stop + steps, low + steps, high + steps)
+
+
+def _regions(left: Sequence[_Change], right: Sequence[_Change]) -> Iterator[_Region]:
+    """The changes of both sides, those that touch together."""
+    region: _Region | None = None
+    for change, of_left in sorted(
+        [(one, True) for one in left] + [(one, False) for one in right], key=lambda each: (each[0].start, each[0].stop)
+    ):
+        if region is None or change.start > region.stop:
+            if region is not None:
+                yield region
+            region = _Region(change.start, change.stop, [], [])
+        region.stop = max(region.stop, change.stop)
+        (region.left if of_left else region.right).append(change)
+    if region is not None:
+        yield region
+
+
+def _side(changes: Sequence[_Change], region: _Region, side: Sequence[str], before: Sequence[str]) -> list[str]:
+    """What one side has in place of a region."""
+    if not changes:
+        return list(before)
+    first, last = changes[0], changes[-1]
+    return list(side[first.low - (first.start - region.start) : last.high + (region.stop - last.stop)])
+
+
+def _marked(ours: list[str], base: list[str], theirs: list[str], names: tuple[str, str, str]) -> Iterator[str]:
+    mine, old, yours = names
+    for head, part in ((f"<<<<<<< {mine}", ours), (f"||||||| {old}", base), ("=======", theirs)):
+        yield f"{head}\n"
+        _close(part)
+        yield from part
+    yield f">>>>>>> {yours}\n"
+
+
+def _close(part: list[str]) -> None:
+    """A last line without an end would run into the marker."""
+    if part and not part[-1].endswith("\n"):
+        part[-1] += "\n"

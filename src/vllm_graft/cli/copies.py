@@ -1,0 +1,194 @@
+"""The copies of upstream's functions that a command line names: where each stands, and how another takes its place."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import os
+import shutil
+import tempfile
+import tokenize
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_graft.audit.merge import lines
+from vllm_graft.cli.patches import lock_file, patches
+from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.patching.declare import Patch
+from vllm_graft.patching.functions import functions_in, innermost
+from vllm_graft.patching.hooks import Hook
+from vllm_graft.patching.lock import Lock, hook_name
+from vllm_graft.patching.ranges import includes
+from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.patching.upstream.scopes import bindings
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A function that was copied.
+
+    owner:             the patch, or the words that named it
+    path, line:        its file, and the line that its decorators begin at
+    text:              its source
+    module, qualname:  upstream's function that it is a copy of
+    reviewed:          the releases that the patch's lock has for it
+    addition:          whether the patch may also mean a function that upstream does not have
+    """
+
+    owner: str
+    path: Path
+    line: int
+    text: str
+    module: str
+    qualname: str
+    reviewed: tuple[str, ...] = ()
+    addition: bool = False
+
+    @property
+    def upstream(self) -> str:
+        """Module and qualified name of upstream's function."""
+        return f"{self.module}:{self.qualname}"
+
+    def replaced_by(self, text: str, line: int) -> int:
+        """Write a text in its place, which by now begins at ``line``; by how many lines the rest of the file moves."""
+        whole, encoding = read(self.path)
+        end = "\r\n" if "\r\n" in self.text else "\n"
+        found, new, old = lines(whole), lines(text.replace("\n", end)), lines(self.text)
+        place = slice(line - 1, line - 1 + len(old))
+        if found[place] != old:
+            raise ConfigError("the file has changed meanwhile", where=f"{self.path}:{line}", fix="run it again")
+        found[place] = new
+        _write(self.path, "".join(found).encode(encoding))
+        return len(new) - len(old)
+
+
+def names_a_file(text: str) -> bool:
+    """Whether a word means a function in a file, and not a patch."""
+    return text.rpartition(":")[0].endswith(".py")
+
+
+def in_file(text: str, upstream: str) -> Copy:
+    """The function that ``path/to/file.py:Class.method`` means, as a copy of ``module:qualname``."""
+    module, _, theirs = upstream.partition(":")
+    if not module or not theirs:
+        raise ConfigError(
+            "nothing says what it is a copy of", where=text, fix="give --upstream vllm.module:Class.method"
+        )
+    name, _, qualname = text.rpartition(":")
+    source, body = _parsed(Path(name))
+    nodes: list[ast.AST] = []
+    for part in qualname.split("."):
+        nodes = bindings(body).get(part, [])
+        last = nodes[-1] if nodes else None
+        body = last.body if isinstance(last, ast.ClassDef | Function) else []
+    if len(nodes) == 1 and isinstance(nodes[0], Function):
+        return _copy(text, Path(name), source, nodes[0], module, theirs)
+    what = "is defined several times" if len(nodes) > 1 else "is no function" if nodes else "is not there"
+    raise ConfigError(f"{qualname} {what}", where=name, fix="name one function or method of this file")
+
+
+def in_patch(name: str, attribute: str, releases: Sequence[str]) -> list[Copy]:
+    """The functions that a registered patch puts in the place of upstream's, in the order of its files.
+
+    Of several bodies of one function it is the one that is for the first of these releases that decides.
+    """
+    (patch,) = patches([name])
+    target = patch.declaration.target
+    reviewed = Lock.read(lock_file(patch)).patches.get(patch.declaration.name, {})
+    copies = []
+    for hook in _hooks(patch, attribute, releases):
+        code = innermost(functions_in(hook.value)[0]).__code__
+        path = Path(code.co_filename)
+        source, body = _parsed(path)
+        inside = (each for statement in body for each in ast.walk(statement))
+        node = next((each for each in inside if _begins(each, code.co_firstlineno)), None)
+        if not isinstance(node, Function):
+            raise ConfigError(
+                f"{hook.attribute!r} is not written there as a function",
+                where=f"{path}:{code.co_firstlineno}",
+                fix="write it with def, in the patch's own file",
+            )
+        made = _copy(name, path, source, node, target.module, target.inside(hook.attribute))
+        seen = tuple(reviewed.get(hook_name(patch.declaration, hook.attribute), ()))
+        copies.append(
+            Copy(name, path, made.line, made.text, made.module, made.qualname, seen, addition=hook.kind == "auto")
+        )
+    return sorted(copies, key=lambda copy: (copy.path, copy.line))
+
+
+def _hooks(patch: Patch, attribute: str, releases: Sequence[str]) -> list[Hook]:
+    """The hooks that may be copies."""
+    offered: dict[str, list[Hook]] = {}
+    for hook in patch.declaration.hooks:
+        if hook.kind in ("replace", "auto") and len(functions_in(hook.value)) == 1:
+            offered.setdefault(hook.attribute, []).append(hook)
+    if not offered or (attribute and attribute not in offered):
+        hint = nearest(attribute, offered) if attribute and offered else ""
+        raise ConfigError(
+            f"it does not replace {attribute!r}{hint}" if attribute else "it replaces no function",
+            where=patch.declaration.where,
+            fix="name a function that it replaces: a wrap holds no copy of upstream's",
+        )
+    return [_fitting(patch, bodies, releases) for name, bodies in offered.items() if attribute in ("", name)]
+
+
+def _fitting(patch: Patch, bodies: Sequence[Hook], releases: Sequence[str]) -> Hook:
+    if len(bodies) == 1:
+        return bodies[0]
+    for release in releases:
+        fitting = [body for body in bodies if includes(body.vllm, release)]
+        if len(fitting) == 1:
+            return fitting[0]
+    raise ConfigError(
+        f"there are several bodies of {bodies[0].attribute!r}, and none is for {' or '.join(releases)}",
+        where=patch.declaration.where,
+        fix="say with --from which release the one you mean is for",
+    )
+
+
+def _copy(owner: str, path: Path, source: str, node: Function, module: str, qualname: str) -> Copy:
+    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    return Copy(owner, path, first, "".join(lines(source)[first - 1 : node.end_lineno]), module, qualname)
+
+
+def _begins(node: ast.AST, line: int) -> bool:
+    """Whether a function, its decorators included, begins at a line."""
+    return isinstance(node, Function) and line == min([node.lineno, *(each.lineno for each in node.decorator_list)])
+
+
+def read(path: Path) -> tuple[str, str]:
+    """The text of a Python file with the line ends it has, and its encoding."""
+    try:
+        data = path.read_bytes()
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding), encoding
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"it cannot be read: {error}", where=str(path), fix="name a Python file") from error
+
+
+def _parsed(path: Path) -> tuple[str, list[ast.stmt]]:
+    text = read(path)[0]
+    try:
+        return text, ast.parse(text).body
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(
+            f"it is no Python: {error}",
+            where=str(path),
+            fix="repair it: conflict markers may be left in it",
+        ) from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Put new contents in the place of a file's, all or nothing."""
+    path = path.resolve()
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        shutil.copymode(path, name)
+        os.replace(name, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
