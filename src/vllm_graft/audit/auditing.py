@@ -1,0 +1,120 @@
+"""The audit itself: every use of every package, in every release that was asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from vllm_graft.audit.findings import reported
+from vllm_graft.audit.judging import Pair, is_dynamic
+from vllm_graft.audit.model import Cell, Reading, Report, Row, Use, Verdict
+from vllm_graft.audit.releases.shape import BODY, Release
+from vllm_graft.findings import Finding, worst_first
+from vllm_graft.patching.ranges import includes
+from vllm_graft.patching.upstream.fingerprint import Fingerprint, Function
+
+_VERSION: Final = re.compile(r"(?<![\w.#])(\d+\.\d+(?:\.\d+)?)(?![\w.])")
+
+
+def audit(readings: Sequence[Reading], base: Release, against: Sequence[Release], *, steps: bool = False) -> Report:
+    """Hold packages against releases.
+
+    Each release is compared with ``base``; with ``steps`` with the one before it, ``base`` being before the first. What
+    is reported goes by the last release compared with the base either way.
+    """
+    uses = [use for reading in readings for use in reading.uses]
+    pairs = [
+        Pair.of(before, release, uses) for before, release in zip(_before(base, against, steps), against, strict=True)
+    ]
+    rows = tuple(row for reading in readings for use in reading.uses if (row := _row(reading, use, pairs)) is not None)
+    judged = _whole_way(rows, Pair.of(base, against[-1], uses)) if steps and against else rows
+    ends = {base.version: base, **{release.version: release for release in against}}
+    findings = [finding for reading in readings for finding in reading.unread]
+    findings += [finding for row in judged for finding in reported(row, ends)]
+    return Report(
+        packages=tuple(readings),
+        base="" if steps else base.version,
+        releases=tuple(release.version for release in against),
+        rows=rows,
+        findings=tuple(worst_first(_once(findings))),
+    )
+
+
+def _before(base: Release, against: Sequence[Release], steps: bool) -> list[Release]:
+    return [base, *against[:-1]] if steps else [base for _ in against]
+
+
+def _row(reading: Reading, use: Use, pairs: Sequence[Pair]) -> Row | None:
+    """The row of a use; None where it is of no name of vLLM's in any of the releases."""
+    cells = tuple(Cell(pair.new.version, pair.old.version, verdict(use, pair)) for pair in pairs)
+    absent = bool(cells) and all(cell.verdict.state == "absent" for cell in cells)
+    if absent and (use.way in ("add", "override") or is_dynamic(pairs[-1].new, use)):
+        return None
+    return Row(reading.package, use, cells)
+
+
+def _whole_way(rows: Iterable[Row], pair: Pair) -> list[Row]:
+    return [replace(row, cells=(Cell(pair.new.version, pair.old.version, verdict(row.use, pair)),)) for row in rows]
+
+
+def verdict(use: Use, pair: Pair) -> Verdict:
+    """What became of a use, and whether its reason is gone."""
+    if use.patch is not None and use.patch.vllm and not includes(use.patch.vllm, pair.new.version):
+        return Verdict("", f"the patch is for {use.patch.vllm}")
+    found = pair.judge(use)
+    if found.state in ("same", "body", "extended", "broken"):
+        return _superfluous(use, pair) or found
+    return found
+
+
+def _superfluous(use: Use, pair: Pair) -> Verdict | None:
+    """Whether upstream has the package's own code now, or what its patch waits for has come."""
+    waits = use.patch.remove_when if use.patch is not None else ""
+    for stated in _VERSION.findall(waits):
+        if includes(f">={stated}", pair.new.version):
+            return Verdict("fixed", f"it is to be removed when: {waits}")
+    if use.way != "replace" or not isinstance(use.body, Function):
+        return None
+    bare = type(use.body)(**{**{name: getattr(use.body, name) for name in use.body._fields}, "decorator_list": []})
+    own = Fingerprint.of([bare]).body[:BODY]
+    was, now = (release.shape(use.module, use.qualname) for release in (pair.old, pair.new))
+    if now is not None and now.body == own and (was is None or was.body != own):
+        return Verdict("fixed", "upstream has exactly this code now", now.name)
+    return None
+
+
+def _once(findings: Iterable[Finding]) -> list[Finding]:
+    return list(dict.fromkeys(findings))
+
+
+def with_diffs(report: Report, text: Callable[[str, str, str], str | None]) -> Report:
+    """The report with a diff in each cell whose name changed; ``text`` gives the source of a name in a release."""
+    rows = [replace(row, cells=tuple(_with_diff(row.use, cell, text) for cell in row.cells)) for row in report.rows]
+    return replace(report, rows=tuple(rows))
+
+
+def _with_diff(use: Use, cell: Cell, text: Callable[[str, str, str], str | None]) -> Cell:
+    import difflib
+
+    if cell.verdict.state in ("same", "absent", "") or use.way == "import":
+        return cell
+    was = text(cell.since, use.module, use.qualname)
+    module, _, qualname = cell.verdict.now.partition(":") if cell.verdict.now else (use.module, "", use.qualname)
+    now = text(cell.release, module, qualname)
+    if was is None and now is None:
+        return cell
+    lines = difflib.unified_diff(
+        (was or "").splitlines(keepends=True),
+        (now or "").splitlines(keepends=True),
+        f"vLLM {cell.since}",
+        f"vLLM {cell.release}",
+    )
+    return replace(cell, diff="".join(lines))
+
+
+def modules_of(readings: Iterable[Reading]) -> list[str]:
+    """The modules that an audit will ask for, so that a source far away can send them together."""
+    found: Mapping[str, None] = dict.fromkeys(use.module for reading in readings for use in reading.uses)
+    return list(found)

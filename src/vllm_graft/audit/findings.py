@@ -1,0 +1,139 @@
+"""Verdicts that a person has to know of: code, level, and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from vllm_graft.audit.judging import located
+from vllm_graft.audit.model import Cell, Row, State, Use
+from vllm_graft.audit.releases.shape import Release, Shape
+from vllm_graft.audit.uses import relies
+from vllm_graft.findings import Finding, Level
+
+CODES: Final[Mapping[State, str]] = {
+    "gone": "P201",
+    "broken": "P202",
+    "body": "P203",
+    "fixed": "P204",
+    "moved": "P205",
+    "kind": "P206",
+    "inherited": "P207",
+    "uncalled": "P208",
+    "extended": "P209",
+    "grown": "P212",
+}
+
+_WHAT: Final[Mapping[State, str]] = {
+    "gone": "it is gone",
+    "broken": "its signature has changed",
+    "body": "its code has changed",
+    "fixed": "the patch is no longer needed",
+    "moved": "it has moved",
+    "kind": "it is another kind of thing",
+    "inherited": "it is inherited now",
+    "uncalled": "nothing calls it any more",
+    "extended": "its signature has grown",
+    "grown": "upstream has a name of its own there",
+}
+
+_FIX: Final[Mapping[State, str]] = {
+    "gone": "find what took its place, or limit the code to the releases that have it",
+    "broken": "fit the code to the new parameters",
+    "body": "read the diff, and carry over what it needs",
+    "fixed": "remove the patch, or limit it to older releases",
+    "moved": "name the new place",
+    "kind": "write it anew for what is there now",
+    "inherited": "decide whether the base class is what you mean, and name it",
+    "uncalled": "find what vLLM calls instead: the change has no effect any more",
+    "extended": "accept the new parameters and hand them on",
+    "grown": "choose another name, or use upstream's",
+}
+
+
+def reported(row: Row, releases: Mapping[str, Release]) -> Iterator[Finding]:
+    """What is to be said of one use."""
+    for cell in row.cells:
+        state = cell.verdict.state
+        old, new = releases.get(cell.since), releases.get(cell.release)
+        now = located(new, row.use) if new is not None else None
+        if state in CODES:
+            level = _level(row.use, cell, now)
+            yield _finding(CODES[state], level, row, cell, _said(cell), _FIX[state])
+        if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
+            yield from _vanished(row, cell, old, new)
+            yield from _refused(row, cell, old, now)
+
+
+def _said(cell: Cell) -> str:
+    detail = f": {cell.verdict.detail}" if cell.verdict.detail else ""
+    return f"{_WHAT[cell.verdict.state]} from {cell.since} to {cell.release}{detail}"
+
+
+def _finding(code: str, level: Level, row: Row, cell: Cell, what: str, fix: str) -> Finding:
+    return Finding(code, level, f"{row.use.way} {row.use.name}", what, row.use.where, fix)
+
+
+def _level(use: Use, cell: Cell, now: Shape | None) -> Level:
+    state = cell.verdict.state
+    if state in ("gone", "moved", "kind"):
+        return "info" if use.guarded else "warning" if use.way == "override" else "error"
+    if state == "broken":
+        return "info" if _takes_anything(use) else "warning" if use.way == "import" else "error"
+    if state == "extended":
+        return "info" if use.way in ("import", "subclass") or _accepts_all(use, now) else "error"
+    if state == "body":
+        reviewed = use.patch is not None and cell.release in use.patch.reviewed
+        return "info" if use.way not in ("replace", "delete") or reviewed else "warning"
+    return "error" if state == "uncalled" else "warning"
+
+
+def _takes_anything(use: Use) -> bool:
+    return use.body is not None and use.body.args.vararg is not None and use.body.args.kwarg is not None
+
+
+def _accepts_all(use: Use, now: Shape | None) -> bool:
+    """Whether the function that stands in the place of upstream's takes whatever upstream's takes."""
+    if use.body is None or now is None:
+        return True
+    taken = use.body.args
+    if taken.kwarg is not None:
+        return True
+    own = {one.arg for one in [*taken.posonlyargs, *taken.args, *taken.kwonlyargs]}
+    return all(name in own for name in _parameters(now))
+
+
+def _parameters(shape: Shape) -> list[str]:
+    tokens = shape.signature[1:]
+    return [token.removeprefix("kw ").removesuffix("=") for token in tokens if token[:1] not in "*/"]
+
+
+def _vanished(row: Row, cell: Cell, old: Release, new: Release) -> Iterator[Finding]:
+    """Attributes that the code reads from ``self``, that the class had, and that it has no more."""
+    use = row.use
+    relied = relies(use) if use.body is not None and "." in use.qualname else None
+    if relied is None or not relied.attributes:
+        return
+    owner = use.qualname.rpartition(".")[0]
+    had, has = old.attributes(use.module, owner), new.attributes(use.module, owner)
+    if had is None or has is None:
+        return
+    for name, line in relied.attributes.items():
+        if name in had and name not in has:
+            what = f"the code reads self.{name}, which {owner} had in {cell.since} and has no more in {cell.release}"
+            place = f"{use.file}:{line}"
+            yield Finding("P210", "error", f"{use.way} {use.name}", what, place, "find what took its place")
+
+
+def _refused(row: Row, cell: Cell, old: Release, now: Shape | None) -> Iterator[Finding]:
+    """Keyword arguments that the code hands to the original, and that it no longer takes."""
+    use = row.use
+    was = located(old, use)
+    relied = relies(use) if use.body is not None else None
+    if relied is None or was is None or now is None or any(token.startswith("**") for token in now.signature):
+        return
+    for name, line in relied.keywords.items():
+        if name in _parameters(was) and name not in _parameters(now):
+            what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
+            place = f"{use.file}:{line}"
+            yield Finding("P211", "error", f"{use.way} {use.name}", what, place, "pass what it takes now")

@@ -1,0 +1,170 @@
+"""One name in two releases: what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from vllm_graft.audit.model import Use, Verdict
+from vllm_graft.audit.releases.shape import Release, Shape
+
+SAME: Final = Verdict("same")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two releases; ``silent`` are the names that the old one mentions and the new one does not."""
+
+    old: Release
+    new: Release
+    silent: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, old: Release, new: Release, uses: Iterable[Use]) -> Pair:
+        """The pair, with what has fallen silent of the names that patches stand on."""
+        names = {use.qualname.rpartition(".")[2] for use in uses if use.changes_vllm and use.qualname}
+        return cls(old, new, new.unmentioned(names) - old.unmentioned(names))
+
+    def judge(self, use: Use) -> Verdict:
+        """What became of a use's name from the one to the other."""
+        was, now = located(self.old, use), located(self.new, use)
+        if was is None:
+            return _new_name(use, now)
+        if now is None:
+            return _lost(use, was, self)
+        if was.kind != now.kind:
+            return Verdict("kind", f"a {was.kind} is a {now.kind} now", _elsewhere(was, now))
+        if use.way == "import":
+            return _imported(was, now)
+        if now.inherited and not was.inherited:
+            return Verdict("inherited", f"{_class(use)} no longer defines it: {now.name} is what runs", now.name)
+        return self._compared(was, now, use)
+
+    def _compared(self, was: Shape, now: Shape, use: Use) -> Verdict:
+        elsewhere = _elsewhere(was, now)
+        if was.signature != now.signature:
+            state, detail = signature_change(was.signature, now.signature)
+            return Verdict(state, detail, elsewhere)
+        if use.changes_vllm and was.qualname.rpartition(".")[2] in self.silent:
+            return Verdict("uncalled", "nothing in vLLM mentions it any more", elsewhere)
+        return Verdict("body" if was.body != now.body else "same", "", elsewhere)
+
+
+def located(release: Release, use: Use) -> Shape | None:
+    """What a release has where a use points; a name may turn out to be a module, or to lie in one."""
+    parts = use.qualname.split(".") if use.qualname else []
+    for module, rest in _splits(release, use.module, parts):
+        found = release.shape(module, ".".join(rest))
+        if found is None and use.way == "import":
+            found = _value(release, module, rest)
+        if found is not None:
+            return found
+    return None
+
+
+def _splits(release: Release, module: str, parts: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """The ways to read a dotted name as a module and a name in it."""
+    yield module, parts
+    for done in range(1, len(parts) + 1):
+        inner = ".".join([module, *parts[:done]])
+        if release.shape(inner, "") is None:
+            return
+        yield inner, parts[done:]
+
+
+def _value(release: Release, module: str, parts: Sequence[str]) -> Shape | None:
+    """The value or function whose own attribute a name is; what that has is not vLLM's to say."""
+    for kept in range(len(parts) - 1, 0, -1):
+        found = release.shape(module, ".".join(parts[:kept]))
+        if found is not None:
+            return found if found.kind not in ("class", "module") else None
+    return None
+
+
+def is_dynamic(release: Release, use: Use) -> bool:
+    """Whether a name that is not there belongs to a class that is: it may come from outside vLLM, or at run time."""
+    above = _container(use)
+    found = located(release, above) if above is not None and above.qualname else None
+    return found is not None and found.kind == "class"
+
+
+def _new_name(use: Use, now: Shape | None) -> Verdict:
+    if now is None:
+        return Verdict("absent")
+    if use.way in ("add", "override"):
+        return Verdict("grown", f"upstream has a {now.kind} of this name now", now.name)
+    return Verdict("same", "it is new")
+
+
+def _lost(use: Use, was: Shape, pair: Pair) -> Verdict:
+    now = moved(was, pair.old, pair.new)
+    if now is not None:
+        return Verdict("moved", f"it is {now.name} now", now.name)
+    above = _container(use)
+    if above is not None and located(pair.new, above) is None:
+        return Verdict("gone", f"so is {above.name}, which it was part of")
+    return Verdict("gone")
+
+
+def moved(was: Shape, old: Release, new: Release) -> Shape | None:
+    """Where a name is now that is no longer where it was: another module, one that did not have it before."""
+    if not was.qualname:
+        return None
+    first, _, rest = was.qualname.partition(".")
+    known = {shape.module for shape in old.elsewhere(first)}
+    fresh = [shape for shape in new.elsewhere(first) if shape.module not in known]
+    found = [new.shape(shape.module, was.qualname) for shape in fresh] if rest else fresh
+    alike = [shape for shape in found if shape is not None and shape.kind == was.kind]
+    same = [shape for shape in alike if shape.body == was.body]
+    return next(iter(same or alike), None)
+
+
+def _imported(was: Shape, now: Shape) -> Verdict:
+    """For code that calls a function its signature counts, and not how it is done."""
+    if was.signature == now.signature:
+        return SAME
+    state, detail = signature_change(was.signature, now.signature)
+    return SAME if state == "extended" else Verdict("broken", detail)
+
+
+def signature_change(old: Sequence[str], new: Sequence[str]) -> tuple[Literal["extended", "broken"], str]:
+    """Whether only parameters that need not be given were added, or anything else; and that in words."""
+    added = [one for one in new if one not in old]
+    removed = [one for one in old if one not in new]
+    words = _words({_said(one): one for one in added}, {_said(one): one for one in removed})
+    optional = all(one.endswith("=") or one.startswith("*") for one in added)
+    if not removed and optional and [one for one in new if one in old] == list(old):
+        return "extended", words
+    return "broken", words or "its parameters stand in another order"
+
+
+def _words(added: Mapping[str, str], removed: Mapping[str, str]) -> str:
+    said = [f"{name} is new" for name in added if name not in removed]
+    said += [f"{name} is gone" for name in removed if name not in added]
+    for name in added:
+        if name in removed:
+            default = added[name].endswith("=") - removed[name].endswith("=")
+            said.append(
+                f"{name} has {'a' if default > 0 else 'no'} default now" if default else f"{name} is passed otherwise"
+            )
+    return ", ".join(said)
+
+
+def _said(token: str) -> str:
+    name = token.removeprefix("kw ").removeprefix("/").removesuffix("=")
+    return f"{name!r}" if name.isidentifier() or name.startswith("*") else token
+
+
+def _elsewhere(was: Shape, now: Shape) -> str:
+    return now.name if now.name != was.name else ""
+
+
+def _class(use: Use) -> str:
+    return use.qualname.rpartition(".")[0] or use.module
+
+
+def _container(use: Use) -> Use | None:
+    if not use.qualname:
+        return None
+    return replace(use, qualname=use.qualname.rpartition(".")[0])

@@ -1,0 +1,173 @@
+"""A report as a comment on a pull request: a summary, the matrix, the findings, and diffs that open on demand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+from vllm_graft.audit.model import Cell, Report, Row
+from vllm_graft.audit.render.selection import Group, asks, cells, findings, groups, label, one_line, printable, summary
+from vllm_graft.audit.render.words import WORDS, count, weight
+from vllm_graft.findings import Finding
+
+LIMIT: Final = 65_536
+"""The most characters that GitHub takes in a comment."""
+
+DIFF_LINES: Final = 200
+"""The most lines of one diff."""
+
+_NOTE: Final = 300
+"""Room kept for the note on what was left out."""
+
+_LONGEST: Final = 300
+"""The most characters of one name or sentence."""
+
+
+def markdown(report: Report, limit: int = LIMIT) -> str:
+    """A comment of at most so many characters; what does not fit is left out, the least bad first, and a note says so.
+
+    The matrix may take half of the room, the findings half of what it leaves, and the diffs the rest.
+    """
+    first, rest = summary(report)
+    pieces = [f"**{_plain(first)}**{_plain(rest)}"]
+    room = limit - len(pieces[0]) - _NOTE
+    tables, rows = _tables(report, room // 2)
+    room -= _size(tables)
+    said, unsaid = _fit([_finding(each) for each in findings(report)], room // 2)
+    room -= _size(said)
+    diffs, closed = _fit([_diff(row, cell) for row, cell in _diffs(report)], room)
+    pieces += [*tables, "\n".join(said), *diffs]
+    left = [count(number, thing) for number, thing in ((rows, "row"), (unsaid, "finding"), (closed, "diff")) if number]
+    if left:
+        pieces.append(f"_Left out, so that this fits in a comment: {', '.join(left)}. The page of the audit has all._")
+    return "\n\n".join(piece.strip("\n") for piece in pieces if piece.strip())[: limit - 1] + "\n"
+
+
+def _fit(pieces: Sequence[str], room: int) -> tuple[list[str], int]:
+    """The first pieces, as many as there is room for, and how many are left out."""
+    taken: list[str] = []
+    for piece in pieces:
+        room -= len(piece) + 2
+        if room < 0:
+            break
+        taken.append(piece)
+    return taken, len(pieces) - len(taken)
+
+
+def _size(pieces: Sequence[str]) -> int:
+    return sum(len(piece) + 2 for piece in pieces)
+
+
+def _tables(report: Report, room: int) -> tuple[list[str], int]:
+    """The matrix of each package, and how many rows were left out."""
+    found = groups(report)
+    tables, missing = [], 0
+    for group in found:
+        head = [f"### {_plain(group.title)}\n"] if len(found) > 1 else []
+        head += [
+            "| target | " + " | ".join(map(_cell, report.releases)) + " |",
+            "|---|" + ":-:|" * len(report.releases),
+        ]
+        rows, cut = _fit([_row(report, row) for row in group.changed], room - _size(head))
+        missing += cut
+        table = "\n".join([*head, *rows] if rows else head[:-2])
+        folded = _folded(group)
+        tables += [each for each in (table, folded) if each and len(each) < room]
+        room -= len(table) + len(folded) + 4
+    return tables, missing
+
+
+def _row(report: Report, row: Row) -> str:
+    words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
+    where = f"<br><sub>{row.use.way} {_cell(_code(row.use.where))}</sub>"
+    return f"| {_cell(_code(label(row.use)))}{where} | " + " | ".join(words) + " |"
+
+
+def _folded(group: Group) -> str:
+    if not group.folded:
+        return ""
+    names = [f"- {_code(label(row.use))} {row.use.way}" for row in [*group.unchanged, *group.unjudged]]
+    shown, cut = _fit(names, 8_000)
+    shown += [f"- and {cut:,} more"] if cut else []
+    return f"<details><summary>{group.folded}</summary>\n\n" + "\n".join(shown) + "\n\n</details>"
+
+
+def _finding(finding: Finding) -> str:
+    where = f" ({_code(finding.where)})" if finding.where else ""
+    fix = f". Next: {_prose(finding.fix)}" if finding.fix else ""
+    return f"- **{_plain(finding.code)}** {finding.level}: {_code(finding.subject)}: {_prose(finding.what)}{where}{fix}"
+
+
+def _diffs(report: Report) -> list[tuple[Row, Cell]]:
+    """Every cell with a diff that asks for a look, the worst first."""
+    rows = [row for group in groups(report) for row in group.changed]
+    found = [(row, cell) for row in rows for cell in cells(report, row) if cell.diff]
+    shown = [(row, cell) for row, cell in found if asks(row.use, cell.verdict.state)]
+    return sorted(shown, key=lambda pair: weight(pair[1].verdict.state), reverse=True)
+
+
+def _diff(row: Row, cell: Cell) -> str:
+    lines = cell.diff.removesuffix("\n").split("\n")
+    shown = "\n".join(lines[:DIFF_LINES])
+    more = f"{count(len(lines) - DIFF_LINES, 'more line')} of this diff left out." if len(lines) > DIFF_LINES else ""
+    fence = "`" * max(3, 1 + _ticks(shown))
+    verdict = cell.verdict
+    name = escape(_short(label(row.use)), quote=False)
+    title = f"<code>{name}</code> {WORDS[verdict.state].short}, {_step(cell)}"
+    now = f"Now: {_code(verdict.now)}" if verdict.now else ""
+    pieces = [
+        f"<details><summary>{title}</summary>",
+        _prose(verdict.detail),
+        now,
+        f"{fence}diff\n{shown}\n{fence}",
+        more,
+    ]
+    return "\n\n".join([*filter(None, pieces), "</details>"])
+
+
+def _step(cell: Cell) -> str:
+    step = f"{cell.since} → {cell.release}" if cell.since else cell.release
+    return _silent(escape(one_line(step), quote=False))
+
+
+def _ticks(words: str) -> int:
+    """The longest run of backticks."""
+    return max(map(len, re.findall("`+", words)), default=0)
+
+
+def _code(words: str) -> str:
+    """A code span, whatever it holds."""
+    words = _short(words)
+    if not words:
+        return ""
+    ticks = "`" * (1 + _ticks(words))
+    pad = " " if words.startswith("`") or words.endswith("`") else ""
+    return f"{ticks}{pad}{words}{pad}{ticks}"
+
+
+def _cell(words: str) -> str:
+    """What stands in a cell of a table, where a bar ends the cell even in code."""
+    return words.replace("|", "\\|")
+
+
+def _prose(words: str) -> str:
+    """A sentence: what stands between backticks is code, all else plain words."""
+    pieces = re.split("`([^`]+)`", _short(words))
+    return "".join(_code(piece) if index % 2 else _plain(piece) for index, piece in enumerate(pieces))
+
+
+def _plain(words: str) -> str:
+    """Words that are no markup."""
+    return _silent(re.sub(r"([\\`*_\[\]|~])", r"\\\1", escape(printable(words), quote=False)))
+
+
+def _silent(words: str) -> str:
+    """Words in which GitHub finds no user and no issue to link to: an empty comment stands after the sign."""
+    return re.sub("([@#])", r"\1<!-- -->", words)
+
+
+def _short(words: str) -> str:
+    words = one_line(words)
+    return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"

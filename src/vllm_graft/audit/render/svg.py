@@ -1,0 +1,107 @@
+"""A report as a picture for a README: some rows of the matrix, in the colours of the page."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final, get_args
+from xml.sax.saxutils import escape
+
+from vllm_graft.audit.model import Report, Row
+from vllm_graft.audit.render.colours import variables
+from vllm_graft.audit.render.selection import by_worth, cells, label, printable, summary
+from vllm_graft.audit.render.words import WORDS, Tone
+
+_LABEL: Final = 410
+"""Width of the names."""
+
+_CELL: Final = 66
+_LINE: Final = 27
+_HEAD: Final = 44
+_EDGE: Final = 16
+_CHARACTER: Final = 7.25
+"""Width of a character of a name: no font of a picture is certain, so names are cut with some room to spare."""
+
+_STYLE: Final = """
+text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:var(--ink)}
+.s{fill:var(--soft)}.q{font-weight:600}.c{text-anchor:middle;font-size:11.5px}
+.t{font:13px system-ui,-apple-system,"Segoe UI",sans-serif}.k{font-size:11.5px;white-space:pre}.paper{fill:var(--paper)}
+"""
+
+
+def svg(report: Report, rows: int = 8, caption: str = "") -> str:
+    """The picture: so many rows, taken evenly from the worst to the unchanged so that they stand for all.
+
+    Without a caption the sentence that sums the report up stands below.
+    """
+    shown = _sample(report, rows)
+    width = max(2 * _EDGE + _LABEL + _CELL * len(report.releases), 560)
+    body = [_text(release, _centre(index), 28, "c s") for index, release in enumerate(report.releases)]
+    for index, row in enumerate(shown):
+        body += _row(report, row, _HEAD + index * _LINE)
+    below = _HEAD + len(shown) * _LINE + 26
+    tones = [_keyed(report, shown)] if shown else []
+    said = textwrap.wrap(printable(caption or "".join(summary(report))), int((width - 2 * _EDGE) / 7.3))
+    body += [_text(line, _EDGE, below + 19 * number, "t") for number, line in enumerate(said)]
+    below += 19 * len(said) + 4
+    body += [_text(line, _EDGE, below, "k s") for line in tones]
+    return _picture(body, width, below + (16 if tones else 0), " ".join(said))
+
+
+def _sample(report: Report, rows: int) -> list[Row]:
+    """Rows at equal distances in the order of harm; a name is shown once."""
+    names = {label(row.use): row for row in reversed(by_worth(report))}
+    known = list(reversed(names.values()))
+    if len(known) <= rows or rows < 2:
+        return known[: max(rows, 0)]
+    return [known[round(index * (len(known) - 1) / (rows - 1))] for index in range(rows)]
+
+
+def _row(report: Report, row: Row, top: int) -> list[str]:
+    module, colon, name = _short(label(row.use)).rpartition(":")
+    pieces = [
+        f'<text x="{_EDGE}" y="{top + 17}"><tspan class="s">{_escape(module + colon)}</tspan>'
+        f'<tspan class="q">{_escape(name)}</tspan></text>'
+    ]
+    for index, cell in enumerate(cells(report, row)):
+        word = WORDS[cell.verdict.state]
+        if not word.short:
+            continue
+        left = _EDGE + _LABEL + index * _CELL + 2
+        pieces.append(f'<rect class="{word.tone}-bg" x="{left}" y="{top + 2}" width="{_CELL - 4}" height="21" rx="3"/>')
+        pieces.append(_text(word.short, _centre(index), top + 17, f"c {word.tone}"))
+    return pieces
+
+
+def _keyed(report: Report, shown: Sequence[Row]) -> str:
+    """What the words that occur mean, as one line."""
+    states = {cell.verdict.state for row in shown for cell in cells(report, row)}
+    told = [f"{word.short} {word.brief}" for state, word in WORDS.items() if state in states and word.brief]
+    return ",  ".join(told)
+
+
+def _short(name: str) -> str:
+    """A name that fits its column: a long one loses its beginning."""
+    most = int((_LABEL - 8) / _CHARACTER)
+    return name if len(name) <= most else f"…{name[len(name) - most + 1 :]}"
+
+
+def _centre(index: int) -> int:
+    return _EDGE + _LABEL + index * _CELL + _CELL // 2
+
+
+def _text(words: str, x: int, y: int, names: str) -> str:
+    return f'<text class="{names}" x="{x}" y="{y}">{_escape(words)}</text>'
+
+
+def _escape(words: str) -> str:
+    return escape(printable(words))
+
+
+def _picture(body: Sequence[str], width: int, height: int, title: str) -> str:
+    tones = "".join(f".{tone}{{fill:var(--{tone})}}.{tone}-bg{{fill:var(--{tone}-bg)}}" for tone in get_args(Tone))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'role="img">\n<title>{_escape(title)}</title>\n<style>{variables("svg")}{_STYLE}{tones}</style>\n'
+        f'<rect class="paper" width="{width}" height="{height}" rx="8"/>\n' + "\n".join(body) + "\n</svg>\n"
+    )

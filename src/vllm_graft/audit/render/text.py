@@ -1,0 +1,67 @@
+"""A report for a terminal: aligned columns, no colours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from vllm_graft.audit.model import Report, Row
+from vllm_graft.audit.render.selection import Group, cells, groups, label, one_line, summary
+from vllm_graft.audit.render.words import WORDS
+
+_LEAST: Final = 24
+"""The fewest characters in which a name can be told from others."""
+
+
+def text(report: Report, width: int, *, every: bool = False) -> str:
+    """The matrix as a table that fits a terminal of this width, and a line that sums it up.
+
+    Rows that ask for no look are folded into one line for each package, unless every row is asked for. Where the
+    width is short, names and places lose their beginnings, then places go; with more releases than fit, lines are
+    longer than the width. Findings are not shown: a command prints them beside the table.
+    """
+    found = groups(report)
+    shown = [group.rows if every else group.changed for group in found]
+    rows = [_row(report, row) for part in shown for row in part]
+    head = ["TARGET", "WAY", *report.releases, "WHERE"]
+    widths = _widths([head, *rows], width)
+    lines = [_line(head, widths)] if rows else []
+    for group, part in zip(found, shown, strict=True):
+        if len(found) > 1:
+            lines.append(f"{one_line(group.title)}:")
+        lines += [_line(_row(report, row), widths) for row in part]
+        lines += [] if every else _folded(group)
+    return "\n".join([*lines, "".join(summary(report))])
+
+
+def _folded(group: Group) -> list[str]:
+    return [f"{'and ' if group.changed else ''}{group.folded}"] if group.folded else []
+
+
+def _row(report: Report, row: Row) -> list[str]:
+    words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
+    return [one_line(label(row.use)), row.use.way, *words, one_line(row.use.where)]
+
+
+def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """What each column gets. Names come before places; a place that would have less than the least has no column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = width - sum(widths[1:-1]) - 2 * (len(widths) - 1)
+    if widths[0] + widths[-1] > room:
+        widths[-1] = min(widths[-1], max(room - widths[0], _LEAST))
+        if room - widths[-1] < _LEAST:
+            widths[-1] = 0
+            room += 2
+        widths[0] = min(widths[0], max(room - widths[-1], _LEAST))
+    return widths
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(_end(each, width).ljust(width) for each, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _end(words: str, width: int) -> str:
+    """The end of a text, where names differ, if all of it does not fit."""
+    if len(words) <= width:
+        return words
+    return f"…{words[len(words) - width + 1 :]}" if width else ""

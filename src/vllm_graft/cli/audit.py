@@ -1,0 +1,206 @@
+"""``vllm-graft audit``: what a vLLM release does to the patches, overrides and imports of a package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from vllm_graft.errors import ConfigError
+from vllm_graft.findings import exit_status
+
+if TYPE_CHECKING:
+    from vllm_graft.audit.model import Cell, Reading, Report, Row
+    from vllm_graft.audit.releases.library import Library
+    from vllm_graft.audit.releases.shape import Release
+
+HELP = "say what a vLLM release does to the patches, overrides and imports of packages, without installing it"
+
+_PACKAGES: Final = "an installed package, a file or a folder; without any, every installed plugin of vLLM"
+_AGAINST: Final = "a release, 'installed' or 'latest'; several times; the newest in the catalogue without it"
+_BASE: Final = "the release to compare with; without it the one that the package pins, else the installed one"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("package", nargs="*", help=_PACKAGES)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--against", nargs="+", action="extend", metavar="VERSION", help=_AGAINST)
+    which.add_argument("--wheel", type=Path, metavar="FILE", help="a wheel of vLLM instead")
+    which.add_argument("--tree", type=Path, metavar="DIR", help="a folder that holds vllm/ instead")
+    which.add_argument(
+        "--matrix", action="store_true", help="every release in the catalogue, each compared with the one before"
+    )
+    parser.add_argument("--base", metavar="VERSION", help=_BASE)
+    parser.add_argument("--offline", action="store_true", help="ask no server: the catalogue and what is kept here")
+    parser.add_argument("--all", action="store_true", dest="every", help="show what has not changed, too")
+    parser.add_argument(
+        "--no-diff", action="store_true", help="leave out upstream's diffs from the page and the comment"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print rows and findings as JSON")
+    how.add_argument("--markdown", action="store_true", help="print a comment for a pull request")
+    how.add_argument("--html", type=Path, metavar="FILE", help="write one static page")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Audit, and show it; exit status 1 where something is at level error."""
+    from vllm_graft.audit.auditing import audit, modules_of
+    from vllm_graft.audit.releases.library import Library
+
+    library = Library(offline=args.offline, progress=_progress() if sys.stderr.isatty() else None)
+    readings = _readings(args.package)
+    against = _against(args, library)
+    base, why = _base(args, library, readings, against)
+    if args.matrix and base.version == against[0].version:
+        against = against[1:]
+    for release in (base, *against):
+        library.ahead(release, modules_of(readings))
+    report = audit(readings, base, against, steps=args.matrix)
+    _show(args, report, library, why)
+    return exit_status(report.findings)
+
+
+def _readings(packages: list[str]) -> list[Reading]:
+    from vllm_graft.audit.uses import installed_plugins, read
+
+    names = packages or installed_plugins()
+    if not names:
+        raise ConfigError(
+            "no package was named, and none is installed that registers plugins with vLLM",
+            fix="name a package, a file or a folder",
+        )
+    return [read(name) for name in names]
+
+
+def _against(args: argparse.Namespace, library: Library) -> list[Release]:
+    from vllm_graft.patching.upstream.sources import Tree, Wheel
+
+    if args.wheel is not None:
+        return [library.add(Wheel(args.wheel))]
+    if args.tree is not None:
+        return [library.add(Tree(args.tree))]
+    if args.matrix:
+        return [library.release(version) for version in library.catalogue.releases]
+    names = args.against or [library.catalogue.releases[-1]]
+    return [library.release(name) for name in names]
+
+
+def _base(
+    args: argparse.Namespace, library: Library, readings: list[Reading], against: list[Release]
+) -> tuple[Release, str]:
+    """The release that others are compared with, and why it was chosen."""
+    from vllm_graft.versions import vllm_version
+
+    if args.base:
+        return library.release(args.base), "--base"
+    if args.matrix:
+        return against[0], "the oldest in the catalogue"
+    for reading in readings:
+        if reading.base:
+            return library.release(reading.base), f"{reading.package} requires it"
+    installed = vllm_version()
+    wanted = {release.version for release in against}
+    if installed is not None and installed not in wanted:
+        return library.release("installed"), "it is installed"
+    known = [version for version in library.catalogue.releases if version not in wanted]
+    if not known:
+        raise ConfigError("there is nothing to compare with", fix="say with --base which release the code is for")
+    older = [version for version in known if _numbers(version) < _numbers(against[0].version)]
+    chosen = (older or known[:1])[-1]
+    return library.release(chosen), "the one before"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".") if part.isdigit())
+
+
+def _show(args: argparse.Namespace, report: Report, library: Library, why: str) -> None:
+    from vllm_graft.audit.auditing import with_diffs
+    from vllm_graft.audit.render import html, markdown, text
+
+    if (args.markdown or args.html is not None) and not args.no_diff:
+        report = with_diffs(report, library.text)
+        if library.unread:
+            print(f"audit: no diffs for {', '.join(library.unread)}: their sources are not here", file=sys.stderr)
+    if args.json:
+        print(json.dumps(_document(report, why), indent=2))
+    elif args.markdown:
+        print(markdown(report))
+    elif args.html is not None:
+        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        args.html.write_text(html(report, when=when), encoding="utf-8")
+        print(f"wrote {args.html}")
+    else:
+        _print(args, report, why, text(report, shutil.get_terminal_size((120, 24)).columns, every=args.every))
+
+
+def _print(args: argparse.Namespace, report: Report, why: str, table: str) -> None:
+    compared = f"compared with {report.base} ({why})" if report.base else "each compared with the one before"
+    print(f"vLLM {', '.join(report.releases)}, {compared}")
+    print(table)
+    shown = [finding for finding in report.findings if args.every or finding.level != "info"]
+    for finding in shown:
+        print(finding.explain())
+    if len(shown) < len(report.findings):
+        print(f"{len(report.findings) - len(shown)} more at level info: --all shows them")
+
+
+def _document(report: Report, why: str) -> dict[str, object]:
+    return {
+        "base": report.base,
+        "base_because": why,
+        "releases": list(report.releases),
+        "packages": [
+            {"package": each.package, "version": each.version, "files": each.files, "uses": len(each.uses)}
+            for each in report.packages
+        ],
+        "rows": [_row(row) for row in report.rows],
+        "findings": [finding.as_dict() for finding in report.findings],
+    }
+
+
+def _row(row: Row) -> dict[str, object]:
+    use = row.use
+    return {
+        "package": row.package,
+        "way": use.way,
+        "name": use.name,
+        "where": use.where,
+        "owner": use.owner,
+        "patch": use.patch.name if use.patch is not None else "",
+        "guarded": use.guarded,
+        "cells": [_cell(cell) for cell in row.cells],
+    }
+
+
+def _cell(cell: Cell) -> dict[str, str]:
+    found = cell.verdict
+    return {
+        "release": cell.release,
+        "since": cell.since,
+        "state": found.state,
+        "detail": found.detail,
+        "now": found.now,
+    }
+
+
+def _progress() -> _Bar:
+    return _Bar()
+
+
+class _Bar:
+    """The bytes that come from the index, on a terminal."""
+
+    def __init__(self) -> None:
+        from vllm_graft.cli.model import ProgressLine
+
+        self._line = ProgressLine()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Redraw."""
+        self._line("fetching vLLM's sources", done, total)

@@ -1,0 +1,82 @@
+"""What is shown, and in what order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vllm_graft.audit.model import Reading
+from vllm_graft.audit.render.diffs import changed_lines, parts
+from vllm_graft.audit.render.selection import asking, asks, cells, findings, groups, label, one_line, summary, totals
+from vllm_graft.findings import Finding
+
+
+def test_rows_are_grouped_by_package_and_the_worst_is_first(report):
+    found = groups(report)
+    assert [group.title for group in found] == ["beta", "alpha 1.2"]
+    assert [label(row.use) for row in found[0].changed] == ["v1.worker:Worker.stop", "v1.queue:make_queue"]
+    assert [label(row.use) for row in found[1].changed] == [
+        "v1.sched:Scheduler.__init__",
+        "v1.sched:Scheduler.schedule",
+    ]
+
+
+def test_rows_that_ask_for_no_look_are_counted(report):
+    assert [group.folded for group in groups(report)] == ["", "1 unchanged, 1 not judged"]
+
+
+def test_a_release_without_a_cell_is_not_judged(report):
+    assert [cell.verdict.state for cell in cells(report, report.rows[-1])] == ["", "moved"]
+
+
+@pytest.mark.parametrize(("more", "asked"), [({}, True), ({"guarded": True}, False), ({"way": "add"}, False)])
+def test_a_name_in_no_release_is_well_for_who_adds_or_guards_it(make, more, asked):
+    assert asks(make("alpha", "vllm.a:b", "absent", **more).use, "absent") is asked
+
+
+def test_the_summary_counts_uses_and_names_releases(report):
+    assert "".join(summary(report)) == (
+        "4 of 6 uses of vLLM need a look, in 2 packages held against vLLM 0.31.0 to 0.32.0, "
+        "each compared with the release before."
+    )
+    based = replace(report, base="0.26.0", releases=("0.32.0",))
+    assert "".join(summary(based)).endswith("held against vLLM 0.32.0, compared with 0.26.0.")
+
+
+def test_the_summary_of_nothing_says_so(empty):
+    assert "".join(summary(empty)) == "No use of vLLM was found in 1 package."
+
+
+def test_a_report_may_have_no_columns(report):
+    assert "held against no release of vLLM" in summary(replace(report, releases=()))[1]
+
+
+def test_counts_by_state_and_by_release(report):
+    assert totals(report) == {"same": 3, "body": 2, "extended": 1, "": 3, "broken": 1, "gone": 1, "moved": 1}
+    assert [asking(report, release) for release in report.releases] == [2, 4]
+
+
+def test_files_that_could_not_be_read_are_findings_and_each_is_named_once(report):
+    unread = Finding("P209", "error", "alpha", "cannot be read")
+    more = replace(report, packages=(Reading("alpha", (), unread=(unread,)),))
+    assert [each.code for each in findings(more)] == ["P201", "P209", "P207"]
+    assert findings(replace(more, findings=(unread,))) == [unread]
+
+
+def test_control_characters_do_not_reach_a_terminal():
+    assert one_line("a\x1b[31m\nb\u202ec  d") == "a [31m b c d"
+
+
+def test_a_diff_is_taken_apart_by_line():
+    diff = "--- a\n+++ b\n@@ -1,2 +1,2 @@\n same\n--- x\n++++ y\n+z\n"
+    assert [(part, len(lines)) for part, lines in parts(diff)] == [
+        ("head", 2),
+        ("hunk", 1),
+        ("context", 1),
+        ("removed", 1),
+        ("added", 2),
+    ]
+    assert changed_lines(diff) == (2, 1)
+    assert changed_lines("+a\n-b\n") == (1, 1)
+    assert list(parts("")) == []

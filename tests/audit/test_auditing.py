@@ -1,0 +1,175 @@
+"""A package held against releases: rows, steps, findings and diffs."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_graft.audit.auditing import audit, with_diffs
+from vllm_graft.audit.uses import read
+
+UPSTREAM = """
+class Engine:
+    def __init__(self):
+        self.queue = []
+    def step(self, batch):
+        return batch
+    def user(self):
+        self.step(1)
+        self.drain()
+    def drain(self):
+        return self.queue
+def helper(a):
+    return a
+"""
+
+
+@pytest.fixture
+def judged(make, held, tmp_path):
+    """judged(package, *releases) -> the report; each release is the text of vllm.m, the first is the base."""
+
+    def run(package, *texts, steps=False):
+        file = tmp_path / "plugin.py"
+        file.write_text(package, encoding="utf-8")
+        made = [make(f"0.{number}.0", m=text) for number, text in enumerate(texts, 1)]
+        base, *against = held("source", *made)
+        return audit([read(file)], base, against, steps=steps)
+
+    return run
+
+
+def codes(report):
+    return [(finding.code, finding.level) for finding in report.findings]
+
+
+PATCH = "from vllm.m import Engine\ndef mine(self, batch):\n    return 0\nEngine.step = mine\n"
+
+
+def test_an_unchanged_release_has_nothing_to_report(judged):
+    report = judged(PATCH, UPSTREAM, UPSTREAM)
+    assert {cell.verdict.state for row in report.rows for cell in row.cells} == {"same"}
+    assert report.findings == ()
+
+
+def test_a_replaced_method_whose_code_changed_is_a_warning(judged):
+    changed = UPSTREAM.replace("return batch", "return list(batch)")
+    report = judged(PATCH, UPSTREAM, changed)
+    assert codes(report) == [("P203", "warning")]
+    assert report.findings[0].where.endswith("plugin.py:4")
+    assert "from 0.1.0 to 0.2.0" in report.findings[0].what
+
+
+def test_a_wrap_of_changed_code_is_information(judged):
+    wrap = PATCH.replace("def", "orig = Engine.step\ndef").replace("return 0", "return orig(self, batch)")
+    changed = UPSTREAM.replace("return batch", "return list(batch)")
+    assert codes(judged(wrap, UPSTREAM, changed)) == [("P203", "info")]
+
+
+def test_an_override_that_cannot_take_a_new_parameter_is_an_error(judged):
+    grown = UPSTREAM.replace("def step(self, batch)", "def step(self, batch, throttle=False)")
+    one = "from vllm.m import Engine\nclass Mine(Engine):\n    def step(self, batch):\n        return 0\n"
+    assert codes(judged(one, UPSTREAM, grown)) == [("P209", "error")]
+    takes = one.replace("self, batch", "self, batch, **more")
+    assert codes(judged(takes, UPSTREAM, grown)) == [("P209", "info")]
+
+
+def test_a_broken_signature_is_an_error_unless_the_code_takes_anything(judged):
+    broken = UPSTREAM.replace("def step(self, batch)", "def step(self, batch, now)")
+    assert codes(judged(PATCH, UPSTREAM, broken)) == [("P202", "error")]
+    anything = PATCH.replace("self, batch", "self, *args, **kwargs")
+    assert codes(judged(anything, UPSTREAM, broken)) == [("P202", "info")]
+
+
+def test_a_name_that_is_gone_is_an_error_unless_the_code_provides_for_it(judged):
+    gone = UPSTREAM.replace("def helper(a):\n    return a", "")
+    assert codes(judged("from vllm.m import helper\n", UPSTREAM, gone)) == [("P201", "error")]
+    guarded = "try:\n    from vllm.m import helper\nexcept ImportError:\n    helper = None\n"
+    assert codes(judged(guarded, UPSTREAM, gone)) == [("P201", "info")]
+
+
+def test_a_patch_of_what_nothing_calls_any_more_is_an_error(judged):
+    silent = UPSTREAM.replace("self.step(1)", "pass")
+    assert codes(judged(PATCH, UPSTREAM, silent)) == [("P208", "error")]
+
+
+def test_code_that_upstream_has_taken_over_is_no_longer_needed(judged):
+    taken = UPSTREAM.replace("return batch", "return 0")
+    assert codes(judged(PATCH, UPSTREAM, taken)) == [("P204", "warning")]
+
+
+DECLARED = """
+from vllm_graft import VLLMPatch, wrap
+class P(VLLMPatch["vllm.m:Engine"], name="p", vllm="{range}", remove_when="{when}"):
+    @wrap
+    def step(self, call, batch):
+        return call(batch)
+"""
+
+
+def test_a_patch_past_its_end_is_no_longer_needed(judged):
+    report = judged(DECLARED.format(range="", when="vLLM 0.2 is the oldest"), UPSTREAM, UPSTREAM)
+    assert codes(report) == [("P204", "warning")]
+    assert codes(judged(DECLARED.format(range="", when="vLLM 0.3 is the oldest"), UPSTREAM, UPSTREAM)) == []
+
+
+def test_a_reason_that_names_no_version_never_ends(judged):
+    assert codes(judged(DECLARED.format(range="", when="#4711 is merged"), UPSTREAM, UPSTREAM)) == []
+
+
+def test_a_patch_is_not_judged_in_releases_it_is_not_for(judged):
+    report = judged(DECLARED.format(range="<0.2", when=""), UPSTREAM, "")
+    assert [cell.verdict.state for row in report.rows for cell in row.cells if row.use.way == "wrap"] == [""]
+    assert report.findings == ()
+
+
+def test_an_attribute_that_the_code_reads_and_that_vanished_is_an_error(judged):
+    reads = PATCH.replace("return 0", "return self.queue")
+    renamed = UPSTREAM.replace("self.queue", "self.waiting")
+    found = judged(reads, UPSTREAM, renamed).findings
+    assert [(finding.code, finding.level) for finding in found] == [("P210", "error")]
+    assert "self.queue" in found[0].what
+    assert found[0].where.endswith("plugin.py:3")
+
+
+def test_a_keyword_that_the_original_no_longer_takes_is_an_error(judged):
+    passes = "from vllm.m import Engine\nclass Mine(Engine):\n"
+    passes += "    def step(self, *a, **k):\n        return super().step(batch=1)\n"
+    renamed = UPSTREAM.replace("batch", "work")
+    assert ("P211", "error") in codes(judged(passes, UPSTREAM, renamed))
+
+
+def test_a_method_that_upstream_grows_under_a_subclass_is_a_warning(judged):
+    mine = "from vllm.m import Engine\nclass Mine(Engine):\n    def flush(self):\n        return 0\n"
+    grown = UPSTREAM.replace("    def drain", "    def flush(self): ...\n    def drain")
+    assert codes(judged(mine, UPSTREAM, grown)) == [("P212", "warning")]
+    assert not any(row.use.way == "override" for row in judged(mine, UPSTREAM, UPSTREAM).rows)
+
+
+def test_steps_compare_each_release_with_the_one_before(judged):
+    changed = UPSTREAM.replace("return batch", "return list(batch)")
+    report = judged(PATCH, UPSTREAM, changed, changed, steps=True)
+    row = next(row for row in report.rows if row.use.way == "replace")
+    assert [(cell.since, cell.release, cell.verdict.state) for cell in row.cells] == [
+        ("0.1.0", "0.2.0", "body"),
+        ("0.2.0", "0.3.0", "same"),
+    ]
+    assert codes(report) == [("P203", "warning")]
+    assert "from 0.1.0 to 0.3.0" in report.findings[0].what
+
+
+def test_a_changed_cell_gets_upstreams_diff(judged):
+    changed = UPSTREAM.replace("return batch", "return list(batch)")
+    texts = {"0.1.0": "def step(self, batch):\n    return batch\n", "0.2.0": "def step(self, batch):\n    return 1\n"}
+    report = with_diffs(judged(PATCH, UPSTREAM, changed), lambda version, module, name: texts[version])
+    (diff,) = [cell.diff for row in report.rows for cell in row.cells if cell.diff]
+    assert "-    return batch" in diff
+    assert "+++ vLLM 0.2.0" in diff
+
+
+def test_a_file_that_cannot_be_read_is_reported_with_the_rest(make, held, tmp_path):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "__init__.py").write_text("from vllm.m import helper\n")
+    (tmp_path / "p" / "bad.py").write_text("import vllm\ndef (:\n")
+    base, new = held("source", make("0.1.0", m=UPSTREAM), make("0.2.0", m=UPSTREAM))
+    report = audit([read(tmp_path / "p")], base, [new])
+    assert codes(report) == [("P220", "error")]
+    assert len(report.rows) == 1

@@ -1,0 +1,128 @@
+"""The command: what it prints in each form, which base it takes, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.cli import main
+
+PATCH = (
+    "from vllm.v1.core.sched.scheduler import Scheduler\n"
+    "def schedule(self):\n    return None\n"
+    "Scheduler.schedule = schedule\n"
+)
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    folder = tmp_path / "my_plugin"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(PATCH, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def audited(capsys, *words) -> tuple[int, str, str]:
+    status = main(["audit", *map(str, words)])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_a_changed_target_is_in_the_table_and_among_the_findings(plugin, capsys):
+    status, out, _ = audited(capsys, plugin, "--base", "0.26.0", "--against", "0.32.0", "--offline")
+    assert "compared with 0.26.0 (--base)" in out
+    assert "v1.core.sched.scheduler:Scheduler.schedule" in out
+    assert "P209" in out or "P203" in out
+    assert status == int("error" in out)
+
+
+def test_json_has_rows_and_findings_with_stable_keys(plugin, capsys):
+    _, out, _ = audited(capsys, plugin, "--base", "0.31.0", "--against", "0.32.0", "--offline", "--json")
+    document = json.loads(out)
+    assert set(document) == {"base", "base_because", "releases", "packages", "rows", "findings"}
+    (row,) = [row for row in document["rows"] if row["way"] == "replace"]
+    assert row["name"] == "vllm.v1.core.sched.scheduler:Scheduler.schedule"
+    assert row["cells"] == [{"release": "0.32.0", "since": "0.31.0", "state": "body", "detail": "", "now": ""}]
+
+
+def test_the_matrix_has_a_cell_for_each_step(plugin, capsys):
+    _, out, _ = audited(capsys, plugin, "--matrix", "--offline", "--json")
+    document = json.loads(out)
+    assert document["releases"] == ["0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0"]
+    (row,) = [row for row in document["rows"] if row["way"] == "replace"]
+    assert [cell["since"] for cell in row["cells"]] == ["0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0"]
+
+
+def test_markdown_and_html_say_that_diffs_are_missing_where_no_source_is_here(plugin, capsys, tmp_path):
+    words = (plugin, "--base", "0.30.0", "--against", "0.31.0", "--offline")
+    _, out, err = audited(capsys, *words, "--markdown")
+    assert "Scheduler.schedule" in out
+    assert "no diffs for 0.30.0, 0.31.0" in err
+    audited(capsys, *words, "--html", tmp_path / "page.html", "--no-diff")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Scheduler.schedule" in page
+    assert "<script" not in page
+
+
+def test_the_release_that_a_package_pins_is_its_base(plugin, capsys):
+    (plugin / "pyproject.toml").write_text('[project]\nname = "p"\nversion = "1"\ndependencies = ["vllm==0.28.0"]\n')
+    _, out, _ = audited(capsys, plugin, "--against", "0.30.0", "--offline")
+    assert "compared with 0.28.0 (my_plugin requires it)" in out
+
+
+def test_a_tree_and_a_wheel_are_read_as_they_are(plugin, capsys, tmp_path):
+    module = tmp_path / "tree" / "vllm" / "v1" / "core" / "sched"
+    module.mkdir(parents=True)
+    for folder in (module, *module.parents[:3]):
+        (folder / "__init__.py").write_text("")
+    (tmp_path / "tree" / "vllm" / "_version.py").write_text('__version__ = "9.9.0"\n')
+    (module / "scheduler.py").write_text("class Scheduler:\n    pass\n")
+    wheel = tmp_path / "vllm-9.9.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file in (tmp_path / "tree").rglob("*.py"):
+            archive.write(file, file.relative_to(tmp_path / "tree").as_posix())
+    for words in (("--tree", tmp_path / "tree"), ("--wheel", wheel)):
+        status, out, _ = audited(capsys, plugin, "--base", "0.32.0", *words, "--offline")
+        assert status == 1
+        assert "9.9.0" in out
+        assert "P201 error: replace vllm.v1.core.sched.scheduler:Scheduler.schedule: it is gone" in out
+
+
+def test_half_a_wheel_is_an_error_that_names_it(plugin, capsys, tmp_path):
+    wheel = tmp_path / "vllm-9.9.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("vllm/__init__.py", "x = 1\n" * 1000)
+    wheel.write_bytes(wheel.read_bytes()[:-40])
+    status, _, err = audited(capsys, plugin, "--wheel", wheel, "--base", "0.32.0", "--offline")
+    assert status == 2
+    assert wheel.name in err
+
+
+def test_a_release_that_is_nowhere_is_an_error_offline(plugin, capsys):
+    status, _, err = audited(capsys, plugin, "--against", "0.99.0", "--offline")
+    assert status == 2
+    assert "0.99.0" in err
+    assert "--offline" in err
+
+
+def test_a_package_that_is_not_there_is_an_error(capsys):
+    status, _, err = audited(capsys, "no_such_package_at_all", "--offline")
+    assert status == 2
+    assert "no_such_package_at_all" in err
+
+
+def test_a_syntax_error_is_reported_and_the_rest_is_audited(plugin, capsys):
+    (plugin / "bad.py").write_text("import vllm\ndef (:\n")
+    status, out, _ = audited(capsys, plugin, "--base", "0.31.0", "--against", "0.32.0", "--offline")
+    assert status == 1
+    assert "P220 error" in out
+    assert "bad.py:2" in out
+    assert "Scheduler.schedule" in out
