@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_graft.audit.auditing import audit, with_diffs
+from vllm_graft.audit.copies import copies
 from vllm_graft.audit.uses import read
 
 UPSTREAM = """
@@ -173,3 +174,28 @@ def test_a_file_that_cannot_be_read_is_reported_with_the_rest(make, held, tmp_pa
     report = audit([read(tmp_path / "p")], base, [new])
     assert codes(report) == [("P220", "error")]
     assert len(report.rows) == 1
+
+
+def test_a_patch_of_a_name_that_vllm_never_had_is_an_error(judged):
+    misspelt = PATCH.replace("Engine.step", "Engin.step").replace("import Engine", "import Engin")
+    assert ("P213", "error") in codes(judged(misspelt, UPSTREAM, UPSTREAM))
+
+
+LONG = "def step(self, batch):\n" + "".join(f"    x{n} = batch + {n}\n" for n in range(12)) + "    return x1\n"
+
+
+def test_a_copied_function_is_told_with_its_release(judged):
+    mine = LONG.replace("x3 = batch + 3", "x3 = batch + 33")
+    package = f"from vllm.m import Engine\n{mine}Engine.step = step\n"
+    report = judged(package, UPSTREAM, UPSTREAM)
+    texts = {"0.1.0": LONG, "0.2.0": LONG.replace("x7 = batch + 7", "x7 = other(batch)").replace("x9", "y9")}
+    ((row, origin, finding),) = copies(report, ["0.1.0", "0.2.0"], lambda version, *name: texts[version])
+    assert (row.use.way, origin.release) == ("replace", "0.1.0")
+    assert (finding.code, finding.level) == ("P214", "warning")
+    assert "--from 0.1.0 --to 0.2.0" in finding.fix
+
+
+def test_code_of_its_own_is_no_copy(judged):
+    package = f"from vllm.m import Engine\n{LONG}Engine.step = step\n"
+    other = "def step(self, batch):\n" + "".join(f"    self.do_{n}(batch)\n" for n in range(12))
+    assert list(copies(judged(package, UPSTREAM, UPSTREAM), ["0.1.0"], lambda *name: other)) == []

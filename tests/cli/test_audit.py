@@ -65,7 +65,7 @@ def test_markdown_and_html_say_that_diffs_are_missing_where_no_source_is_here(pl
     words = (plugin, "--base", "0.30.0", "--against", "0.31.0", "--offline")
     _, out, err = audited(capsys, *words, "--markdown")
     assert "Scheduler.schedule" in out
-    assert "no diffs for 0.30.0, 0.31.0" in err
+    assert "the sources of 0.30.0, 0.31.0 cannot be had" in err
     audited(capsys, *words, "--html", tmp_path / "page.html", "--no-diff")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Scheduler.schedule" in page

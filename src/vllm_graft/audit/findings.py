@@ -22,6 +22,7 @@ CODES: Final[Mapping[State, str]] = {
     "uncalled": "P208",
     "extended": "P209",
     "grown": "P212",
+    "absent": "P213",
 }
 
 _WHAT: Final[Mapping[State, str]] = {
@@ -35,6 +36,7 @@ _WHAT: Final[Mapping[State, str]] = {
     "uncalled": "nothing calls it any more",
     "extended": "its signature has grown",
     "grown": "upstream has a name of its own there",
+    "absent": "it is in neither release",
 }
 
 _FIX: Final[Mapping[State, str]] = {
@@ -48,6 +50,7 @@ _FIX: Final[Mapping[State, str]] = {
     "uncalled": "find what vLLM calls instead: the change has no effect any more",
     "extended": "accept the new parameters and hand them on",
     "grown": "choose another name, or use upstream's",
+    "absent": "correct the name, or remove what has had no effect in either",
 }
 
 
@@ -67,6 +70,8 @@ def reported(row: Row, releases: Mapping[str, Release]) -> Iterator[Finding]:
 
 def _said(cell: Cell) -> str:
     detail = f": {cell.verdict.detail}" if cell.verdict.detail else ""
+    if cell.verdict.state == "absent":
+        return f"{_WHAT['absent']}, {cell.since} or {cell.release}"
     return f"{_WHAT[cell.verdict.state]} from {cell.since} to {cell.release}{detail}"
 
 
@@ -76,7 +81,7 @@ def _finding(code: str, level: Level, row: Row, cell: Cell, what: str, fix: str)
 
 def _level(use: Use, cell: Cell, now: Shape | None) -> Level:
     state = cell.verdict.state
-    if state in ("gone", "moved", "kind"):
+    if state in ("gone", "moved", "kind", "absent"):
         return "info" if use.guarded else "warning" if use.way == "override" else "error"
     if state == "broken":
         return "info" if _takes_anything(use) else "warning" if use.way == "import" else "error"

@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--offline", action="store_true", help="ask no server: the catalogue and what is kept here")
     parser.add_argument("--all", action="store_true", dest="every", help="show what has not changed, too")
     parser.add_argument(
+        "--copies", action="store_true", help="say of copied functions which release they come from; reads sources"
+    )
+    parser.add_argument(
         "--no-diff", action="store_true", help="leave out upstream's diffs from the page and the comment"
     )
     how = parser.add_mutually_exclusive_group()
@@ -61,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     for release in (base, *against):
         library.ahead(release, modules_of(readings))
     report = audit(readings, base, against, steps=args.matrix)
+    if args.copies:
+        report = _with_copies(report, base, library)
     _show(args, report, library, why)
     return exit_status(report.findings)
 
@@ -115,6 +120,18 @@ def _base(
     return library.release(chosen), "the one before"
 
 
+def _with_copies(report: Report, base: Release, library: Library) -> Report:
+    """The report with what is to be said of copied functions, looked for in every release at hand."""
+    from dataclasses import replace
+
+    from vllm_graft.audit.copies import copies
+    from vllm_graft.findings import worst_first
+
+    known = dict.fromkeys([*library.catalogue.releases, base.version, *report.releases])
+    found = [finding for _, _, finding in copies(report, list(known), library.text)]
+    return replace(report, findings=tuple(worst_first([*report.findings, *found])))
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("+")[0].split(".") if part.isdigit())
 
@@ -125,8 +142,8 @@ def _show(args: argparse.Namespace, report: Report, library: Library, why: str) 
 
     if (args.markdown or args.html is not None) and not args.no_diff:
         report = with_diffs(report, library.text)
-        if library.unread:
-            print(f"audit: no diffs for {', '.join(library.unread)}: their sources are not here", file=sys.stderr)
+    if library.unread:
+        print(f"audit: the sources of {', '.join(library.unread)} cannot be had: no diffs of them", file=sys.stderr)
     if args.json:
         print(json.dumps(_document(report, why), indent=2))
     elif args.markdown:
