@@ -257,3 +257,30 @@ def test_a_stranger_who_sets_a_patched_attribute_stops_the_start(simulated: Sess
     assert "is overwritten: vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model was set to" in done.stderr
     assert "by somebody else, over what patch 'on-worker' put there" in done.stderr
     assert "Next: leave out the other package's change, or the patch" in done.stderr
+
+
+OVERWRITE_ENGINE = """
+def register():
+    import multiprocessing
+    if not multiprocessing.current_process().name.startswith("EngineCore"):
+        return
+    import threading, time
+    def later():
+        from vllm.v1.core.sched.scheduler import Scheduler
+        before = Scheduler.schedule
+        while Scheduler.schedule is before:
+            time.sleep(0.01)
+        ours = Scheduler.schedule
+        Scheduler.schedule = lambda *args, **kwargs: ours(*args, **kwargs)
+    threading.Thread(target=later, daemon=True).start()
+"""
+
+
+def test_a_stranger_in_an_engine_core_of_its_own_process_stops_the_start_too(simulated: Session):
+    """With workers elsewhere nobody else could tell."""
+    simulated.env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    files = {"stranger": OVERWRITE_ENGINE}
+    simulated.package("stranger", {"vllm.general_plugins": {"a_stranger": "stranger:register"}}, files)
+    done = simulated.script(GENERATE.replace("max_model_len=256", "max_model_len=256, tensor_parallel_size=2"))
+    assert done.returncode != 0
+    assert "is overwritten: vllm.v1.core.sched.scheduler:Scheduler.schedule was set to" in done.stderr

@@ -68,6 +68,19 @@ class EngineInPlace(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.eng
         call(vllm_config, *args, **kwargs)
 
 
+class EngineReports(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.engine-reports", why=_WHY):
+    """Have an engine core look whether its patches are still in place when its workers are asked for their records."""
+
+    @wrap
+    def collective_rpc(self, call: Callable[..., Any], method: Any, *args: Any, **kwargs: Any) -> Any:
+        from vllm_graft.boot.extension import REPORT
+        from vllm_graft.boot.process import process
+
+        if method == REPORT:
+            process.look()
+        return call(method, *args, **kwargs)
+
+
 class Endpoints(VLLMPatch["vllm.plugins"], name="graft.endpoints", why=_WHY):
     """Add our routes wherever vLLM collects endpoint plugins."""
 
@@ -96,19 +109,21 @@ class ServerProcesses(VLLMPatch["vllm.v1.utils:APIServerProcessManager"], name="
         call(*args, **kwargs)
 
 
-OWN = (EngineArguments, AsyncClient, OfflineClient, EngineInPlace, Endpoints, EngineProcesses, ServerProcesses)
+OWN = (
+    EngineArguments, AsyncClient, OfflineClient, EngineInPlace, EngineReports, Endpoints, EngineProcesses,
+    ServerProcesses,
+)  # fmt: skip
 """Every place of ours."""
 
 
 def install(engine: Engine, role: Role | None) -> None:
-    """Put our places in where a front end is, or may yet be; vLLM's other children have none.
+    """Put our places in where a front end is, or may yet be; of vLLM's other children an engine core has one.
 
     A place that this vLLM does not have is no reason to disturb a server that plans nothing: it is remembered by the
     engine's report, and refuses a plan (see ``missing``).
     """
-    if role not in (None, "frontend"):
-        return
-    for place in OWN:
+    places = OWN if role in (None, "frontend") else (EngineReports,) if role == "engine" else ()
+    for place in places:
         with contextlib.suppress(PatchError):
             engine.apply([place])
 

@@ -193,7 +193,8 @@ def enter() -> None:
         )
     from vllm_graft.boot import injections
 
-    injections.install(process.engine, role)
+    if role != "engine" or carried() is not None:
+        injections.install(process.engine, role)
     os.register_at_fork(after_in_child=_forked)
     multiprocessing.util.register_after_fork(process, _settled_after_fork)
     if role is None:
