@@ -1,11 +1,11 @@
 """How a copy of a long method fares from release to release: the lines that differ, and the conflicts of a rebase.
 
-    python benchmarks/audit_rebase.py --base 0.26.0 0.27.1 0.28.0 0.32.0
+    python benchmarks/audit_rebase.py --base 0.24.0 0.25.0 0.26.0 0.30.0 0.31.0 0.32.0
 
 The copy is one of ``Scheduler.schedule``, changed where vllm-ascend's ``BalanceScheduler`` changes it: a return at the
 start, a stop in the loop over waiting requests, and a condition in the place of an assertion; once formatted as
 upstream formats it, and once by ruff with lines of 120 characters. Releases are folders that hold vllm/, wheels, or
-numbers of releases that were fetched before. Conflicts are counted by ``vllm_graft.audit.rebase`` and by
+numbers of releases. Conflicts are counted by ``vllm_graft.audit.rebase`` and by
 ``git merge-file`` (in the style diff3, then in its own) on the same text.
 """
 

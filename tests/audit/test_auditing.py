@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_graft.audit.auditing import audit, with_diffs
+from vllm_graft.audit.auditing import audit, modules_of, with_diffs
 from vllm_graft.audit.copies import copies
 from vllm_graft.audit.uses import read
 
@@ -199,3 +199,33 @@ def test_code_of_its_own_is_no_copy(judged):
     package = f"from vllm.m import Engine\n{LONG}Engine.step = step\n"
     other = "def step(self, batch):\n" + "".join(f"    self.do_{n}(batch)\n" for n in range(12))
     assert list(copies(judged(package, UPSTREAM, UPSTREAM), ["0.1.0"], lambda *name: other)) == []
+
+
+def test_a_module_imported_by_name_is_judged_as_one_imported_whole(judged):
+    """``from vllm import m`` and ``import vllm.m`` give the same names, findings and diffs."""
+    reads = "def mine(self, batch):\n    return self.queue\nm.Engine.step = mine\n"
+    changed = UPSTREAM.replace("queue", "waiting").replace("return batch", "return list(batch)")
+    reports = [judged(f"{how}\n{reads}", UPSTREAM, changed) for how in ("from vllm import m", "import vllm.m as m")]
+    assert [[(row.use.name, row.cells) for row in report.rows] for report in reports[:1]] == [
+        [(row.use.name, row.cells) for row in report.rows] for report in reports[1:]
+    ]
+    assert [codes(report) for report in reports] == [[("P210", "error"), ("P203", "warning")]] * 2
+    asked = []
+    with_diffs(reports[0], lambda *name: asked.append(name))
+    assert ("0.1.0", "vllm.m", "Engine.step") in asked
+
+
+def test_all_modules_that_a_name_may_lie_in_are_asked_for_together(tmp_path):
+    (tmp_path / "plugin.py").write_text("from vllm.v1 import engine\nengine.core.step = 1\n")
+    assert "vllm.v1.engine.core" in modules_of([read(tmp_path / "plugin.py")])
+
+
+def test_what_code_in_another_file_leans_on_is_told_with_that_file(make, held, tmp_path):
+    plugin = tmp_path / "plugin"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text("from vllm.m import Engine\nfrom .code import mine\nEngine.step = mine\n")
+    (plugin / "code.py").write_text("\n\n\n\ndef mine(self, batch):\n    return self.queue\n")
+    texts = (UPSTREAM, UPSTREAM.replace("queue", "waiting"))
+    base, new = held("source", *(make(f"0.{number}.0", m=text) for number, text in enumerate(texts)))
+    (found,) = [one for one in audit([read(plugin)], base, [new]).findings if one.code == "P210"]
+    assert found.where == "plugin/code.py:6"

@@ -55,6 +55,8 @@ def test_it_gives_the_verdicts_that_reading_the_sources_by_hand_gave(shipped, ta
         "vllm.v1.worker.gpu_model_runner",
         "vllm.model_executor.models.llama",
         "vllm.entrypoints.openai.api_server",
+        "vllm.envs",
+        "vllm.transformers_utils.configs",
     ],
 )
 def test_it_says_of_the_installed_release_what_its_files_say(shipped, module):
@@ -68,6 +70,25 @@ def test_it_says_of_the_installed_release_what_its_files_say(shipped, module):
         assert there.shape(module, name) == here.shape(module, name)
     for name in classes:
         assert there.attributes(module, name) == here.attributes(module, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("vllm.envs", "VLLM_USE_SIMPLE_KV_OFFLOAD"),
+        ("vllm.envs", "CUDA_HOME"),
+        ("vllm.transformers_utils.configs", "UltravoxConfig"),
+        ("vllm.transformers_utils.processors", "OvisProcessor"),
+        ("vllm.platforms", "current_platform"),
+        ("vllm", "LLM"),
+        ("vllm.v1.worker.gpu_model_runner", "torch"),
+    ],
+)
+def test_it_has_names_that_are_given_on_demand_or_come_from_elsewhere(shipped, module, name):
+    """In every release; what they never had they do not have."""
+    for version in shipped.releases:
+        assert shipped.release(version).shape(module, name) is not None
+        assert shipped.release(version).shape(module, f"{name}_not") is None
 
 
 def test_a_catalogue_that_is_added_to_is_the_one_that_is_built_at_once(make, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_graft.audit.judging import Pair, signature_change
+from vllm_graft.audit.judging import Pair, signature_change, spelled
 from vllm_graft.audit.model import Use, Verdict
 
 
@@ -118,6 +118,116 @@ def test_names_that_a_lazy_module_declares_for_type_checkers_are_found(became):
     lazy = "import typing\ndef __getattr__(name): ...\nif typing.TYPE_CHECKING:\n    from vllm.n import f\n"
     found = {"m": lazy, "n": "def f(): ..."}
     assert became(found, found).state == "same"
+
+
+def test_names_that_a_lazy_module_has_tables_of_are_found(became):
+    """vLLM's settings are keys, its configurations come from modules that a table names."""
+    lazy = (
+        "def __getattr__(name): ...\n"
+        "settings: dict = {'SIMPLE': lambda: 1}\nplaces = {'C': 'vllm.n'}\n__all__ = ['C', 'late']\n"
+    )
+    found = {"m": lazy, "n": "class C:\n    def go(self, a): ..."}
+    for name in ("SIMPLE", "late", "C"):
+        assert became(found, found, name, "import").state == "same"
+        assert became(found, {"m": "", "n": ""}, name, "import").state == "gone"
+    assert became(found, {**found, "n": "class C:\n    def go(self, b): ..."}, "C.go").state == "broken"
+    assert became(found, found, "SIMPLER", "import").state == "absent"
+    assert became({"m": "t = {'X': 1}"}, {"m": ""}, "X", "import").state == "absent"
+
+
+@pytest.mark.parametrize("parameters", ["value", "value=1", "value, other", "self, value", "", "*, value"])
+def test_a_release_of_the_catalogue_and_one_that_is_read_are_alike(make, held, parameters):
+    """Whatever parameters are called."""
+    made = make("1.0", m=f"def f({parameters}): ...\nclass C:\n    @staticmethod\n    def f({parameters}): ...")
+    (read,), (listed,) = held("source", made), held("catalogue", made)
+    for name in ("f", "C.f"):
+        assert read.shape("vllm.m", name) == listed.shape("vllm.m", name)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("import time", "time.sleep"),
+        ("import numpy as np", "np"),
+        ("from collections import defaultdict", "defaultdict"),
+        ("import torch.nn.functional", "torch.cuda.synchronize"),
+    ],
+)
+@pytest.mark.parametrize("way", ["import", "replace"])
+def test_what_a_module_imports_from_other_packages_is_there(became, text, name, way):
+    assert became(text, text, name, way).state == "same"
+    assert became(text, "", name, way).state == "gone"
+
+
+def test_what_another_module_of_vllm_imports_from_other_packages_is_there(became):
+    found = {"m": "from vllm.n import np", "n": "import numpy as np"}
+    assert became(found, found, "np", "import").state == "same"
+    found = {"m": "from vllm.n import *", "n": "import numpy as np"}
+    assert became(found, found, "np.zeros", "replace").state == "same"
+
+
+@pytest.mark.parametrize("origin", ["vllm.third_party.fla", "vllm._C"])
+def test_what_a_module_imports_from_what_is_not_read_is_there(became, origin):
+    found = {"m": f"from {origin} import f"}
+    assert became(found, found).state == became(found, found, way="import").state == "same"
+    assert became({**found, "third_party.fla": "def f(): ..."}, found).state == "same"
+
+
+@pytest.mark.parametrize("how", ["from vllm import n", "import vllm.n as n", "from vllm.o import n"])
+def test_a_module_that_a_module_imports_is_there_with_its_names(became, how):
+    found = {"m": how, "n": "class C:\n    def go(self, a): ...", "o": "from vllm import n"}
+    changed = {**found, "n": "class C:\n    def go(self, b): ..."}
+    assert became(found, changed, "n", "import").state == "same"
+    assert became(found, changed, "n").state == "same"
+    assert became(found, changed, "n.C.go").state == "broken"
+    assert became(found, changed, "n.D", "import").state == "absent"
+    assert became(found, {**found, "m": ""}, "n").state == "gone"
+
+
+def test_what_another_package_defines_now_can_still_be_imported_and_is_no_longer_to_be_patched(became):
+    old, new = "class C:\n    def go(self): ...", "from elsewhere import C"
+    assert became(old, new, "C", "import").state == "same"
+    found = became(old, new, "C.go")
+    assert (found.state, found.detail) == ("kind", "a function is a name of another package now")
+
+
+def test_of_several_imports_the_one_that_vllm_has_is_found(became):
+    tried = "try:\n    from fast import f\nexcept ImportError:\n    from vllm.n import f"
+    found = became({"m": tried, "n": "def f(a): ..."}, {"m": tried, "n": "def f(b): ..."})
+    assert found.state == "broken"
+
+
+def test_an_attribute_of_an_object_is_there_while_the_object_is(became):
+    text = "from vllm.n import make\nlogger = make()"
+    assert became(text, text, "logger.info").state == "same"
+    assert became(text, "", "logger.info").state == "gone"
+    assert became("def f(a): ...", "def f(b): ...", "f.cache").state == "same"
+
+
+@pytest.mark.parametrize("name", ["_C", "_moe_C", "_C_stable_libtorch", "cumem_allocator", "third_party.pynvml"])
+@pytest.mark.parametrize("way", ["source", "catalogue"])
+def test_what_is_compiled_or_of_others_is_not_judged(make, held, way, name):
+    """They are in the wheels, and not among what is read."""
+    releases = held(way, make("1.0"), make("2.0"))
+    above, _, last = f"vllm.{name}".rpartition(".")
+    for use in (Use("import", f"vllm.{name}", "", "p.py", 1), Use("import", above, last, "p.py", 1)):
+        assert Pair.of(*releases, [use]).judge(use).state == ""
+
+
+def test_a_name_in_a_text_is_parted_where_the_module_ends(make, held):
+    """``mock.patch("vllm.m.platform.is_cuda")`` does not say that the platform is an object."""
+    releases = held("source", *(make(version, m="platform = 1") for version in ("1.0", "2.0")))
+    use = Use("replace", "vllm.m.platform", "is_cuda", "p.py", 1)
+    assert Pair.of(*releases, [use]).judge(use).state == "same"
+    assert spelled(use, releases).name == "vllm.m:platform.is_cuda"
+    nowhere = Use("replace", "vllm.n.platform", "is_cuda", "p.py", 1)
+    assert spelled(nowhere, releases).name == "vllm.n.platform:is_cuda"
+
+
+def test_a_module_that_is_imported_by_name_is_part_of_the_module(make, held):
+    releases = held("source", *(make(version, m="class C: ...") for version in ("1.0", "2.0")))
+    for given, name in {"m.C.go": "vllm.m:C.go", "m": "vllm.m", "m.Nope": "vllm.m:Nope", "x": "vllm:x"}.items():
+        assert spelled(Use("import", "vllm", given, "p.py", 1), releases).name == name
 
 
 @pytest.mark.parametrize(

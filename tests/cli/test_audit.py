@@ -61,6 +61,16 @@ def test_the_matrix_has_a_cell_for_each_step(plugin, capsys):
     assert [cell["since"] for cell in row["cells"]] == ["0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0"]
 
 
+def test_the_matrix_begins_after_the_base(plugin, capsys):
+    words = (plugin, "--matrix", "--offline", "--json", "--base")
+    document = json.loads(audited(capsys, *words, "0.30.0")[1])
+    assert document["releases"] == ["0.31.0", "0.32.0"]
+    assert {cell["since"] for row in document["rows"] for cell in row["cells"]} == {"0.30.0", "0.31.0"}
+    status, _, err = audited(capsys, *words, "0.32.0")
+    assert status == 2
+    assert "no release after 0.32.0" in err
+
+
 def test_markdown_and_html_say_that_diffs_are_missing_where_no_source_is_here(plugin, capsys, tmp_path):
     words = (plugin, "--base", "0.30.0", "--against", "0.31.0", "--offline")
     _, out, err = audited(capsys, *words, "--markdown")
@@ -126,3 +136,69 @@ def test_a_syntax_error_is_reported_and_the_rest_is_audited(plugin, capsys):
     assert "P220 error" in out
     assert "bad.py:2" in out
     assert "Scheduler.schedule" in out
+
+
+@pytest.mark.parametrize("name", ["v0.32.0", "0.32", "0.32.0+cpu"])
+def test_a_release_may_be_written_otherwise(plugin, capsys, name):
+    """And is not compared with itself because of that."""
+    _, out, _ = audited(capsys, plugin, "--against", name, "--offline")
+    assert out.startswith("vLLM 0.32.0, compared with 0.31.0 (the one before)")
+
+
+def test_a_base_may_be_a_build(plugin, capsys):
+    (plugin / "pyproject.toml").write_text('[project]\nname = "p"\ndependencies = ["vllm==0.28.0+cpu"]\n')
+    _, out, _ = audited(capsys, plugin, "--offline")
+    assert "compared with 0.28.0 (my_plugin requires it)" in out
+
+
+def test_an_installed_build_of_a_release_is_no_base_for_that_release(plugin, capsys, monkeypatch):
+    monkeypatch.setattr("vllm_graft.versions.vllm_version", lambda: "0.32.0+cpu")
+    _, out, _ = audited(capsys, plugin, "--against", "0.32.0", "--offline")
+    assert "compared with 0.31.0 (the one before)" in out
+
+
+def test_releases_and_packages_named_twice_count_once(plugin, capsys):
+    words = (plugin, plugin, "--against", "0.30.0", "0.32.0", "0.30", "--base", "0.29.0", "--offline", "--json")
+    document = json.loads(audited(capsys, *words)[1])
+    assert document["releases"] == ["0.30.0", "0.32.0"]
+    assert len(document["packages"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("stated", "base"),
+    [
+        ("", "0.32.0 (the newest in the catalogue)"),
+        ("0.1.dev7+gabc", "0.32.0 (the newest in the catalogue)"),
+        ("0.29.1.dev3", "0.29.0 (the one before)"),
+        ("0.20.0", "0.26.0 (the oldest in the catalogue)"),
+    ],
+)
+def test_a_tree_is_compared_with_its_neighbour_where_no_vllm_is_installed(
+    plugin, capsys, tmp_path, monkeypatch, stated, base
+):
+    """A checkout states no version, or one that means nothing: it is newer than what was released."""
+    monkeypatch.setattr("vllm_graft.versions.vllm_version", lambda: None)
+    (tmp_path / "tree" / "vllm").mkdir(parents=True)
+    (tmp_path / "tree" / "vllm" / "__init__.py").write_text("")
+    if stated:
+        (tmp_path / "tree" / "vllm" / "_version.py").write_text(f'__version__ = "{stated}"\n')
+    _, out, _ = audited(capsys, plugin, "--tree", tmp_path / "tree", "--offline")
+    assert f"compared with {base}" in out
+
+
+def test_a_page_that_cannot_be_written_is_an_error_that_names_it(plugin, capsys, tmp_path):
+    status, _, err = audited(capsys, plugin, "--offline", "--no-diff", "--html", tmp_path / "none" / "page.html")
+    assert status == 2
+    assert "page.html: it cannot be written" in err
+
+
+def test_names_from_other_packages_are_in_the_catalogue(tmp_path, capsys):
+    """What a module of vLLM imports can be patched there, and is no mistake of the package's."""
+    (tmp_path / "one.py").write_text(
+        "import vllm.v1.worker.gpu_model_runner as runner\n"
+        "from vllm.v1.worker.utils import defaultdict\n"
+        "runner.time.sleep = runner.torch.cuda.synchronize = print\n"
+    )
+    status, out, _ = audited(capsys, tmp_path / "one.py", "--against", "0.32.0", "--offline")
+    assert "4 unchanged" in out
+    assert status == 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from vllm_graft.audit.findings import reported
-from vllm_graft.audit.judging import Pair, is_dynamic
+from vllm_graft.audit.judging import Pair, is_dynamic, spelled
 from vllm_graft.audit.model import Cell, Reading, Report, Row, Use, Verdict
 from vllm_graft.audit.releases.shape import BODY, Release
 from vllm_graft.findings import Finding, worst_first
@@ -24,6 +24,7 @@ def audit(readings: Sequence[Reading], base: Release, against: Sequence[Release]
     Each release is compared with ``base``; with ``steps`` with the one before it, ``base`` being before the first. What
     is reported goes by the last release compared with the base either way.
     """
+    readings = [_spelled(reading, (base, *against)) for reading in readings]
     uses = [use for reading in readings for use in reading.uses]
     pairs = [
         Pair.of(before, release, uses) for before, release in zip(_before(base, against, steps), against, strict=True)
@@ -40,6 +41,10 @@ def audit(readings: Sequence[Reading], base: Release, against: Sequence[Release]
         rows=rows,
         findings=tuple(worst_first(_once(findings))),
     )
+
+
+def _spelled(reading: Reading, releases: Sequence[Release]) -> Reading:
+    return replace(reading, uses=[spelled(use, releases) for use in reading.uses])
 
 
 def _before(base: Release, against: Sequence[Release], steps: bool) -> list[Release]:
@@ -116,5 +121,10 @@ def _with_diff(use: Use, cell: Cell, text: Callable[[str, str, str], str | None]
 
 def modules_of(readings: Iterable[Reading]) -> list[str]:
     """The modules that an audit will ask for, so that a source far away can send them together."""
-    found: Mapping[str, None] = dict.fromkeys(use.module for reading in readings for use in reading.uses)
-    return list(found)
+    names = [(use.module, use.qualname.split(".")) for reading in readings for use in reading.uses]
+    # What is imported from a package may be a module, too.
+    return list(
+        dict.fromkeys(
+            ".".join([module, *parts[:done]]).strip(".") for module, parts in names for done in range(len(parts) + 1)
+        )
+    )

@@ -126,7 +126,7 @@ def _vanished(row: Row, cell: Cell, old: Release, new: Release) -> Iterator[Find
     for name, line in relied.attributes.items():
         if name in had and name not in has:
             what = f"the code reads self.{name}, which {owner} had in {cell.since} and has no more in {cell.release}"
-            place = f"{use.file}:{line}"
+            place = f"{use.body_file or use.file}:{line}"
             yield Finding("P210", "error", f"{use.way} {use.name}", what, place, "find what took its place")
 
 
@@ -140,5 +140,5 @@ def _refused(row: Row, cell: Cell, old: Release, now: Shape | None) -> Iterator[
     for name, line in relied.keywords.items():
         if name in _parameters(was) and name not in _parameters(now):
             what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
-            place = f"{use.file}:{line}"
+            place = f"{use.body_file or use.file}:{line}"
             yield Finding("P211", "error", f"{use.way} {use.name}", what, place, "pass what it takes now")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from vllm_graft.audit.model import Use, Verdict
-from vllm_graft.audit.releases.shape import Release, Shape
+from vllm_graft.audit.releases.shape import FOREIGN, NOT_OURS, Release, Shape
 
 SAME: Final = Verdict("same")
+
+_COMPILED: Final = re.compile(r"\.([a-z0-9_]*_C(_\w+)?|cumem_allocator|spinloop|_rust_\w+)\.")
+"""The modules of vLLM that are no Python: ``_C``, ``_moe_C``, ``_C_stable_libtorch``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +33,14 @@ class Pair:
     def judge(self, use: Use) -> Verdict:
         """What became of a use's name from the one to the other."""
         was, now = located(self.old, use), located(self.new, use)
+        if (was is None or now is None) and (why := _unread(use)):
+            return Verdict("", why)
         if was is None:
             return _new_name(use, now)
         if now is None:
             return _lost(use, was, self)
+        if was.kind == FOREIGN or (now.kind == FOREIGN and (use.way == "import" or was.module.startswith(NOT_OURS))):
+            return SAME
         if was.kind != now.kind:
             return Verdict("kind", f"a {was.kind} is a {now.kind} now", _elsewhere(was, now))
         if use.way == "import":
@@ -53,24 +61,41 @@ class Pair:
 
 def located(release: Release, use: Use) -> Shape | None:
     """What a release has where a use points; a name may turn out to be a module, or to lie in one."""
-    parts = use.qualname.split(".") if use.qualname else []
-    for module, rest in _splits(release, use.module, parts):
+    for module, rest in _splits(release, use):
         found = release.shape(module, ".".join(rest))
-        if found is None and use.way == "import":
+        if found is None and use.way not in ("add", "override"):
             found = _value(release, module, rest)
         if found is not None:
             return found
     return None
 
 
-def _splits(release: Release, module: str, parts: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+def spelled(use: Use, releases: Sequence[Release]) -> Use:
+    """The use with its name parted where the module ends, as the first release shows that has something there.
+
+    ``from vllm.v1.core.sched import scheduler`` does not say that this is a module, nor does a text in which mock is
+    given a name say where the module ends.
+    """
+    ways = [(release, module, rest) for release in releases for module, rest in _splits(release, use)]
+    there = [way for way in ways if way[0].shape(way[1], ".".join(way[2][:1])) is not None]
+    _, module, rest = there[0] if there else max(ways, key=lambda way: len(way[1]))
+    return replace(use, module=module, qualname=".".join(rest)) if there or len(module) > len(use.module) else use
+
+
+def _splits(release: Release, use: Use) -> Iterator[tuple[str, Sequence[str]]]:
     """The ways to read a dotted name as a module and a name in it."""
+    module, parts = use.module, use.qualname.split(".") if use.qualname else []
+    while use.changes_vllm and release.shape(module, "") is None and "." in module:
+        module, _, last = module.rpartition(".")
+        parts = [last, *parts]
     yield module, parts
-    for done in range(1, len(parts) + 1):
-        inner = ".".join([module, *parts[:done]])
-        if release.shape(inner, "") is None:
+    while parts:
+        # A module below, or one that is imported there.
+        inner = release.shape(f"{module}.{parts[0]}", "") or release.shape(module, parts[0])
+        if inner is None or inner.kind != "module":
             return
-        yield inner, parts[done:]
+        module, parts = inner.module, parts[1:]
+        yield module, parts
 
 
 def _value(release: Release, module: str, parts: Sequence[str]) -> Shape | None:
@@ -78,8 +103,16 @@ def _value(release: Release, module: str, parts: Sequence[str]) -> Shape | None:
     for kept in range(len(parts) - 1, 0, -1):
         found = release.shape(module, ".".join(parts[:kept]))
         if found is not None:
-            return found if found.kind not in ("class", "module") else None
+            return Shape(found.module, found.qualname, found.kind) if found.kind not in ("class", "module") else None
     return None
+
+
+def _unread(use: Use) -> str:
+    """Why a name that is not found may be there all the same; empty where it would be found."""
+    whole = f"{use.module}.{use.qualname}."
+    if whole.startswith(f"{NOT_OURS}."):
+        return "vLLM carries it of others, and it is not compared"
+    return "it is compiled, and only Python is read" if _COMPILED.search(whole) else ""
 
 
 def is_dynamic(release: Release, use: Use) -> bool:

@@ -72,6 +72,7 @@ class Use:
     guarded:   whether the code itself provides for the name's absence: in a ``try`` that catches it, behind ``hasattr``
                or a test of the version
     body:      the function that stands in the place of upstream's, where reading finds it
+    body_file: the file that it stands in
     source:    its text, decorators included
     patch:     what the patch says of itself, where it is a ``VLLMPatch``
     own:       the attributes that the package itself puts on the object that the body is given
@@ -85,6 +86,7 @@ class Use:
     owner: str = ""
     guarded: bool = False
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None = field(default=None, repr=False, compare=False)
+    body_file: str = field(default="", repr=False, compare=False)
     source: str = field(default="", repr=False, compare=False)
     patch: Declared | None = None
     own: frozenset[str] = field(default=frozenset(), repr=False, compare=False)

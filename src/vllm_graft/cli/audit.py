@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     readings = _readings(args.package)
     against = _against(args, library)
     base, why = _base(args, library, readings, against)
-    if args.matrix and base.version == against[0].version:
-        against = against[1:]
+    if args.matrix:
+        against = _after(base, against)
     for release in (base, *against):
         library.ahead(release, modules_of(readings))
     report = audit(readings, base, against, steps=args.matrix)
@@ -79,7 +79,7 @@ def _readings(packages: list[str]) -> list[Reading]:
             "no package was named, and none is installed that registers plugins with vLLM",
             fix="name a package, a file or a folder",
         )
-    return [read(name) for name in names]
+    return [read(name) for name in dict.fromkeys(names)]
 
 
 def _against(args: argparse.Namespace, library: Library) -> list[Release]:
@@ -92,13 +92,14 @@ def _against(args: argparse.Namespace, library: Library) -> list[Release]:
     if args.matrix:
         return [library.release(version) for version in library.catalogue.releases]
     names = args.against or [library.catalogue.releases[-1]]
-    return [library.release(name) for name in names]
+    return list({(release := library.release(name)).version: release for name in names}.values())
 
 
 def _base(
     args: argparse.Namespace, library: Library, readings: list[Reading], against: list[Release]
 ) -> tuple[Release, str]:
     """The release that others are compared with, and why it was chosen."""
+    from vllm_graft.audit.releases.library import same_release
     from vllm_graft.versions import vllm_version
 
     if args.base:
@@ -109,15 +110,35 @@ def _base(
         if reading.base:
             return library.release(reading.base), f"{reading.package} requires it"
     installed = vllm_version()
-    wanted = {release.version for release in against}
-    if installed is not None and installed not in wanted:
+
+    def is_wanted(version: str) -> bool:
+        return any(same_release(version, release.version) for release in against)
+
+    if installed is not None and not is_wanted(installed):
         return library.release("installed"), "it is installed"
-    known = [version for version in library.catalogue.releases if version not in wanted]
+    known = [version for version in library.catalogue.releases if not is_wanted(version)]
     if not known:
         raise ConfigError("there is nothing to compare with", fix="say with --base which release the code is for")
-    older = [version for version in known if _numbers(version) < _numbers(against[0].version)]
-    chosen = (older or known[:1])[-1]
-    return library.release(chosen), "the one before"
+    return _neighbour(library, known, against[0])
+
+
+def _after(base: Release, releases: list[Release]) -> list[Release]:
+    """Those that come after the base: a step back says nothing of what lies ahead."""
+    later = [release for release in releases if _numbers(release.version) > _numbers(base.version)]
+    if not later:
+        raise ConfigError(f"the catalogue has no release after {base.version}", fix="name an older one with --base")
+    return later
+
+
+def _neighbour(library: Library, known: list[str], release: Release) -> tuple[Release, str]:
+    """The release to compare another with where nothing else says which."""
+    older = [version for version in known if _numbers(version) < _numbers(release.version)]
+    if older:
+        return library.release(older[-1]), "the one before"
+    if not _numbers(release.version) or ".dev" in release.version:
+        # A checkout states no version, or one that its tools made up, such as 0.1.dev1.
+        return library.release(known[-1]), "the newest in the catalogue"
+    return library.release(known[0]), "the oldest in the catalogue"
 
 
 def _with_copies(report: Report, base: Release, library: Library) -> Report:
@@ -150,10 +171,19 @@ def _show(args: argparse.Namespace, report: Report, library: Library, why: str) 
         print(markdown(report))
     elif args.html is not None:
         when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        args.html.write_text(html(report, when=when), encoding="utf-8")
+        _write(args.html, html(report, when=when))
         print(f"wrote {args.html}")
     else:
         _print(args, report, why, text(report, shutil.get_terminal_size((120, 24)).columns, every=args.every))
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"it cannot be written: {error.strerror}", where=str(path), fix="name a file in a folder you can write to"
+        ) from error
 
 
 def _print(args: argparse.Namespace, report: Report, why: str, table: str) -> None:

@@ -66,17 +66,21 @@ class Copy:
 
 def names_a_file(text: str) -> bool:
     """Whether a word means a function in a file, and not a patch."""
-    return text.rpartition(":")[0].endswith(".py")
+    return text.endswith(".py") or text.rpartition(":")[0].endswith(".py")
 
 
 def in_file(text: str, upstream: str) -> Copy:
     """The function that ``path/to/file.py:Class.method`` means, as a copy of ``module:qualname``."""
+    name, _, qualname = (f"{text}:" if text.endswith(".py") else text).rpartition(":")
+    if not qualname:
+        raise ConfigError("no function in it is named", where=name, fix=f"name one: {name}:Class.method")
     module, _, theirs = upstream.partition(":")
     if not module or not theirs:
         raise ConfigError(
-            "nothing says what it is a copy of", where=text, fix="give --upstream vllm.module:Class.method"
+            f"{upstream!r} does not part the module from the name" if upstream else "nothing says what it is a copy of",
+            where=text,
+            fix="give --upstream vllm.module:Class.method",
         )
-    name, _, qualname = text.rpartition(":")
     source, body = _parsed(Path(name))
     nodes: list[ast.AST] = []
     for part in qualname.split("."):

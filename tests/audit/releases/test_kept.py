@@ -48,6 +48,14 @@ def test_what_was_read_once_is_read_without_a_server(index, kind, modules):
     assert len(index.seen) == asked
 
 
+@pytest.mark.parametrize("name", ["9.1", "v9.1.0", "9.1.0+cpu"])
+def test_a_release_is_kept_once_however_it_is_written(index, name):
+    release("9.1.0").fetch(["vllm.engine.core"])
+    asked = len(index.seen)
+    assert release(name, offline=True).read("vllm.engine.core") is not None
+    assert len(index.seen) == asked
+
+
 def test_many_are_fetched_at_once(index, modules):
     """The index, its answer on the size, the directory, and one request for all."""
     seen = []
@@ -84,7 +92,7 @@ def test_offline_says_what_is_missing(index, modules):
 
 def test_a_release_that_does_not_exist_is_told(index):
     """And leaves nothing behind."""
-    with pytest.raises(ConfigError, match=r"no wheel of vLLM 9\.2; the nearest is 9\.1\.0"):
+    with pytest.raises(ConfigError, match=r"no wheel of vLLM 9\.2\.0; the nearest is 9\.1\.0"):
         release("9.2")
     with pytest.raises(ConfigError, match=r"'9/../1' is not a version"):
         release("9/../1")

@@ -113,3 +113,20 @@ def test_a_base_from_one_place_or_another(uses):
     text = "try:\n    from vllm.a import Base\nexcept ImportError:\n    from vllm.b import Base\nclass Mine(Base): ..."
     found = [(use.name, use.guarded) for use in uses(text) if use.way == "subclass"]
     assert found == [("vllm.a:Base", True), ("vllm.b:Base", True)]
+
+
+def test_a_method_that_is_assigned_is_an_override(uses):
+    """It stands where it is assigned; its code may be in another file."""
+    text = """
+        from vllm.a import Base
+        from .other import step, Helper
+        class Mine(Base):
+            step = step
+            wait = staticmethod(lambda: None)
+            kind = Helper
+    """
+    found = uses(text, other="\n\n\ndef step(self): ...\nclass Helper: ...")
+    assert [(use.qualname, use.line) for use in found if use.way == "override"] == [("Base.step", 4), ("Base.wait", 5)]
+    step = next(use for use in found if use.qualname == "Base.step")
+    assert (step.file, step.body_file) == ("plug/main.py", "plug/other.py")
+    assert step.source == "def step(self): ...\n"

@@ -89,6 +89,15 @@ def test_a_folder(tmp_path):
     assert (reading.package, reading.version, reading.base) == ("repo", "3.1", "0.30.0")
 
 
+@pytest.mark.parametrize(
+    "project", ["project = 3", "[project]\noptional-dependencies = 5", "[project]\ndependencies = 1"]
+)
+def test_a_project_file_that_makes_no_sense_is_passed_over(tmp_path, project):
+    (tmp_path / "pyproject.toml").write_text(project)
+    (tmp_path / "one.py").write_text(USE)
+    assert read(tmp_path).base == ""
+
+
 def test_a_file(tmp_path):
     """One file alone, named by a path or a string."""
     (tmp_path / "one.py").write_text(USE)

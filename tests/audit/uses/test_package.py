@@ -96,3 +96,19 @@ def test_uses_come_in_the_order_of_files_and_lines(uses):
     """Whatever imports what."""
     found = uses("from .zz import Class\nClass.f = 1", zz="from vllm.a import Class\nClass.g = 1", aa="import vllm.b")
     assert [use.where for use in found] == ["plug/aa.py:1", "plug/main.py:2", "plug/zz.py:1", "plug/zz.py:2"]
+
+
+def test_circles_of_names_in_functions(write):
+    """They are looked at last, and hang the reading no more than the rest."""
+    circle = {"one": "from .two import x", "two": "from .one import x"}
+    reading = read(write("from .one import x\ndef f():\n    x.f = 1 # vllm", **circle))
+    assert (reading.uses, reading.unread) == ((), ())
+
+
+@pytest.mark.parametrize("text", ["x = {sum}", "def f(x):\n    y = {sum}", "def f(x):\n    return x{calls}\nm.f = f"])
+def test_code_too_deep_to_follow_is_said(write, text):
+    """The file is named, wherever in it the expression stands; nothing breaks off."""
+    deep = text.format(sum=" + ".join(["x"] * 900), calls=".a()" * 700)
+    reading = read(write(f"import vllm.a as m\n{deep}", other="import vllm.b as m\nm.g = 1"))
+    assert {finding.where for finding in reading.unread} == {"plug/main.py"}
+    assert ("replace", "vllm.b:g") in [(use.way, use.name) for use in reading.uses]

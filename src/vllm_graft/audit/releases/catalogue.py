@@ -16,15 +16,13 @@ from typing import Final
 
 from vllm_graft.audit.releases.listed import Listed
 from vllm_graft.audit.releases.outline import entries, mentions
+from vllm_graft.audit.releases.shape import NOT_OURS
 from vllm_graft.audit.releases.written import Contents, Form, Pages, dump
 from vllm_graft.errors import ConfigError
 from vllm_graft.patching.upstream.finder import Finder
 from vllm_graft.patching.upstream.sources import Source
 
 FILE: Final = Path(__file__).with_name("catalogue.xz")
-
-_NOT_OURS: Final = "vllm.third_party"
-"""What vLLM carries of others is left out."""
 
 _FILTERS: Final = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0}]
 
@@ -78,7 +76,7 @@ class Builder:
         self._contents.releases.append(version)
         self._bit = 1 << (len(self._contents.releases) - 1)
         finder, words, defined = Finder(source), Counter[str](), set[str]()
-        names = sorted(name for name in source.modules() if not name.startswith(_NOT_OURS))
+        names = sorted(name for name in source.modules() if not name.startswith(NOT_OURS))
         for number, name in enumerate(names):
             module = finder.module(name)
             say(number + 1, len(names))

@@ -85,7 +85,7 @@ class PipClient:
     """pip's own session: its index, proxy, certificates, netrc and keyring."""
 
     def __init__(self) -> None:
-        with _importable_pip(), _quiet():
+        with _importable_pip(), _same_distutils(), _quiet():
             command: Any = importlib.import_module("pip._internal.commands").create_command("download")
             # pip's cache would answer a range with a whole wheel, and a question on the terminal would hang a job.
             options, _ = command.parse_args(["--no-cache-dir", "--no-input", "vllm"])
@@ -271,3 +271,20 @@ def _importable_pip() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(bundled)
+
+
+@contextlib.contextmanager
+def _same_distutils() -> Iterator[None]:
+    """Leave the process with the distutils it would have had: importing pip sets setuptools' own aside for good.
+
+    Whoever imported setuptools afterwards, as torch does, would stop at an assertion of its.
+    """
+    before = {name for name in sys.modules if name.partition(".")[0] == "distutils"}
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "distutils" and name not in before]:
+            del sys.modules[name]
+        for finder in sys.meta_path:
+            if type(finder).__name__ == "DistutilsMetaFinder":
+                vars(finder).pop("spec_for_distutils", None)

@@ -128,6 +128,12 @@ def parsed(version: str) -> Version:
         raise ConfigError(f"{version!r} is not a version", fix="name a release such as 0.31.0") from error
 
 
+def number_of(version: str) -> str:
+    """A release as the index calls it: three numbers, and nothing of what it was built for."""
+    found = parsed(version)
+    return f"{found.public}.0" if found.public == f"{found.major}.{found.minor}" else found.public
+
+
 def nearest(wanted: Version, versions: list[str]) -> str:
     """Of sorted versions, the one that shares most of the number, and of those the one just below."""
 

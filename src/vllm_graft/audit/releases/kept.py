@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from zipfile import ZipInfo
 
-from vllm_graft.audit.releases.index import Index, parsed
+from vllm_graft.audit.releases.index import Index, number_of
 from vllm_graft.audit.releases.remote import Progress, Remote, Span
 from vllm_graft.errors import ConfigError
 from vllm_graft.patching.upstream.sources import File, Source, Tree, text_of
@@ -38,7 +38,7 @@ def release(
     ``offline`` asks no server. ``progress`` is called with the bytes that came and all that will. Give the same
     ``index`` for several releases, and it is asked once. ConfigError where the release does not exist or cannot be had.
     """
-    number = str(parsed(version))
+    number = number_of(version)
     tree = cache_folder() / "sources" / number
     if is_whole(tree):
         return Tree(tree, number)
@@ -212,5 +212,5 @@ class Kept:
         return ConfigError(
             f"{what}, and --offline asks no server",
             where=str(self.folder),
-            fix="run it once without --offline, or name a wheel of that release with --wheel",
+            fix="run it once without --offline, or name a wheel of that release instead",
         )

@@ -7,7 +7,7 @@ from typing import Final
 
 from vllm_graft.audit.releases import kept
 from vllm_graft.audit.releases.catalogue import Catalogue
-from vllm_graft.audit.releases.index import Index
+from vllm_graft.audit.releases.index import Index, number_of
 from vllm_graft.audit.releases.remote import Progress
 from vllm_graft.audit.releases.shape import Release
 from vllm_graft.audit.releases.sourced import Sourced, fetch
@@ -16,6 +16,16 @@ from vllm_graft.patching.upstream.sources import Installed, Source
 
 INSTALLED: Final = "installed"
 LATEST: Final = "latest"
+
+
+def same_release(name: str, other: str) -> bool:
+    """Whether two versions are of one release: however they are written, and whatever it was built for."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(Version(name).public) == Version(Version(other).public)
+    except InvalidVersion:
+        return name == other
 
 
 class Library:
@@ -40,7 +50,7 @@ class Library:
         """A release; ConfigError where it cannot be had."""
         if name == INSTALLED:
             return self._installed()
-        version = self._latest() if name == LATEST else name
+        version = self._latest() if name == LATEST else self._listed(name)
         if self._sources.get(version) is None and version in self.catalogue.releases:
             return self.catalogue.release(version)
         found = self._source(version)
@@ -73,6 +83,10 @@ class Library:
             source = kept.release(version, offline=self._offline, progress=self._progress, index=self._index)
             self._sources[version] = Sourced(source, version)
         return self._sources[version]
+
+    def _listed(self, name: str) -> str:
+        """A release as the catalogue or the index calls it, however it is written: 0.32, v0.32.0, 0.32.0+cpu."""
+        return next((known for known in self.catalogue.releases if same_release(name, known)), number_of(name))
 
     def _installed(self) -> Release:
         source = Installed()

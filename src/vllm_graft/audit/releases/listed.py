@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from vllm_graft.audit.releases.outline import Entry
-from vllm_graft.audit.releases.shape import Shape
+from vllm_graft.audit.releases.shape import FOREIGN, Shape
 from vllm_graft.audit.releases.written import Pages
 from vllm_graft.patching.upstream.scopes import Imported
 from vllm_graft.patching.upstream.walk import Walk
@@ -27,7 +27,11 @@ class Listed:
         if not qualname:
             return Shape(module, "", "module") if self._module(module) is not None else None
         found = self._walk.find(module, qualname)
-        return found[0].shape(inherited=found[1]) if found is not None else None
+        if found is not None:
+            return found[0].shape(inherited=found[1])
+        if inner := self._walk.module_at(module, qualname):
+            return Shape(inner, "", "module")
+        return Shape(module, qualname, FOREIGN) if self._walk.leads_out(module, qualname) else None
 
     def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
         """What a class and its bases define."""

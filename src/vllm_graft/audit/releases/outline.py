@@ -17,6 +17,9 @@ from vllm_graft.patching.upstream.scopes import dotted
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 _DEFINED: Final = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 
+ELSEWHERE: Final = "-"
+"""Stands for every module of another package."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -33,7 +36,7 @@ class Entry:
 
 
 def entries(module: ReadModule, *, within: str = "vllm") -> Iterator[tuple[str, Entry]]:
-    """Every name of a module, and every name of its classes; of imports, those from the package itself."""
+    """Every name of a module, and every name of its classes; of what others define, that it is imported."""
     if stars := tuple(f"{origin}:*" for origin in module.stars if origin.partition(".")[0] == within):
         yield "*", Entry("import", stars)
     for name in module.scope:
@@ -44,6 +47,8 @@ def entries(module: ReadModule, *, within: str = "vllm") -> Iterator[tuple[str, 
         bound = tuple(f"{one.module}:{one.name}" for one in module.imports(name))
         if any(one == within or one.startswith((f"{within}.", f"{within}:")) for one in bound):
             yield name, Entry("import", bound)
+        elif any(not one.startswith("__future__:") for one in bound):
+            yield name, Entry("import", (f"{ELSEWHERE}:{name}",))
 
 
 def _of(place: Place) -> Iterator[tuple[str, Entry]]:

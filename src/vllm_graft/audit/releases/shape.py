@@ -11,13 +11,19 @@ from vllm_graft.patching.upstream.finder import Kind
 BODY: Final = 8
 """How many digits of a body's fingerprint are compared. Thirty-two bits: the catalogue's size is mostly these."""
 
+NOT_OURS: Final = "vllm.third_party"
+"""What vLLM carries of others, which the catalogue leaves out."""
+
+FOREIGN: Final = "name of another package"
+"""The kind of what a module of vLLM imports from elsewhere: ``torch``, ``time``. What it is vLLM does not say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What one name looks like in one release.
 
     module, qualname:  where it is defined, which may be another place than was asked for
-    kind:              function, classmethod, staticmethod, property, class, value, or module
+    kind:              function, classmethod, staticmethod, property, class, value, module, or ``FOREIGN``
     signature:         what counts of its signature; see ``upstream.fingerprint.signature``
     body:              the first digits of its body's fingerprint; empty for classes and modules
     inherited:         whether a base class defines it, and not the class that was asked for

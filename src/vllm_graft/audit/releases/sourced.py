@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from functools import cached_property
 
 from vllm_graft.audit.releases.outline import entry, set_on_self
-from vllm_graft.audit.releases.shape import Shape
+from vllm_graft.audit.releases.shape import FOREIGN, Shape
 from vllm_graft.patching.upstream.finder import Definition, Finder, Place
 from vllm_graft.patching.upstream.sources import File, Source
 
@@ -25,7 +25,11 @@ class Sourced:
         if not qualname:
             return Shape(module, "", "module") if self._finder.module(module) is not None else None
         found = self._finder.walk.find(module, qualname)
-        return _shape(found[0], inherited=found[1]) if found is not None else None
+        if found is not None:
+            return _shape(found[0], inherited=found[1])
+        if inner := self._finder.walk.module_at(module, qualname):
+            return Shape(inner, "", "module")
+        return Shape(module, qualname, FOREIGN) if self._finder.walk.leads_out(module, qualname) else None
 
     def definition(self, module: str, qualname: str) -> Definition | None:
         """A name with its text."""

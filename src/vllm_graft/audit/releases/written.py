@@ -6,6 +6,7 @@
     ~ pad_for_cudagraph other|6                     names that nothing mentions, in the releases 2 + 4
     @vllm.v1.core.sched.scheduler 7 812             a module, its releases, and how many bodies stand before its own
     =vllm.v1.request Request RequestStatus=Status   what it imports, as "name" or "name=what it is called there"
+    =- time torch                                   what it imports from other packages
     cScheduler SchedulerInterface;running waiting   a class, its bases, and what its methods set on self
     >Scheduler                                      what follows is in this class
     fschedule self,throttle_prefills=|6             a function and its parameters, in the releases 2 + 4
@@ -216,4 +217,6 @@ def _first(entry: Entry, before: Entry) -> str:
     if entry.kind == "value":
         return ""
     tokens = [_NODES.get(token, token) for token in entry.first]
-    return ",".join(tokens[1:] if tokens[:1] == ["!"] else tokens)
+    # A parameter may be called "value", which is short for something else: then nothing is left out before it.
+    plain = tokens[:1] == ["!"] and not "".join(tokens[1:2]).startswith("!")
+    return ",".join(tokens[1:] if plain else tokens)

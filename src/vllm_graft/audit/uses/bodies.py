@@ -34,6 +34,7 @@ def settled(put: Put, found: Found, resolver: Resolver) -> Use:
         owner=put.owner,
         guarded=put.guarded,
         body=own.function if own is not None else None,
+        body_file=own.file.shown if own is not None else "",
         source=source(own) if own is not None else "",
         patch=put.patch,
     )

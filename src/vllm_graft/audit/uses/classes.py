@@ -74,10 +74,12 @@ def _bare(base: ast.expr) -> ast.expr:
 
 def _subclass(walker: Walker, own: Own, members: list[Member]) -> None:
     state = walker.state
-    methods: dict[str, tuple[Own, bool]] = {}
+    methods: dict[str, tuple[Own, int, bool]] = {}
     for member in members:
-        if member.function is not None:
-            methods.setdefault(member.name, (member.function, member.guarded))
+        # ``step = traced`` overrides as a ``def`` does.
+        held = next((one for one in owns_of(member.value) if one.function is not None), None)
+        if held is not None:
+            methods.setdefault(member.name, (held, member.line, member.guarded))
     assert isinstance(own.node, ast.ClassDef)
     for target, sure in {state.normal(name): sure for name, sure in upstream(own)}.items():
         state.found.subclasses.append(

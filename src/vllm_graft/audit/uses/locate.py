@@ -136,7 +136,7 @@ def _project(file: Path) -> tuple[str, str]:
     extras = project.get("optional-dependencies", {})
     asked = [
         *_strings(project.get("dependencies")),
-        *(one for extra in dict(extras).values() for one in _strings(extra)),
+        *(one for extra in (extras.values() if isinstance(extras, dict) else ()) for one in _strings(extra)),
     ]
     version = project.get("version", "")
     return version if isinstance(version, str) else "", _pinned(asked)

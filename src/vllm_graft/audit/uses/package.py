@@ -13,7 +13,7 @@ from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.locks import Locks
 from vllm_graft.audit.uses.ownership import Ownership
 from vllm_graft.audit.uses.resolve import Resolver
-from vllm_graft.audit.uses.state import Found, State, Subclass
+from vllm_graft.audit.uses.state import Found, State
 from vllm_graft.audit.uses.values import Name, Own, Scope, Values, names_of
 from vllm_graft.audit.uses.walk import Walker
 from vllm_graft.findings import Finding
@@ -36,6 +36,7 @@ class Package:
         self._resolver = Resolver(self)
         self._walkers: dict[SourceFile, Walker | None] = {}
         self._deep = 0
+        self._following: set[Name] = set()
         self._modules: dict[str, SourceFile] = {}
         for file in self.files:
             for module in (file.module, file.name):
@@ -46,7 +47,11 @@ class Package:
         founds = self._walked()
         ownership = Ownership(founds)
         for found in founds:
-            uses = [*found.imports(), *self._puts(found, ownership), *self._subclasses(found, ownership)]
+            uses = [*found.imports(), *self._subclasses(found, ownership)]
+            try:
+                uses += self._puts(found, ownership)
+            except RecursionError as error:
+                self._refuse(found.file, error)
             # A loop over names and several ways to one function come past the same place more than once.
             once = {(use.way, use.name, use.line, use.patch and use.patch.vllm): use for use in uses}
             yield from sorted(once.values(), key=lambda use: use.line)
@@ -57,8 +62,18 @@ class Package:
         for place in range(len(parts), 0, -1):
             file = self._modules.get(".".join(parts[:place]))
             if file is not None:
-                return self._inside(file, parts[place:]) if place < len(parts) else None
+                return self._once_inside(name, file, parts[place:]) if place < len(parts) else None
         return None
+
+    def _once_inside(self, name: Name, file: SourceFile, parts: list[str]) -> Values:
+        """What a name stands for in a file; nothing where two modules import it from each other."""
+        if name in self._following:
+            return ()
+        self._following.add(name)
+        try:
+            return self._inside(file, parts)
+        finally:
+            self._following.discard(name)
 
     def _inside(self, file: SourceFile, parts: list[str]) -> Values:
         if file not in self._walkers and self._deep < _DEEP:
@@ -86,7 +101,10 @@ class Package:
                 self._walk(file)
         walkers = [walker for file in self.files if (walker := self._walkers.get(file)) is not None]
         for walker in walkers:
-            walker.functions()
+            try:
+                walker.functions()
+            except RecursionError as error:
+                self._refuse(walker.state.file, error)
         return [walker.state.found for walker in walkers]
 
     def _walk_after_its_imports(self, file: SourceFile) -> None:
@@ -167,24 +185,33 @@ class Package:
 
     def _subclasses(self, found: Found, ownership: Ownership) -> Iterator[Use]:
         for one in found.subclasses:
-            yield _use(found, one, one.target, one.cls, ownership)
-            for name, (method, guarded) in one.methods.items():
+            whole = Use(
+                way="subclass",
+                module=one.target.module,
+                qualname=one.target.qualname,
+                file=found.file.shown,
+                line=one.line,
+                owner=one.owner,
+                guarded=one.guarded,
+                source=bodies.source(one.cls),
+                own=ownership.of_class(one.cls),
+            )
+            yield whole
+            for name, (method, line, guarded) in one.methods.items():
                 if name in _KEPT or not (name.startswith("__") and name.endswith("__")):
-                    yield _use(found, one, one.target.inside(name), method, ownership, guarded=guarded)
+                    yield _override(whole, name, method, line, guarded=guarded)
 
 
-def _use(found: Found, one: Subclass, target: Name, own: Own, ownership: Ownership, *, guarded: bool = False) -> Use:
-    return Use(
-        way="subclass" if own is one.cls else "override",
-        module=target.module,
-        qualname=target.qualname,
-        file=found.file.shown,
-        line=own.node.lineno,
-        owner=one.owner,
-        guarded=one.guarded or guarded,
-        body=own.function,
-        source=bodies.source(own),
-        own=ownership.of_class(one.cls),
+def _override(subclass: Use, name: str, method: Own, line: int, *, guarded: bool) -> Use:
+    return dataclasses.replace(
+        subclass,
+        way="override",
+        qualname=f"{subclass.qualname}.{name}".strip("."),
+        line=line,
+        guarded=subclass.guarded or guarded,
+        body=method.function,
+        body_file=method.file.shown,
+        source=bodies.source(method),
     )
 
 

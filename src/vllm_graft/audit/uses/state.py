@@ -51,8 +51,8 @@ class Subclass:
     line: int
     owner: str
     guarded: bool
-    methods: dict[str, tuple[Own, bool]]
-    """The functions of its body, and whether each is guarded."""
+    methods: dict[str, tuple[Own, int, bool]]
+    """The functions of its body, the line that binds each, and whether that is guarded."""
 
 
 @dataclass(slots=True)

@@ -87,7 +87,7 @@ class ReadModule:
         if "__getattr__" in self.scope:
             # What such a module gives on demand it declares for type checkers.
             declared = bindings([node for node in self.body if isinstance(node, ast.If)], declared=True)
-            self.scope = {**declared, **self.scope}
+            self.scope = {**_served(self.body, name.partition(".")[0]), **declared, **self.scope}
         self.stars = [
             absolute(node, name, file.is_package)
             for node in self.body
@@ -162,6 +162,35 @@ class Place:
         end = getattr(node, "end_lineno", None) or _first_line(node)
         text = "".join(self.module.lines[_first_line(node) - 1 : end])
         return text if text.endswith("\n") else f"{text}\n"
+
+
+def _served(body: list[ast.stmt], package: str) -> Scope:
+    """The names that a module with a ``__getattr__`` has tables of: what ``__all__`` lists, and keys.
+
+    A table may say which module each comes from, as that of ``vllm.transformers_utils.configs`` does.
+    """
+    found: Scope = {}
+    for node in body:
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.Dict):
+            for key, held in zip(value.keys, value.values, strict=True):
+                origin = _text(held)
+                if (name := _text(key)).isidentifier():
+                    names = [ast.alias(name)]
+                    inside = origin.startswith(f"{package}.") and ":" not in origin
+                    found[name] = [ast.ImportFrom(origin, names, 0) if inside else node]
+        elif isinstance(value, ast.List | ast.Tuple) and "__all__" in _targets(node):
+            for name in filter(None, map(_text, value.elts)):
+                found.setdefault(name, [node])
+    return found
+
+
+def _targets(node: ast.stmt) -> list[str]:
+    return [dotted(one) for one in node.targets] if isinstance(node, ast.Assign) else []
+
+
+def _text(node: ast.expr | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _first_line(node: ast.AST) -> int:

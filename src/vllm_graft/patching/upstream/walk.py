@@ -79,6 +79,28 @@ class Walk(Generic[ModuleT, ItemT]):
             item = found
         return (item, inherited) if item is not None else None
 
+    def module_at(self, module: str, attribute: str, deep: int = _DEEP) -> str:
+        """The module that a module has under a name, as ``from vllm import envs`` gives it; empty where it is none."""
+        found = self._module(module)
+        for one in found.imports(attribute) if found is not None and deep else ():
+            inner = f"{one.module}.{one.name}" if one.name else one.module
+            if self._module(inner) is not None:
+                return inner
+            if one.name and (further := self.module_at(one.module, one.name, deep - 1)):
+                return further
+        return ""
+
+    def leads_out(self, module: str, attribute: str, deep: int = _DEEP) -> bool:
+        """Whether a module has a name from one that is not known, by its import or by that of a module it imports."""
+        found = self._module(module)
+        if found is None or not deep:
+            return False
+        return any(
+            self._module(one.module) is None or bool(one.name and self.leads_out(one.module, one.name, deep - 1))
+            for one in found.imports(attribute)
+            if one.module != "__future__"
+        ) or any(self.leads_out(origin, attribute, deep - 1) for origin in found.stars)
+
     def line(self, item: ItemT) -> list[ItemT]:
         """A class and all classes above it that can be found, the nearest first."""
         found = [item]
@@ -95,8 +117,9 @@ class Walk(Generic[ModuleT, ItemT]):
         if own is not None:
             return own
         for found in module.imports(attribute):
-            if found.name:
-                return self._in_module(found.module, found.name, deep - 1)
+            # Of imports in the branches of a ``try``, one may lead to what cannot be read.
+            if found.name and (item := self._in_module(found.module, found.name, deep - 1)) is not None:
+                return item
         for origin in module.stars:
             if (item := self._in_module(origin, attribute, deep - 1)) is not None:
                 return item
