@@ -10,7 +10,9 @@ from typing import Final
 
 from vllm_graft.errors import GraftError
 
-COMMANDS: Final = ("demo", "serve", "simulate", "status", "plan", "audit", "lock", "diff", "rebase", "points", "model")
+COMMANDS: Final = (
+    "demo", "serve", "simulate", "status", "plan", "doctor", "audit", "lock", "diff", "rebase", "points", "model",
+)  # fmt: skip
 """Every command, in the order the help shows them; each is a module of this package."""
 
 

@@ -1,0 +1,51 @@
+"""What vLLM would be told on its command line, as far as it matters to plugins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The words of a command line, in whichever of its spellings: ``--a-b c``, ``--a_b=c``, ``--a.b c``."""
+
+    words: tuple[str, ...] = ()
+
+    def value(self, name: str) -> str | None:
+        """What an argument was given, the last time it was; None where it was not."""
+        found = None
+        for place, word in enumerate(self.words):
+            key, equals, value = word.partition("=")
+            if key.replace("_", "-") == name:
+                following = self.words[place + 1] if place + 1 < len(self.words) else ""
+                found = value if equals else "" if following.startswith("--") else following
+        return found
+
+    def given(self, name: str) -> bool:
+        """Whether an argument is there at all, or a part of it (``--speculative-config.method``)."""
+        keys = [word.partition("=")[0].replace("_", "-") for word in self.words]
+        return any(key == name or key.startswith(f"{name}.") for key in keys)
+
+    def switched(self, name: str) -> bool | None:
+        """A switch with its opposite ``--no-…``: on, off, or None where neither is there."""
+        found = None
+        for word in self.words:
+            key = word.partition("=")[0].replace("_", "-")
+            if key in (name, f"--no-{name[2:]}"):
+                found = key == name
+        return found
+
+    def document(self, name: str) -> dict[str, object]:
+        """The JSON that an argument was given; nothing where there is none or it is no object."""
+        try:
+            found = json.loads(self.value(name) or "{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def arguments(words: Sequence[str]) -> Arguments:
+    """The words of a command line."""
+    return Arguments(tuple(words))

@@ -1,0 +1,77 @@
+"""What runs in a child process of ``children.py``: import one plugin and say how that went. It imports nothing of ours.
+
+Started as a script with one argument, a JSON object: the file for the report, the path, the module, the attribute, and
+whether to call what is found there. The report is written after each stage, so that a crash tells how far it came.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Final
+
+HEAVY: Final = (
+    "torch",
+    "vllm",
+    "transformers",
+    "triton",
+    "ray",
+    "tensorflow",
+    "jax",
+    "flashinfer",
+    "xformers",
+    "pandas",
+)
+"""Packages whose import takes long."""
+
+
+def main() -> None:
+    """Do what the argument says; whatever is raised on the way is part of the report."""
+    task = json.loads(sys.argv[1])
+    here = os.path.dirname(os.path.abspath(__file__))
+    before = [place for place in sys.path if os.path.abspath(place or ".") != here]
+    sys.path[:] = [*task["path"], *(place for place in before if place not in task["path"])]
+    sys.argv = [sys.argv[0]]
+    report: dict[str, object] = {"stage": "import"}
+    _write(task["report"], report)
+    try:
+        found = _imported(task, report)
+        report["stage"] = "call" if task["call"] else "done"
+        _write(task["report"], report)
+        if task["call"]:
+            found()  # type: ignore[operator]
+            report["stage"] = "done"
+    except BaseException as error:
+        # SystemExit too: vLLM does not catch it, so a plugin that raises it ends the process it is imported in.
+        report["error"] = f"{type(error).__name__}: {error}".strip(": ")
+    _write(task["report"], report)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: what the plugin left running would be waited for.
+    os._exit(0)
+
+
+def _imported(task: dict[str, str], report: dict[str, object]) -> object:
+    import importlib
+
+    known = set(sys.modules)
+    started = time.perf_counter()
+    found: object = importlib.import_module(task["module"])
+    for part in task["attribute"].split(".") if task["attribute"] else ():
+        found = getattr(found, part)
+    report["seconds"] = time.perf_counter() - started
+    report["heavy"] = [name for name in HEAVY if name in sys.modules and name not in known]
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    report["cuda"] = bool(cuda is not None and getattr(cuda, "is_initialized", bool)())
+    return found
+
+
+def _write(path: str, report: dict[str, object]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(report, file)
+
+
+if __name__ == "__main__":
+    main()

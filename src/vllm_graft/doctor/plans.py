@@ -1,0 +1,219 @@
+"""What vllm-graft itself is asked to do, and what is wrong with it, as far as it shows without importing an item."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_graft.boot import DISABLE_VARIABLE, SIMULATE_VARIABLE
+from vllm_graft.doctor import modules
+from vllm_graft.doctor.packages import OURS
+from vllm_graft.errors import ConfigError
+from vllm_graft.plan.catalogue import SHIPPED, Registered, load
+from vllm_graft.plan.layers import (
+    CONFIG_VARIABLE,
+    PATCHES_VARIABLE,
+    Layer,
+    Named,
+    find_file,
+    from_additional_config,
+    from_environment,
+    read_file,
+)
+from vllm_graft.points import POINTS, Point, keys
+
+if TYPE_CHECKING:
+    from vllm_graft.contracts.item import OptionValue
+    from vllm_graft.doctor.facts import Facts
+
+_CONTRACTS = {contract.rpartition(":")[2]: contract for point in POINTS if point.key for contract in point.contracts}
+
+
+def disabled(facts: Facts) -> bool:
+    """Whether ``GRAFT_DISABLE`` turns vllm-graft off."""
+    return _asked(facts, DISABLE_VARIABLE)
+
+
+def simulated(facts: Facts) -> bool:
+    """Whether the simulated accelerator is asked for, and would be there."""
+    return _asked(facts, SIMULATE_VARIABLE) and not disabled(facts)
+
+
+def configured(facts: Facts) -> str:
+    """What asks vllm-graft to do something: a file, a variable or an argument; empty where nothing does."""
+    if disabled(facts):
+        return ""
+    with _variables(facts):
+        try:
+            file = find_file()
+        except ConfigError:
+            return CONFIG_VARIABLE
+    if file is not None:
+        return str(file)
+    if facts.environ.get(PATCHES_VARIABLE, "").replace(",", "").strip():
+        return PATCHES_VARIABLE
+    if "graft" in facts.arguments.document("--additional-config"):
+        return "--additional-config"
+    return SIMULATE_VARIABLE if simulated(facts) else ""
+
+
+def problems(facts: Facts) -> list[ConfigError]:
+    """Every fault of the configuration; for the model that the arguments name, else for all profiles."""
+    with _variables(facts):
+        try:
+            weak, strong = _layers(facts)
+        except ConfigError as error:
+            return [error]
+    return list({str(error): error for error in _faults(facts, weak, strong)}.values())
+
+
+def _asked(facts: Facts, variable: str) -> bool:
+    return facts.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")
+
+
+@contextmanager
+def _variables(facts: Facts) -> Iterator[None]:
+    """The two variables that the plan room reads, as the facts have them."""
+    before = {name: os.environ.get(name) for name in (CONFIG_VARIABLE, PATCHES_VARIABLE)}
+    _set({name: facts.environ.get(name) for name in before})
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _layers(facts: Facts) -> tuple[list[Layer], list[Layer]]:
+    """The layers of the file, and those that replace what it says."""
+    from vllm_graft.plan import resolution
+
+    path = find_file()
+    file = read_file(path) if path is not None else None
+    given = facts.arguments.document("--additional-config")
+    strong = [layer for layer in (from_environment(), from_additional_config(given)) if layer is not None]
+    model, served = _model(facts)
+    if file is None:
+        return [], strong
+    if not model:
+        return [file.defaults, *file.profiles], strong
+    return resolution._from_file(file, resolution.Request(model, served)), strong
+
+
+def _model(facts: Facts) -> tuple[str, tuple[str, ...]]:
+    words = [word for word in facts.arguments.words[:2] if word not in ("vllm", "serve")]
+    first = words[0] if words and not words[0].startswith("-") else ""
+    served: list[str] = []
+    taking = False
+    for word in facts.arguments.words:
+        if word.startswith("-"):
+            key, _, value = word.partition("=")
+            taking = key.replace("_", "-") == "--served-model-name"
+            word = value
+        if taking and word:
+            served.append(word)
+    return facts.arguments.value("--model") or first, tuple(served)
+
+
+def _faults(facts: Facts, weak: list[Layer], strong: list[Layer]) -> Iterator[ConfigError]:
+    from vllm_graft.plan import resolution
+
+    options: dict[str, dict[str, tuple[OptionValue, str]]] = resolution._merge_options([*weak, *strong])
+    replaced = {key for layer in strong for key in layer.names}
+    chosen = [
+        (key, name) for layer in weak for key, names in layer.names.items() if key not in replaced for name in names
+    ]
+    chosen += [(key, name) for key, names in resolution._merge_names(strong).items() for name in names]
+    for key, named in chosen:
+        known = _known(facts, keys()[key], options)
+        try:
+            resolution._items(key, [named], known, options)
+        except ConfigError as error:
+            yield _placed(error, named)
+    for item, given in options.items():
+        try:
+            resolution._check_option_owners({item: given}, _known(facts, POINTS[0], options))
+        except ConfigError as error:
+            yield error
+
+
+def _placed(error: ConfigError, named: Named) -> ConfigError:
+    return error if error.where else ConfigError(error.what, where=named.origin, fix=error.fix)
+
+
+def _known(
+    facts: Facts, point: Point, options: Mapping[str, Mapping[str, tuple[OptionValue, str]]]
+) -> dict[str, Registered]:
+    offered = {name: (target, "vllm-graft") for name, target in SHIPPED.items()}
+    offered.update({entry.name: (entry.value, entry.package) for entry in facts.in_group(OURS)})
+    given = {name: {option: value for option, (value, _) in options.get(name, {}).items()} for name in offered}
+    return {
+        # Our own are those of this interpreter, whatever path is examined.
+        name: _Read(name, target, package, point, tuple(sys.path) if name in SHIPPED else facts.path, given[name])
+        for name, (target, package) in offered.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Read(Registered):
+    """An item whose class is not imported: another that has what the source says stands in for it."""
+
+    point: Point
+    path: tuple[str, ...]
+    given: Mapping[str, OptionValue]
+
+    def load(self) -> type:
+        """A class of the same contract and options; of what cannot be read, the best is thought."""
+        bases, options = self._declared()
+        contract = next((_CONTRACTS[base] for base in bases if base in _CONTRACTS), self.point.contracts[0])
+        kind = load(contract, self.name, "vllm-graft")
+        if not hasattr(kind, "options"):
+            return kind
+        return type(kind.__name__, (kind,), {} if options is None else {"options": options})
+
+    def _declared(self) -> tuple[list[str], Mapping[str, OptionValue] | None]:
+        """The contracts among the class's bases, and its options; None where it declares none itself."""
+        name, _, attribute = self.target.partition(":")
+        module = modules.read(name, self.path)
+        found = modules.definition(module, attribute, self.path) if isinstance(module, modules.Module) else None
+        if found is None:
+            return [], self.given
+        holder, kind = found
+        if not isinstance(kind, ast.ClassDef):
+            return [], self.given
+        bases = [base for node in kind.bases if (base := _contract(holder, node))]
+        for statement in kind.body:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+            if any(isinstance(target, ast.Name) and target.id == "options" for target in targets):
+                return bases, self._literal(getattr(statement, "value", None))
+        return bases, None if len(bases) == len(kind.bases) else self.given
+
+    def _literal(self, node: ast.expr | None) -> Mapping[str, OptionValue]:
+        try:
+            value = ast.literal_eval(node) if node is not None else None
+        except (ValueError, TypeError, SyntaxError):
+            value = None
+        return value if isinstance(value, dict) else self.given
+
+
+def _contract(module: modules.Module, base: ast.expr) -> str:
+    """The contract of vllm-graft that a base class is; empty where it is another class."""
+    node = base.value if isinstance(base, ast.Subscript) else base
+    if not isinstance(node, ast.Name):
+        return ""
+    bound = module.only(node.id)
+    if not isinstance(bound, ast.ImportFrom) or not (bound.module or "").startswith("vllm_graft"):
+        return ""
+    name = next(alias.name for alias in bound.names if (alias.asname or alias.name) == node.id)
+    return name if name in _CONTRACTS else ""

@@ -1,0 +1,97 @@
+"""One child process: started apart, its output kept short, ended with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+_KEPT: Final = 16_384
+"""How many bytes of the output are kept, the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended: its status as subprocess gives it, None where its time ran out; the end of what it printed."""
+
+    status: int | None
+    output: str
+
+    @property
+    def signal(self) -> str:
+        """The signal that ended it; empty where none did."""
+        if self.status is None or self.status >= 0:
+            return ""
+        try:
+            return signal.Signals(-self.status).name
+        except ValueError:
+            return f"signal {-self.status}"
+
+    @property
+    def last_line(self) -> str:
+        """The last line it printed, for a sentence."""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        return lines[-1][:200] if lines else ""
+
+
+def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Ended:
+    """Run a command without input until it ends or its time is over; nothing that it started outlives it."""
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(environ),
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    tail = bytearray()
+    reader = threading.Thread(target=_keep_end, args=(child.stdout, tail), daemon=True)
+    reader.start()
+    status: int | None = None
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = child.wait(timeout_s)
+    finally:
+        _end(child)
+        reader.join(5)
+        if not reader.is_alive():
+            child.stdout.close()
+    return Ended(status, bytes(tail).decode("utf-8", errors="replace"))
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of a child, of its session and of what descends from it."""
+    for pid in _family(child.pid):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    if child.poll() is None:
+        child.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(10)
+
+
+def _family(first: int) -> list[int]:
+    """A process, its descendants, and every process of its session; by reading /proc, so only where there is one."""
+    kin: dict[int, tuple[int, int]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = file.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+            kin[int(file.parent.name)] = int(fields[1]), int(fields[3])
+    found = [pid for pid, (_, session) in kin.items() if session == first or pid == first]
+    for pid in found:
+        found += [one for one, (parent, _) in kin.items() if parent == pid and one not in found]
+    return found
+
+
+def _keep_end(stream: IO[bytes], tail: bytearray) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        while chunk := os.read(stream.fileno(), 65_536):
+            tail += chunk
+            del tail[:-_KEPT]

@@ -1,0 +1,1 @@
+"""One rule per file: ``CODE``, ``TITLE`` and ``check(facts)``, which yields findings."""

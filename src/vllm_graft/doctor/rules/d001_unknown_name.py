@@ -1,0 +1,28 @@
+"""D001: ``VLLM_PLUGINS`` names something that no installed package registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_graft.doctor.facts import Facts
+from vllm_graft.errors import nearest
+from vllm_graft.findings import Finding
+
+CODE = "D001"
+TITLE = "A name in VLLM_PLUGINS that nothing registers"
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """vLLM compares names and passes over what does not match, without a word."""
+    known = {entry.name for entry in facts.plugins}
+    for name in facts.allowed or ():
+        # Blanks have a rule of their own; an empty name is how the list is switched to nothing.
+        if name.strip() and name.strip() not in known:
+            yield Finding(
+                CODE,
+                "error",
+                f"plugin {name.strip()!r}",
+                f"VLLM_PLUGINS names it, and no installed package registers it{nearest(name.strip(), known)}",
+                "VLLM_PLUGINS",
+                "install the package that offers it, or correct the name",
+            )

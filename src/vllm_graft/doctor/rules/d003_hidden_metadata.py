@@ -1,0 +1,58 @@
+"""D003: metadata that hides another distribution of the same name, and the plugins registered there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from packaging.version import InvalidVersion, Version
+
+from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.packages import GROUPS, OURS, Entry, Package
+from vllm_graft.findings import Finding
+
+CODE = "D003"
+TITLE = "Metadata that hides another copy of the package and its plugins"
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Python takes the first distribution of a name, such as a stale ``.egg-info`` beside the sources, and no other."""
+    seen = {package.name: package for package in facts.packages if not package.hidden}
+    for package in facts.packages:
+        first = seen[package.name]
+        lost = _lost(package, first) if package.hidden else ""
+        if not lost:
+            continue
+        what = (
+            f"the copy {first.version or 'of no version'} at {first.where} hides {package.version or 'another'} at "
+            f"{package.where}, whose entry points are not found: {lost}"
+        )
+        where = str(first.where)
+        # An older copy behind a newer one is the usual end of an upgrade.
+        if _older(package.version, first.version):
+            fix = "uninstall the older copy if it is not needed elsewhere"
+            yield Finding(CODE, "info", f"package {package.name}", what, where, fix)
+        else:
+            fix = f"remove the one that is out of date, then install {package.name} again"
+            yield Finding(CODE, "error", f"package {package.name}", what, where, fix)
+
+
+def _lost(hidden: Package, first: Package) -> str:
+    taken = {(entry.group, entry.name): entry.value for entry in first.entries}
+    lost = [
+        entry
+        for entry in hidden.entries
+        if entry.group in (*GROUPS, OURS) and taken.get((entry.group, entry.name)) != entry.value
+    ]
+    return ", ".join(_say(entry, taken.get((entry.group, entry.name))) for entry in lost)
+
+
+def _say(entry: Entry, instead: str | None) -> str:
+    given = f", instead of which {instead} is taken" if instead is not None else ""
+    return f"{entry.name} of {entry.group} ({entry.value}{given})"
+
+
+def _older(one: str, other: str) -> bool:
+    try:
+        return Version(one) < Version(other)
+    except InvalidVersion:
+        return False

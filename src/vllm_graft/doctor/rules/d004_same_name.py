@@ -1,0 +1,59 @@
+"""D004: one entry-point name, registered twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.packages import GROUPS, OURS, Entry
+from vllm_graft.findings import Finding
+
+CODE = "D004"
+TITLE = "The same plugin name twice"
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """In one group the last one found replaces the others; in two groups the name switches both."""
+    for group in (*GROUPS, OURS):
+        for name, entries in _by_name(facts, group).items():
+            # vLLM does not mind two packages that register one object; vllm-graft does.
+            if len({entry.value if group != OURS else entry.where for entry in entries}) > 1:
+                yield from _in_one_group(facts, group, name, entries)
+    if facts.allowed is not None:
+        yield from _in_two_groups(facts)
+
+
+def _in_one_group(facts: Facts, group: str, name: str, entries: list[Entry]) -> Iterator[Finding]:
+    offers = ", ".join(f"{entry.package} ({entry.value})" for entry in entries)
+    last = entries[-1]
+    if group == OURS:
+        what = f"is offered by {offers}, and vllm-graft refuses every plan while two packages offer one name"
+        fix = "uninstall one of them, or have one renamed"
+        yield Finding(CODE, "error", f"item {name!r}", what, f"entry points of {group}", fix)
+    # Logits processors are kept in a list, where names do not matter.
+    elif group != "vllm.logits_processors" and facts.loads(last):
+        what = (
+            f"is registered by {offers}; vLLM keeps one of a name, the last that it finds, which is that of "
+            f"{last.package}: the others never run, and nothing is logged"
+        )
+        fix = f"uninstall all but one of {', '.join(dict.fromkeys(entry.package for entry in entries))}"
+        yield Finding(CODE, "error", f"plugin {name!r}", what, f"entry points of {group}", fix)
+
+
+def _in_two_groups(facts: Facts) -> Iterator[Finding]:
+    gated = [entry for entry in facts.plugins if entry.group != "vllm.logits_processors"]
+    for name in dict.fromkeys(entry.name for entry in gated):
+        entries = [entry for entry in gated if entry.name == name]
+        several = len({entry.group for entry in entries}) > 1 and len({entry.package for entry in entries}) > 1
+        if several:
+            places = ", ".join(f"{entry.package} in {entry.group}" for entry in entries)
+            what = f"is registered by {places}: VLLM_PLUGINS goes by the name alone and switches them all at once"
+            fix = "have one of them renamed to switch them apart"
+            yield Finding(CODE, "info", f"plugin {name!r}", what, "VLLM_PLUGINS", fix)
+
+
+def _by_name(facts: Facts, group: str) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in facts.in_group(group):
+        found.setdefault(entry.name, []).append(entry)
+    return found

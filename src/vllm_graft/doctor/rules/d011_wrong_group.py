@@ -1,0 +1,74 @@
+"""D011: entry points in a group that looks like one of vLLM's, and is none."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.packages import GROUPS, OURS
+from vllm_graft.findings import Finding
+
+CODE = "D011"
+TITLE = "A group that nobody reads"
+
+_CLOSE = 0.74
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """A misspelt group is no error to anybody: its plugins are not looked for."""
+    known = (*GROUPS, OURS)
+    for group in dict.fromkeys(entry.group for entry in facts.entries if entry.group not in known):
+        meant = _meant(group, facts)
+        if meant is None:
+            continue
+        entries = facts.in_group(group)
+        packages = ", ".join(sorted({entry.package for entry in entries}))
+        names = ", ".join(entry.name for entry in entries)
+        reader = "vllm-graft" if meant == OURS else "vLLM"
+        hint = f" (did you mean {meant!r}?)" if meant else f" (there is: {', '.join(GROUPS)})"
+        yield Finding(
+            CODE,
+            "error" if meant else "warning",
+            f"group {group!r} of {packages}",
+            f"{reader} reads no such group, so this is never loaded: {names}{hint}",
+            entries[0].where,
+            f"correct the group in the metadata of {packages} and install it again",
+        )
+
+
+def _meant(group: str, facts: Facts) -> str | None:
+    """The group that was meant, an empty string where it is one of vLLM's name and unlike all, None where it is not."""
+    owner = group.partition(".")[0]
+    plain = re.sub(r"[-_.]+", "_", group.lower())
+    if re.sub(r"[-_.]+", "_", owner.lower()) == "vllm_graft" or plain.startswith("vllm_graft"):
+        return OURS if _nearest(plain, (OURS,)) else None
+    if owner.lower() != "vllm" and _is_package(owner, facts):
+        return None
+    if _is_read(group, facts):
+        return None
+    close = _nearest(plain, GROUPS)
+    return close if close or owner != "vllm" else ""
+
+
+def _nearest(plain: str, groups: tuple[str, ...]) -> str | None:
+    spelled = {}
+    for group in groups:
+        whole = group.replace(".", "_")
+        stem = whole.removesuffix("_plugins")
+        spelled.update(dict.fromkeys((whole, f"{stem}s", stem), group))
+    close = difflib.get_close_matches(plain, spelled, n=1, cutoff=_CLOSE)
+    return spelled[close[0]] if close else None
+
+
+def _is_package(owner: str, facts: Facts) -> bool:
+    """Whether a group stands under another package's own name, as ``vllm_omni.plugins`` would."""
+    plain = re.sub(r"[-_.]+", "-", owner.lower())
+    return any(package.name == plain for package in facts.packages)
+
+
+def _is_read(group: str, facts: Facts) -> bool:
+    """Whether the installed vLLM has a group that this rule does not know yet."""
+    file = facts.root / "plugins" / "__init__.py" if facts.root is not None else None
+    return file is not None and file.is_file() and f'"{group}"' in file.read_text(encoding="utf-8", errors="replace")

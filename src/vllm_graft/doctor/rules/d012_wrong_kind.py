@@ -1,0 +1,134 @@
+"""D012: an entry point of the wrong kind: a class where a function is called, or the other way round."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.modules import Module, definition, read
+from vllm_graft.doctor.packages import Entry
+from vllm_graft.findings import Finding
+
+CODE = "D012"
+TITLE = "An entry point of the wrong kind"
+
+_CLASSES: Final = {
+    "vllm.stat_logger_plugins": "the server stops at its start with a TypeError",
+    "vllm.logits_processors": "the engine stops at its start, or fails with the first request",
+}
+"""Groups that need a class, and what comes of another thing."""
+
+_CALLED: Final = {
+    "vllm.general_plugins": "every vLLM process, the command line included, stops with what the call raises",
+    "vllm.platform_plugins": "vLLM passes over it, with one line at DEBUG at most, and takes another platform",
+    "vllm.io_processor_plugins": "vLLM logs a warning and says that the plugin is not installed",
+    "vllm.endpoint_plugins": "vLLM logs a traceback and serves without it",
+}
+"""Groups whose entry points are called without arguments, and what comes of one that cannot be."""
+
+_NAMING: Final = {
+    "vllm.platform_plugins": "vLLM stops at its start when it looks the platform up by what the call gives",
+    "vllm.io_processor_plugins": "vLLM stops at its start when it looks the processor up by what the call gives",
+}
+"""Groups where the call must give the dotted name of a class, and what comes of an object."""
+
+_VALUES = (ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.JoinedStr)
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Told by the source, and only where it leaves no doubt."""
+    for entry in facts.in_group(*_CLASSES, *_CALLED):
+        module = read(entry.module, facts.path)
+        if not isinstance(module, Module):
+            continue
+        fault = _of_class(module, entry, facts) if entry.group in _CLASSES else _of_call(module, entry, facts)
+        if fault:
+            is_what, then, fix = fault
+            what = f"{entry.value} is {is_what}; {then}"
+            subject = f"plugin {entry.name!r} of {entry.package}"
+            yield Finding(CODE, "error", subject, what, f"{module.file} [{entry.group}]", fix)
+
+
+def _of_class(module: Module, entry: Entry, facts: Facts) -> tuple[str, str, str] | None:
+    then = f"{entry.group} takes a class, so {_CLASSES[entry.group]}"
+    fix = "point the entry point at the class itself"
+    if not entry.attribute:
+        return "a module", then, fix
+    kind = _kind(module, entry.attribute, facts)
+    if isinstance(kind, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return "a function", then, fix
+    if isinstance(kind, ast.Call):
+        return "an object, not a class", then, fix
+    return ("a plain value", then, fix) if isinstance(kind, _VALUES) else None
+
+
+def _of_call(module: Module, entry: Entry, facts: Facts) -> tuple[str, str, str] | None:
+    group = entry.group
+    then = f"{group} takes a function that is called without arguments, so {_CALLED[group]}"
+    fix = "point the entry point at a function without arguments"
+    if not entry.attribute:
+        return "a module", then, fix
+    kind = _kind(module, entry.attribute, facts)
+    if isinstance(kind, _VALUES):
+        return "a plain value", then, fix
+    if isinstance(kind, ast.AsyncFunctionDef):
+        return "a coroutine function", f"{group} takes a plain function: nobody awaits this one, so it never runs", fix
+    if isinstance(kind, ast.FunctionDef | ast.Lambda) and (needs := _needed(kind.args, method=False)):
+        return f"a function that needs {needs}", then, fix
+    if isinstance(kind, ast.ClassDef):
+        if group in _NAMING:
+            then = f"{group} takes a function that gives the dotted name of a class, so {_NAMING[group]}"
+            return "a class", then, f"write a function that returns '{_dotted(entry)}', and point the entry point at it"
+        needs = _needs(kind)
+        return (f"a class that needs {needs}", then, fix) if needs else None
+    if isinstance(kind, ast.Call):
+        return "an object that cannot be called", then, fix
+    return None
+
+
+def _kind(module: Module, attribute: str, facts: Facts) -> ast.AST | None:
+    """What makes the object: a function, a class, a value, or the call of a class whose objects cannot be called."""
+    found = definition(module, attribute, facts.path)
+    if found is None:
+        return None
+    holder, node = found
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None if node.decorator_list else node
+    if isinstance(node, ast.ClassDef):
+        return node if _plain(node) else None
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        called = definition(holder, value.func.id, facts.path)
+        kind = called[1] if called is not None else None
+        sure = isinstance(kind, ast.ClassDef) and _plain(kind) and not kind.bases and "__call__" not in _methods(kind)
+        return value if sure else None
+    return value if isinstance(value, (*_VALUES, ast.Lambda)) else None
+
+
+def _plain(kind: ast.ClassDef) -> bool:
+    """Whether calling a class makes an object of it: nothing decorates it, no metaclass, no ``__new__``, no string."""
+    bases = [base.id for base in kind.bases if isinstance(base, ast.Name)]
+    return not (kind.decorator_list or kind.keywords or "__new__" in _methods(kind) or "str" in bases)
+
+
+def _methods(kind: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
+
+
+def _needs(kind: ast.ClassDef) -> str:
+    start = _methods(kind).get("__init__")
+    return _needed(start.args, method=True) if start is not None and not start.decorator_list else ""
+
+
+def _needed(args: ast.arguments, *, method: bool) -> str:
+    """The arguments without a default, for a sentence."""
+    plain = [*args.posonlyargs, *args.args]
+    plain = plain[: len(plain) - len(args.defaults)][int(method) :]
+    named = [arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
+    return ", ".join(arg.arg for arg in (*plain, *named))
+
+
+def _dotted(entry: Entry) -> str:
+    return f"{entry.module}.{entry.attribute}"

@@ -1,0 +1,62 @@
+"""D014: logits processors of installed packages, which see -1 in the place of tokens under asynchronous scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from vllm_graft.doctor import engine
+from vllm_graft.doctor.facts import Facts
+from vllm_graft.findings import Finding
+
+CODE = "D014"
+TITLE = "A logits processor that does not see the sampled tokens"
+
+_CURE: Final = "async-history"
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """The V1 runner keeps the real tokens only for the processors of ``--logits-processors``: vLLM #52461."""
+    if facts.vllm is None or engine.runner(facts) == "V2" or not engine.is_asynchronous(facts):
+        return
+    if engine.logits_processors(facts) or engine.speculative_method(facts) is not None:
+        return
+    entries = [
+        entry for entry in facts.in_group(engine.PROCESSORS) if facts.reading.is_a(entry, engine.V1_PROCESSOR) == "yes"
+    ]
+    if not entries or _is_planned(facts):
+        return
+    for entry in entries:
+        yield Finding(
+            CODE,
+            "warning",
+            f"logits processor {entry.name!r}",
+            "with asynchronous scheduling it sees -1 in the place of the tokens that were sampled (vLLM #52461)",
+            f"{entry.package}: {entry.value}",
+            f'plan the patch that ships with vllm-graft, patches = ["{_CURE}"], or start with --no-async-scheduling',
+        )
+
+
+def _is_planned(facts: Facts) -> bool:
+    """Whether the plan names the patch, be it for some models only; a plan that cannot be read names nothing."""
+    from vllm_graft.errors import ConfigError
+    from vllm_graft.plan.layers import CONFIG_VARIABLE, FILE, PATCHES_VARIABLE, from_additional_config, read_file
+
+    names = {_CURE, "*"}
+    try:
+        given = from_additional_config(facts.arguments.document("--additional-config"))
+        if given is not None and "patches" in given.names:
+            return any(each.value in names for each in given.names["patches"])
+        listed = facts.environ.get(PATCHES_VARIABLE)
+        if listed is not None:
+            return any(part.strip() in names for part in listed.split(","))
+        path = Path(facts.environ.get(CONFIG_VARIABLE, "").strip() or FILE).expanduser()
+        if not path.is_file():
+            return False
+        file = read_file(path)
+    except ConfigError:
+        return False
+    return any(
+        each.value in names for layer in (file.defaults, *file.profiles) for each in layer.names.get("patches", [])
+    )

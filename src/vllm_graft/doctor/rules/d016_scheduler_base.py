@@ -1,0 +1,38 @@
+"""D016: a scheduler class that cannot run ahead, while asynchronous scheduling is on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from vllm_graft.doctor import engine
+from vllm_graft.doctor.facts import Facts
+from vllm_graft.findings import Finding
+
+CODE = "D016"
+TITLE = "A scheduler derived from Scheduler instead of AsyncScheduler"
+
+_SCHEDULER: Final = "vllm.v1.core.sched.scheduler:Scheduler"
+_ASYNCHRONOUS: Final = "vllm.v1.core.sched.async_scheduler:AsyncScheduler"
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """vLLM 0.26 to 0.32 neither refuse such a class nor turn asynchronous scheduling off for it.
+
+    They log that it is off, which is what it comes to: the engine keeps two batches in flight, and a scheduler that
+    counts no outstanding tokens has nothing to put into the second. Others measured 78 % more latency: vLLM #43724.
+    """
+    name = facts.arguments.value("--scheduler-cls")
+    if facts.vllm is None or not name or not engine.is_asynchronous(facts):
+        return
+    if facts.reading.is_a(name, _SCHEDULER) == "yes" and facts.reading.is_a(name, _ASYNCHRONOUS) == "no":
+        yield Finding(
+            CODE,
+            "warning",
+            f"scheduler {name}",
+            "it derives from Scheduler and not from AsyncScheduler, so no step is scheduled before the last one is "
+            "done; 78 % more latency has been measured (vLLM #43724)",
+            "--scheduler-cls",
+            "derive it from vllm.v1.core.sched.async_scheduler.AsyncScheduler, which also runs synchronously, "
+            "or start with --no-async-scheduling",
+        )

@@ -1,0 +1,41 @@
+"""D018: a platform plugin beside a vLLM that is told, or built, to run on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_graft.doctor import platforms
+from vllm_graft.doctor.facts import Facts
+from vllm_graft.findings import Finding
+
+CODE = "D018"
+TITLE = "A platform plugin beside an order for the CPU"
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """An order for the CPU leaves all plugins unasked; a CPU build asks them, and takes the CPU if none answers."""
+    found = platforms.outside(facts)
+    if not found:
+        return
+    subject = f"platform plugin {facts.names(found)}"
+    if platforms.cpu_is_ordered(facts):
+        ours = any(entry.package == "vllm-graft" for entry in found)
+        yield Finding(
+            CODE,
+            "error" if ours else "warning",
+            subject,
+            "VLLM_TARGET_DEVICE=cpu makes vLLM take its own CPU platform without loading any platform plugin"
+            + (", the simulated device that GRAFT_SIMULATE asks for included" if ours else ""),
+            "VLLM_TARGET_DEVICE",
+            "unset VLLM_TARGET_DEVICE to have the plugin's platform",
+        )
+    elif platforms.is_cpu_build(facts):
+        yield Finding(
+            CODE,
+            "info",
+            subject,
+            "this vLLM is a CPU build: the plugin's platform goes before the CPU if the plugin answers; if it answers "
+            "nothing or raises, vLLM runs on the CPU and says so at DEBUG at most",
+            f"entry points of {platforms.GROUP}",
+            "see in vLLM's log that the platform plugin is activated",
+        )

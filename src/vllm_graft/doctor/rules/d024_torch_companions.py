@@ -1,0 +1,107 @@
+"""D024: torchvision, torchaudio or torchcodec built for another torch than the one that is installed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from email.parser import HeaderParser
+from typing import Final
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+
+from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.packages import Package
+from vllm_graft.findings import Finding, Level
+
+CODE = "D024"
+TITLE = "A companion of torch that does not fit it"
+
+_COMPANIONS: Final = {
+    "torchvision": "importing it fails, and takes transformers and with it vLLM along",
+    "torchaudio": "importing it fails, and models that take audio with it",
+    "torchcodec": "importing it fails, and models that take video or audio with it",
+}
+
+_STATED = re.compile(r"^__version__ = ['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """vLLM runs without all three; one that does not fit is worse than none."""
+    seen = {package.name: package for package in facts.packages if not package.hidden}
+    torch = seen.get("torch")
+    for name, then in _COMPANIONS.items():
+        companion = seen.get(name)
+        if torch is None or companion is None:
+            continue
+        misfit = _misfit(companion, torch)
+        if misfit:
+            level: Level = "error" if name == "torchvision" else "warning"
+            fix = f"uninstall {name}, which vLLM runs without, or install the one that belongs to this torch"
+            yield Finding(CODE, level, f"package {name}", f"{misfit}: {then}", str(companion.where), fix)
+
+
+def _misfit(companion: Package, torch: Package) -> str:
+    build, wanted = _build(torch), _build(companion)
+    if build == "cpu" and wanted.startswith("cu"):
+        return f"is a CUDA build ({_full(companion)}) beside a CPU build of torch ({_full(torch)})"
+    if "" not in (_major(build), _major(wanted)) and _major(build) != _major(wanted):
+        return f"is built for another major release of CUDA ({_full(companion)}) than torch ({_full(torch)})"
+    for requirement in _requirements(companion):
+        if requirement.name == "torch" and not _meets(torch.version, requirement):
+            return f"needs torch{requirement.specifier}, and torch is {torch.version}"
+    return ""
+
+
+def _meets(version: str, requirement: Requirement) -> bool:
+    try:
+        return requirement.specifier.contains(Version(version).base_version, prereleases=True)
+    except InvalidVersion:
+        return True
+
+
+def _build(package: Package) -> str:
+    """What a package is built for: cpu, cu130, rocm6.4, …; empty where nothing says so."""
+    local = _full(package).partition("+")[2]
+    if re.match(r"cpu\b|cu\d+|rocm|xpu", local):
+        return local
+    names = [requirement.name for requirement in _requirements(package)]
+    # torch itself, from the registry, names the libraries of CUDA and not its release.
+    return "cuda" if package.name == "torch" and any(name.startswith("nvidia-cu") for name in names) else ""
+
+
+def _full(package: Package) -> str:
+    """The version with its local part, which metadata of public builds leave out and ``version.py`` has."""
+    if "+" in package.version:
+        return package.version
+    file = package.where.parent / package.name / "version.py"
+    try:
+        stated = _STATED.search(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return package.version
+    # Not the leftover of another release.
+    same = stated is not None and stated[1].partition("+")[0] == package.version
+    return stated[1] if stated is not None and same else package.version
+
+
+def _major(build: str) -> str:
+    """The major release in cu130 or cu126; empty where no number is told."""
+    number = re.match(r"cu(\d+)\d$", build)
+    return number[1] if number else ""
+
+
+def _requirements(package: Package) -> list[Requirement]:
+    """What the metadata require here: those behind a marker that does not hold are left out."""
+    try:
+        text = (package.where / "METADATA").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []
+    found = []
+    for line in HeaderParser().parsestr(text).get_all("Requires-Dist", []):
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            found.append(requirement)
+    return found

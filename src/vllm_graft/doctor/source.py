@@ -1,0 +1,214 @@
+"""What an entry point's object is, found by reading its module and those that its bases come from. Nothing is imported.
+
+What stands in several branches counts side by side: a class whose base is imported under ``try`` and set to ``object``
+under ``except`` has both, because which of them runs is known at run time only.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from vllm_graft.doctor.packages import Entry
+from vllm_graft.patching.upstream.finder import Finder, Place, ReadModule
+from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.patching.upstream.scopes import dotted, imported
+from vllm_graft.patching.upstream.sources import File, Installed
+
+Kind = Literal["class", "function", "value", "unknown"]
+Answer = Literal["yes", "no", "unknown"]
+
+_FOREIGN: Final = frozenset(
+    {*sys.stdlib_module_names, "builtins", "numpy", "pydantic", "torch", "transformers", "triton"}
+)
+"""Packages whose classes derive from nothing of vLLM's: they are not read."""
+
+_DEEP: Final = 24
+"""How many re-exports are followed before it is taken for a circle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """What a name stands for.
+
+    name:   where it is defined, as ``module:Name``; as it was asked for where that is not found
+    kind:   class, function, value, or unknown where reading does not find it
+    bases:  every class above a class that can be found, the nearest first, as ``module:Name``
+    whole:  whether all of them could be followed to their end
+    """
+
+    name: str
+    kind: Kind
+    bases: tuple[str, ...] = ()
+    whole: bool = True
+
+
+class Reading:
+    """Reads the modules of an environment, each once."""
+
+    def __init__(self, path: Iterable[str], root: Path | None) -> None:
+        self._finder = Finder(Environment(tuple(path), root))
+        self._things: dict[str, Thing] = {}
+
+    def thing(self, what: Entry | str) -> Thing:
+        """What an entry point, ``module:Name`` or ``module.Name`` stands for."""
+        module, qualname = _split(what)
+        name = f"{module}:{qualname}"
+        if name not in self._things:
+            self._things[name] = self._look_up(module, qualname)
+        return self._things[name]
+
+    def is_a(self, what: Entry | str, ancestor: str) -> Answer:
+        """Whether a class is, or derives from, another; what is no class derives from nothing."""
+        thing = self.thing(what)
+        if thing.kind == "function":
+            return "no"
+        if thing.kind != "class":
+            return "unknown"
+        wanted = {self.thing(ancestor).name, ":".join(_split(ancestor))}
+        if any(_same(name, one) for name in (thing.name, *thing.bases) for one in wanted):
+            return "yes"
+        return "no" if thing.whole else "unknown"
+
+    def mentions(self, what: Entry | str, word: str) -> bool:
+        """Whether the text of the module that a name stands in has a word in it."""
+        module = self._finder.source.read(_split(what)[0])
+        return module is not None and word in module.text
+
+    def _look_up(self, module: str, qualname: str) -> Thing:
+        places = [found for found in self._meanings(module, qualname) if isinstance(found, Place)]
+        classes = [place for place in places if place.cls is not None]
+        if classes:
+            bases, whole = self._above(classes)
+            return Thing(_name(classes[0]), "class", tuple(bases), whole)
+        if not places:
+            return Thing(f"{module}:{qualname}", "unknown")
+        kind: Kind = "function" if isinstance(places[0].nodes[-1], Function) else "value"
+        return Thing(_name(places[0]), kind)
+
+    def _above(self, classes: list[Place]) -> tuple[list[str], bool]:
+        """The names of all classes above some, and whether nothing stayed in the dark."""
+        names: dict[str, None] = {}
+        whole = True
+        line = list(classes)
+        for place in line:
+            for base in place.bases:
+                for found in self._expression(place.module, base, _DEEP) if base else [""]:
+                    if isinstance(found, Place) and found.cls is not None:
+                        line += [found] if _name(found) not in names else []
+                        names[_name(found)] = None
+                    elif isinstance(found, str) and found:
+                        names[found] = None
+                        whole = whole and _is_foreign(found)
+                    else:
+                        whole = False
+        return list(names), whole
+
+    def _meanings(self, module: str, qualname: str, deep: int = _DEEP) -> list[Place | str]:
+        """All that a name in a module may stand for: a definition, or the name where the way there is not readable."""
+        first, _, rest = qualname.partition(".")
+        unread = f"{module}:{qualname}"
+        read = None if _is_foreign(unread) or not deep else self._finder.module(module)
+        if read is None:
+            return [unread]
+        found = list(self._bound(read, first, deep))
+        if not found:
+            found = [each for star in read.stars for each in self._meanings(star, first, deep - 1)]
+            found = [each for each in found if isinstance(each, Place)]
+        for part in rest.split(".") if rest else ():
+            inside = [each.inside(part) for each in found if isinstance(each, Place)]
+            found = [each for each in inside if each is not None]
+        return found or [unread]
+
+    def _bound(self, read: ReadModule, name: str, deep: int) -> Iterator[Place | str]:
+        for node in read.scope.get(name, []):
+            origin = imported(node, name, read.name, read.file.is_package)
+            alias = dotted(node.value) if isinstance(node, ast.Assign) else ""
+            if origin is not None and origin.name:
+                yield from self._meanings(origin.module, origin.name, deep - 1)
+            elif origin is not None:
+                yield f"{origin.module}:"
+            elif alias:
+                yield from self._expression(read, alias, deep - 1)
+            else:
+                yield Place(read, name, [node])
+
+    def _expression(self, read: ReadModule, name: str, deep: int) -> list[Place | str]:
+        """What a base's expression may stand for: a plain name, or one of a module or class with a name in it."""
+        first, _, rest = name.partition(".")
+        if first not in read.scope and not read.stars:
+            return [f"builtins:{name}"]
+        for origin in read.imports(first) if rest else ():
+            inner = f"{origin.module}.{origin.name}" if origin.name else origin.module
+            middle, _, last = rest.rpartition(".")
+            return self._meanings(".".join(part for part in (inner, middle) if part), last, deep)
+        return self._meanings(read.name, name, deep)
+
+
+class Environment:
+    """The modules of a path; those of vLLM from the folder it is known to lie in."""
+
+    def __init__(self, path: tuple[str, ...], root: Path | None) -> None:
+        self.path = path
+        self.root = root
+        # Only this interpreter's own finders know the packages that are installed in place.
+        self._installed = Installed() if list(path) == sys.path else None
+
+    @property
+    def version(self) -> str:
+        """Nobody asks for it here."""
+        return ""
+
+    def modules(self) -> list[str]:
+        """Nobody asks for them here."""
+        return []
+
+    def read(self, module: str) -> File | None:
+        """A module's file."""
+        if module.partition(".")[0] == "vllm" and self.root is not None:
+            return _read([self.root.parent], module)
+        if self._installed is not None:
+            return self._installed.read(module)
+        return _read([Path(place) for place in self.path], module)
+
+
+def _read(folders: list[Path], module: str) -> File | None:
+    *above, last = module.split(".")
+    for part in above:
+        inner = [folder / part for folder in folders if (folder / part).is_dir()]
+        # A package with an __init__.py is alone; folders without one are one package together.
+        regular = [folder for folder in inner if (folder / "__init__.py").is_file()]
+        folders = regular[:1] or inner
+    for folder in folders:
+        for file, is_package in ((folder / last / "__init__.py", True), (folder / f"{last}.py", False)):
+            if file.is_file():
+                return File(str(file), file.read_text(encoding="utf-8", errors="replace"), is_package)
+    return None
+
+
+def _split(what: Entry | str) -> tuple[str, str]:
+    if isinstance(what, Entry):
+        return what.module, what.attribute
+    module, colon, qualname = what.strip().partition(":")
+    if not colon:
+        module, _, qualname = what.strip().rpartition(".")
+    return module, qualname
+
+
+def _name(place: Place) -> str:
+    return f"{place.module.name}:{place.qualname}"
+
+
+def _is_foreign(name: str) -> bool:
+    return name.partition(":")[0].partition(".")[0] in _FOREIGN
+
+
+def _same(name: str, wanted: str) -> bool:
+    """Whether two names are one class; a package that could not be read may re-export what lies in it."""
+    module, _, qualname = name.partition(":")
+    home, _, target = wanted.partition(":")
+    return qualname == target and (module == home or home.startswith(f"{module}."))

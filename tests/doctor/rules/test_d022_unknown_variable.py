@@ -1,0 +1,67 @@
+"""D022: VLLM_ variables that vLLM does not know."""
+
+from dataclasses import replace
+
+import pytest
+
+from vllm_graft.doctor.rules import d022_unknown_variable as rule
+from vllm_graft.versions import vllm_root
+
+ENVS = 'environment_variables: dict[str, object] = {"VLLM_PLUGINS": 1, "VLLM_TARGET_DEVICE": 2}\n'
+
+
+@pytest.fixture
+def found(site, tmp_path):
+    """What the rule says beside a vLLM that knows two variables."""
+
+    def check(text=ENVS):
+        (tmp_path / "vllm").mkdir(exist_ok=True)
+        (tmp_path / "vllm" / "envs.py").write_text(text)
+        return list(rule.check(replace(site.facts(), root=tmp_path / "vllm", vllm="0.32.0")))
+
+    return check
+
+
+def test_a_name_that_vllm_does_not_know_is_a_warning_with_the_nearest(site, found):
+    site.environ["VLLM_PLUGIN"] = "mine"
+    (finding,) = found()
+    assert (finding.level, finding.subject) == ("warning", "variable VLLM_PLUGIN")
+    assert "did you mean 'VLLM_PLUGINS'?" in finding.what
+    assert "warns of it and ignores it" in finding.what
+
+
+def test_it_is_an_error_where_vllm_is_told_to_refuse(site, found):
+    site.environ["VLLM_ZEBRA"] = "1"
+    site.arguments = ["--fail-on-environ-validation"]
+    (finding,) = found()
+    assert finding.level == "error"
+    assert "refuses to start" in finding.what
+    assert "did you mean" not in finding.what
+
+
+def test_a_variable_that_bears_the_name_of_an_installed_package_is_probably_its_own(site, found):
+    site.package("vllm-ascend", {})
+    site.environ["VLLM_ASCEND_MODE"] = "1"
+    (finding,) = found()
+    assert finding.level == "info"
+    assert "vllm-ascend may read it" in finding.what
+
+
+def test_known_names_ours_and_others_are_fine(site, found):
+    site.environ.update(
+        {"VLLM_PLUGINS": "", "VLLM_TARGET_DEVICE": "cpu", "VLLM_CUSTOM_PATCHES": "", "PATH": "", "GRAFT_ZEBRA": "1"}
+    )
+    assert found() == []
+
+
+@pytest.mark.parametrize("text", ["", "environment_variables = build()\n", "def broken(:\n"])
+def test_a_table_that_cannot_be_read_accuses_nobody(site, found, text):
+    site.environ["VLLM_ZEBRA"] = "1"
+    assert found(text) == []
+
+
+@pytest.mark.skipif(vllm_root() is None, reason="vLLM is not installed")
+def test_the_table_of_the_installed_vllm_is_read(site):
+    site.environ.update({"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_KVCACHE_SPAC": "1"})
+    (finding,) = site.found("D022")
+    assert finding.subject == "variable VLLM_CPU_KVCACHE_SPAC"
