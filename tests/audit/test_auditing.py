@@ -229,3 +229,24 @@ def test_what_code_in_another_file_leans_on_is_told_with_that_file(make, held, t
     base, new = held("source", *(make(f"0.{number}.0", m=text) for number, text in enumerate(texts)))
     (found,) = [one for one in audit([read(plugin)], base, [new]).findings if one.code == "P210"]
     assert found.where == "plugin/code.py:6"
+
+
+def test_a_name_put_on_a_class_or_module_that_has_none_such_is_added(judged):
+    """A marker, a helper: nothing to report, until upstream has the name itself."""
+    package = "import vllm.m as m\nm.Engine.my_helper = lambda self: 1\nm._PATCHED = True\n"
+    report = judged(package, UPSTREAM, UPSTREAM)
+    assert report.findings == ()
+    assert [row.use.way for row in report.rows] == ["import"]
+    grown = UPSTREAM.replace("    def drain", "    def my_helper(self): ...\n    def drain")
+    assert codes(judged(package, UPSTREAM, grown)) == [("P212", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("m.Engine.stepp = f", "'step'"), ("m.helpr = f", "'helper'"), ("m.Engine.drainn = f", "'drain'")],
+)
+def test_a_name_that_is_nearly_one_of_vllms_is_a_warning(judged, wrong, right):
+    """An assignment to a misspelt name succeeds and has no effect."""
+    (finding,) = judged(f"import vllm.m as m\ndef f(*a): ...\n{wrong}\n", UPSTREAM, UPSTREAM).findings
+    assert (finding.code, finding.level) == ("P213", "warning")
+    assert right in finding.what

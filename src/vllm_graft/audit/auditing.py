@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from vllm_graft.audit.findings import reported
-from vllm_graft.audit.judging import Pair, is_dynamic, spelled
+from vllm_graft.audit.findings import misspelt, reported
+from vllm_graft.audit.judging import Pair, adds, is_dynamic, spelled
 from vllm_graft.audit.model import Cell, Reading, Report, Row, Use, Verdict
 from vllm_graft.audit.releases.shape import BODY, Release
 from vllm_graft.findings import Finding, worst_first
@@ -24,7 +24,7 @@ def audit(readings: Sequence[Reading], base: Release, against: Sequence[Release]
     Each release is compared with ``base``; with ``steps`` with the one before it, ``base`` being before the first. What
     is reported goes by the last release compared with the base either way.
     """
-    readings = [_spelled(reading, (base, *against)) for reading in readings]
+    readings = [_as_meant(reading, (base, *against)) for reading in readings]
     uses = [use for reading in readings for use in reading.uses]
     pairs = [
         Pair.of(before, release, uses) for before, release in zip(_before(base, against, steps), against, strict=True)
@@ -34,6 +34,7 @@ def audit(readings: Sequence[Reading], base: Release, against: Sequence[Release]
     ends = {base.version: base, **{release.version: release for release in against}}
     findings = [finding for reading in readings for finding in reading.unread]
     findings += [finding for row in judged for finding in reported(row, ends)]
+    findings += [finding for use in uses if use.way == "add" for finding in misspelt(use, base)]
     return Report(
         packages=tuple(readings),
         base="" if steps else base.version,
@@ -43,8 +44,10 @@ def audit(readings: Sequence[Reading], base: Release, against: Sequence[Release]
     )
 
 
-def _spelled(reading: Reading, releases: Sequence[Release]) -> Reading:
-    return replace(reading, uses=[spelled(use, releases) for use in reading.uses])
+def _as_meant(reading: Reading, releases: Sequence[Release]) -> Reading:
+    """The reading with each name parted where its module ends, and what is new on a class or module taken for added."""
+    uses = [spelled(use, releases) for use in reading.uses]
+    return replace(reading, uses=[replace(use, way="add") if adds(use, releases[0]) else use for use in uses])
 
 
 def _before(base: Release, against: Sequence[Release], steps: bool) -> list[Release]:

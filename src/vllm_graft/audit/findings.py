@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -50,8 +51,12 @@ _FIX: Final[Mapping[State, str]] = {
     "uncalled": "find what vLLM calls instead: the change has no effect any more",
     "extended": "accept the new parameters and hand them on",
     "grown": "choose another name, or use upstream's",
-    "absent": "correct the name, or remove what has had no effect in either",
+    "absent": "correct the name, remove the code, or say with --base which release it is for",
 }
+
+
+_NEAR: Final = 0.87
+"""How alike two names are that are taken for one, by difflib's ratio: one letter of eight."""
 
 
 def reported(row: Row, releases: Mapping[str, Release]) -> Iterator[Finding]:
@@ -66,6 +71,18 @@ def reported(row: Row, releases: Mapping[str, Release]) -> Iterator[Finding]:
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
             yield from _vanished(row, cell, old, new)
             yield from _refused(row, cell, old, now)
+
+
+def misspelt(use: Use, base: Release) -> Iterator[Finding]:
+    """What is to be said of a name that a package adds, where vLLM has one that is nearly the same."""
+    above, _, name = use.qualname.rpartition(".")
+    known = base.attributes(use.module, above) or frozenset()
+    near = difflib.get_close_matches(name, known - {name}, 1, _NEAR) if name not in known else []
+    if near and use.patch is None:
+        what = (
+            f"it is added, and {near[0]!r} is there in {base.version}: an assignment to a misspelt name has no effect"
+        )
+        yield Finding("P213", "warning", f"add {use.name}", what, use.where, "correct the name if that one is meant")
 
 
 def _said(cell: Cell) -> str:

@@ -115,6 +115,12 @@ def _unread(use: Use) -> str:
     return "it is compiled, and only Python is read" if _COMPILED.search(whole) else ""
 
 
+def adds(use: Use, base: Release) -> bool:
+    """Whether an assignment puts a name on a class or module of vLLM that has none such in the release it is for."""
+    above = _container(use) if use.way in ("replace", "wrap") and use.patch is None else None
+    return above is not None and located(base, above) is not None and located(base, use) is None
+
+
 def is_dynamic(release: Release, use: Use) -> bool:
     """Whether a name that is not there belongs to a class that is: it may come from outside vLLM, or at run time."""
     above = _container(use)

@@ -34,7 +34,10 @@ class Listed:
         return Shape(module, qualname, FOREIGN) if self._walk.leads_out(module, qualname) else None
 
     def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
-        """What a class and its bases define."""
+        """What a class and its bases define; of a module, where no class is named, its own names."""
+        if not qualname:
+            here = self._module(module)
+            return frozenset(name for name in here.entries if "." not in name) if here is not None else None
         found = self._walk.find(module, qualname)
         if found is None or found[0].entry.kind != "class":
             return None

@@ -55,7 +55,7 @@ class Release(Protocol):
         ...
 
     def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
-        """What a class and its bases define, attributes set on ``self`` included; None where a base is unknown."""
+        """What a class and its bases define, attributes set on ``self`` included; a module's names without a class."""
         ...
 
     def elsewhere(self, name: str) -> Collection[Shape]:

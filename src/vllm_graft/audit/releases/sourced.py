@@ -36,7 +36,10 @@ class Sourced:
         return self._finder.find(module, qualname)
 
     def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
-        """What a class and its bases define."""
+        """What a class and its bases define; of a module, where no class is named, its own names."""
+        if not qualname:
+            here = self._finder.module(module)
+            return frozenset(here.scope) if here is not None else None
         found = self._finder.walk.find(module, qualname)
         if found is None or found[0].cls is None:
             return None
