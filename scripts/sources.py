@@ -23,10 +23,10 @@ from pathlib import Path
 from advice import advice
 from repair_metadata import BUILD, write_metadata
 
+from vllm_graft.audit.releases.kept import MARK, content, is_whole
 from vllm_graft.testing.models import cache_folder
 
 KEPT = (".py", ".json", ".jinja", ".sh")
-MARK = "whole.json"
 SAY_EVERY_S = 15.0
 
 
@@ -57,15 +57,6 @@ def fetch(release: str, say: Callable[[str], None]) -> Path:
     return folder
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether all that was unpacked here is still here."""
-    try:
-        mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(mark == _content(folder))
-
-
 def unpack(wheel: Path, tree: Path, release: str) -> None:
     """Lay out what a wheel has besides compiled code, with metadata under both of vLLM's names."""
     with zipfile.ZipFile(wheel) as archive:
@@ -73,14 +64,7 @@ def unpack(wheel: Path, tree: Path, release: str) -> None:
             if name.endswith(KEPT) or ".dist-info/" in name:
                 archive.extract(name, tree)
     write_metadata(tree, release)
-    (tree / MARK).write_text(json.dumps(_content(tree)), encoding="utf-8")
-
-
-def _content(folder: Path) -> dict[str, int]:
-    """How many files there are, and their bytes; what Python compiled later is left out of account."""
-    files = [file for file in folder.rglob("*") if file.suffix != ".pyc" and file.name != MARK and file.is_file()]
-    sizes = [file.stat().st_size for file in files]
-    return {"files": len(sizes), "bytes": sum(sizes)}
+    (tree / MARK).write_text(json.dumps(content(tree)), encoding="utf-8")
 
 
 def _download(release: str, work: Path, say: Callable[[str], None]) -> Path:
@@ -111,7 +95,7 @@ def _watch(process: subprocess.Popen[bytes], work: Path, say: Callable[[str], No
             if time.monotonic() > next_word:
                 # pip moves and removes files meanwhile.
                 with contextlib.suppress(FileNotFoundError):
-                    say(f"  {_content(work)['bytes'] / 1e6:.0f} MB so far")
+                    say(f"  {content(work)['bytes'] / 1e6:.0f} MB so far")
                 next_word += SAY_EVERY_S
     finally:
         if process.poll() is None:

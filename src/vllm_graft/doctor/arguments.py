@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -44,8 +43,3 @@ class Arguments:
         except ValueError:
             return {}
         return found if isinstance(found, dict) else {}
-
-
-def arguments(words: Sequence[str]) -> Arguments:
-    """The words of a command line."""
-    return Arguments(tuple(words))

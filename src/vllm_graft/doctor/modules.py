@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from vllm_graft.patching.upstream.scopes import absolute
+
 _COMPUTED: Final = frozenset({"globals", "vars", "locals", "exec", "eval", "setattr", "modules"})
 """Names whose use in a module means that reading it does not tell what it holds."""
 
@@ -90,7 +92,7 @@ def definition(module: Module, name: str, path: Sequence[str]) -> tuple[Module, 
         node = module.only(name)
         if isinstance(node, ast.ImportFrom):
             (name,) = (alias.name for alias in node.names if (alias.asname or alias.name) == name)
-            found = read(_absolute(module, node), path)
+            found = read(absolute(node, module.name, module.is_package), path)
             if not isinstance(found, Module) or (found.is_package and name not in found.bound):
                 return None
             module = found
@@ -99,14 +101,6 @@ def definition(module: Module, name: str, path: Sequence[str]) -> tuple[Module, 
         else:
             return (module, node) if node is not None else None
     return None
-
-
-def _absolute(module: Module, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = module.name.split(".")
-    kept = parts[: len(parts) - node.level + int(module.is_package)]
-    return ".".join([*kept, *([node.module] if node.module else [])])
 
 
 def _spec(name: str, path: Sequence[str], *, top: bool) -> importlib.machinery.ModuleSpec | None:

@@ -25,6 +25,9 @@ from vllm_graft.errors import ConfigError
 from vllm_graft.patching.upstream.sources import File, Source, Tree, text_of
 from vllm_graft.testing.models import cache_folder
 
+MARK: Final = "whole.json"
+"""The file that says of a tree what it held when it was laid out."""
+
 _FORMAT: Final = 1
 _LEFT_OVER_S: Final = 3600
 _NAMED: Final = 5
@@ -50,12 +53,17 @@ def release(
 def is_whole(tree: Path) -> bool:
     """Whether all that the test matrix unpacked into a folder is still there, by the mark that it left."""
     try:
-        mark = json.loads((tree / "whole.json").read_text(encoding="utf-8"))
+        mark = json.loads((tree / MARK).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    files = (file for file in tree.rglob("*") if file.suffix != ".pyc" and file.name != "whole.json" and file.is_file())
+    return bool(mark == content(tree))
+
+
+def content(tree: Path) -> dict[str, int]:
+    """How many files there are, and their bytes; what Python compiled later is left out of account."""
+    files = (file for file in tree.rglob("*") if file.suffix != ".pyc" and file.name != MARK and file.is_file())
     sizes = [file.stat().st_size for file in files]
-    return bool(mark == {"files": len(sizes), "bytes": sum(sizes)})
+    return {"files": len(sizes), "bytes": sum(sizes)}
 
 
 class Kept:
