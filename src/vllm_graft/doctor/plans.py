@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +22,15 @@ from vllm_graft.plan.layers import (
     from_additional_config,
     from_environment,
     read_file,
+)
+from vllm_graft.plan.resolution import (
+    ALL,
+    Request,
+    check_option_owners,
+    items_of,
+    layers_of,
+    merge_names,
+    merge_options,
 )
 from vllm_graft.points import POINTS, Point, keys
 
@@ -48,11 +55,10 @@ def configured(facts: Facts) -> str:
     """What asks vllm-graft to do something: a file, a variable or an argument; empty where nothing does."""
     if disabled(facts):
         return ""
-    with _variables(facts):
-        try:
-            file = find_file()
-        except ConfigError:
-            return CONFIG_VARIABLE
+    try:
+        file = find_file(facts.environ)
+    except ConfigError:
+        return CONFIG_VARIABLE
     if file is not None:
         return str(file)
     if facts.environ.get(PATCHES_VARIABLE, "").replace(",", "").strip():
@@ -64,51 +70,51 @@ def configured(facts: Facts) -> str:
 
 def problems(facts: Facts) -> list[ConfigError]:
     """Every fault of the configuration; for the model that the arguments name, else for all profiles."""
-    with _variables(facts):
-        try:
-            weak, strong = _layers(facts)
-        except ConfigError as error:
-            return [error]
+    try:
+        weak, strong = _layers(facts)
+    except ConfigError as error:
+        return [error]
     return list({str(error): error for error in _faults(facts, weak, strong)}.values())
+
+
+def planned(facts: Facts) -> dict[str, set[str]]:
+    """The names under each key of the plan, ``*`` among them, be it for some models only; none where it is at fault."""
+    found: dict[str, set[str]] = {}
+    if disabled(facts):
+        return found
+    try:
+        chosen = _chosen(*_layers(facts))
+    except ConfigError:
+        return found
+    for key, named in chosen:
+        found.setdefault(key, set()).add(named.value)
+    return found
+
+
+def names(facts: Facts, item: str) -> bool:
+    """Whether the plan names an item, or all there are."""
+    return any({item, ALL} & given for given in planned(facts).values())
 
 
 def _asked(facts: Facts, variable: str) -> bool:
     return facts.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")
 
 
-@contextmanager
-def _variables(facts: Facts) -> Iterator[None]:
-    """The two variables that the plan room reads, as the facts have them."""
-    before = {name: os.environ.get(name) for name in (CONFIG_VARIABLE, PATCHES_VARIABLE)}
-    _set({name: facts.environ.get(name) for name in before})
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
 def _layers(facts: Facts) -> tuple[list[Layer], list[Layer]]:
-    """The layers of the file, and those that replace what it says."""
-    from vllm_graft.plan import resolution
+    """The layers of the file, and those that replace what it says.
 
-    path = find_file()
+    Without a model's name every profile may match; where a file of vLLM's own names the model, nobody knows which.
+    """
+    path = find_file(facts.environ)
     file = read_file(path) if path is not None else None
     given = facts.arguments.document("--additional-config")
-    strong = [layer for layer in (from_environment(), from_additional_config(given)) if layer is not None]
+    strong = [layer for layer in (from_environment(facts.environ), from_additional_config(given)) if layer is not None]
     model, served = _model(facts)
     if file is None:
         return [], strong
     if not model:
-        return [file.defaults, *file.profiles], strong
-    return resolution._from_file(file, resolution.Request(model, served)), strong
+        return [file.defaults, *([] if facts.arguments.given("--config") else file.profiles)], strong
+    return layers_of(file, Request(model, served)), strong
 
 
 def _model(facts: Facts) -> tuple[str, tuple[str, ...]]:
@@ -126,24 +132,26 @@ def _model(facts: Facts) -> tuple[str, tuple[str, ...]]:
     return facts.arguments.value("--model") or first, tuple(served)
 
 
-def _faults(facts: Facts, weak: list[Layer], strong: list[Layer]) -> Iterator[ConfigError]:
-    from vllm_graft.plan import resolution
-
-    options: dict[str, dict[str, tuple[OptionValue, str]]] = resolution._merge_options([*weak, *strong])
+def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Named]]:
+    """Every name that counts with its key: the last layer's, except that of the profiles of a file all do."""
     replaced = {key for layer in strong for key in layer.names}
-    chosen = [
-        (key, name) for layer in weak for key, names in layer.names.items() if key not in replaced for name in names
+    layers = [
+        (key, name) for layer in weak for key, given in layer.names.items() if key not in replaced for name in given
     ]
-    chosen += [(key, name) for key, names in resolution._merge_names(strong).items() for name in names]
-    for key, named in chosen:
+    return [*layers, *((key, name) for key, given in merge_names(strong).items() for name in given)]
+
+
+def _faults(facts: Facts, weak: list[Layer], strong: list[Layer]) -> Iterator[ConfigError]:
+    options: dict[str, dict[str, tuple[OptionValue, str]]] = merge_options([*weak, *strong])
+    for key, named in _chosen(weak, strong):
         known = _known(facts, keys()[key], options)
         try:
-            resolution._items(key, [named], known, options)
+            items_of(key, [named], known, options)
         except ConfigError as error:
             yield _placed(error, named)
     for item, given in options.items():
         try:
-            resolution._check_option_owners({item: given}, _known(facts, POINTS[0], options))
+            check_option_owners({item: given}, _known(facts, POINTS[0], options))
         except ConfigError as error:
             yield error
 

@@ -63,9 +63,9 @@ class File:
     devices: dict[str, Values] = field(default_factory=dict)
 
 
-def find_file() -> Path | None:
+def find_file(environ: Mapping[str, str] | None = None) -> Path | None:
     """The configuration file: the one ``GRAFT_CONFIG`` names, else ``graft.toml`` here, else None."""
-    named = os.environ.get(CONFIG_VARIABLE, "").strip()
+    named = (os.environ if environ is None else environ).get(CONFIG_VARIABLE, "").strip()
     if named:
         path = Path(named).expanduser()
         if not path.is_file():
@@ -107,9 +107,9 @@ def read_file(path: Path) -> File:
     )
 
 
-def from_environment() -> Layer | None:
+def from_environment(environ: Mapping[str, str] | None = None) -> Layer | None:
     """``VLLM_CUSTOM_PATCHES`` as a layer: the names it lists, blanks around them ignored; None where it is unset."""
-    text = os.environ.get(PATCHES_VARIABLE)
+    text = (os.environ if environ is None else environ).get(PATCHES_VARIABLE)
     if text is None:
         return None
     names = [part.strip() for part in text.split(",") if part.strip()]

@@ -40,18 +40,18 @@ def resolve(request: Request) -> Plan:
     path = find_file()
     file = read_file(path) if path is not None else None
     layers = [
-        *(_from_file(file, request) if file is not None else []),
+        *(layers_of(file, request) if file is not None else []),
         *(layer for layer in (from_environment(), from_additional_config(request.additional_config)) if layer),
     ]
-    names = _merge_names(layers)
-    options = _merge_options(layers)
+    names = merge_names(layers)
+    options = merge_options(layers)
     settings = _merge_settings(layers)
     if not any(names.values()) and not options:
         return Plan(model=request.model)
     known = catalogue()
-    items = [item for key, chosen in names.items() for item in _items(key, chosen, known, options)]
+    items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
     left_out = _of_other_models(items, model_names(request.model, request.served))
-    _check_option_owners(options, known)
+    check_option_owners(options, known)
     on_failure, endpoint = settings.get("on_failure", ("stop", "")), settings.get("endpoint", (True, ""))
     return Plan(
         items=tuple(item for item in items if item.name not in left_out),
@@ -95,7 +95,8 @@ def matches(globs: Iterable[str], names: Iterable[str]) -> bool:
     return any(fnmatchcase(name, glob.lower()) for glob in globs for name in lowered)
 
 
-def _from_file(file: File, request: Request) -> list[Layer]:
+def layers_of(file: File, request: Request) -> list[Layer]:
+    """What a file says for one model, the strongest last; a ConfigError where two profiles contradict one another."""
     names = model_names(request.model, request.served)
     matching = [profile for profile in file.profiles if matches(profile.models, names)]
     _refuse_contradictions(matching)
@@ -131,7 +132,8 @@ def _refuse_contradictions(profiles: list[Layer]) -> None:
                 )
 
 
-def _merge_names(layers: list[Layer]) -> dict[str, list[Named]]:
+def merge_names(layers: list[Layer]) -> dict[str, list[Named]]:
+    """The names under each key that count, by the last layer that has the key."""
     merged: dict[str, list[Named]] = {}
     for layer in layers:
         merged.update(layer.names)
@@ -145,7 +147,8 @@ def _merge_settings(layers: list[Layer]) -> dict[str, tuple[str | bool, str]]:
     return merged
 
 
-def _merge_options(layers: list[Layer]) -> dict[str, dict[str, tuple[OptionValue, str]]]:
+def merge_options(layers: list[Layer]) -> dict[str, dict[str, tuple[OptionValue, str]]]:
+    """The options of each item, the last layer's before the others'."""
     merged: dict[str, dict[str, tuple[OptionValue, str]]] = {}
     for layer in layers:
         for item, options in layer.options.items():
@@ -153,12 +156,13 @@ def _merge_options(layers: list[Layer]) -> dict[str, dict[str, tuple[OptionValue
     return merged
 
 
-def _items(
+def items_of(
     key: str,
     chosen: list[Named],
     known: Mapping[str, Registered],
     options: Mapping[str, Mapping[str, tuple[OptionValue, str]]],
 ) -> list[PlanItem]:
+    """What the names under a key stand for; a ConfigError at the first that is at fault."""
     point = points.keys()[key]
     items: dict[str, PlanItem] = {}
     for named in _expand(chosen, point, known):
@@ -258,9 +262,10 @@ def _type_name(default: OptionValue) -> str:
     return words.get(type(default), "a list of strings")
 
 
-def _check_option_owners(
+def check_option_owners(
     options: Mapping[str, Mapping[str, tuple[OptionValue, str]]], known: Mapping[str, Registered]
 ) -> None:
+    """Refuse options of an item that nobody offers."""
     for name, given in options.items():
         if name not in known:
             origin = next(iter(given.values()))[1] if given else ""

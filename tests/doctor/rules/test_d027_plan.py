@@ -67,6 +67,13 @@ def test_with_a_model_only_the_profiles_that_match_it_count(site, write):
     assert len(site.found("D027")) == 1
 
 
+def test_where_a_file_of_vllm_s_own_may_name_the_model_only_the_defaults_are_sure_to_count(site, write):
+    write('[defaults]\nstats = ["snk"]\n[[profile]]\nmodel = "*70B*"\npatches = ["gone"]\n')
+    site.arguments = ["--config", "server.yaml"]
+    (finding,) = site.found("D027")
+    assert "'snk'" in finding.what
+
+
 def test_with_a_model_profiles_that_contradict_one_another_are_told(site, write):
     write('[[profile]]\nmodel = "*"\non_failure = "warn"\n[[profile]]\nmodel = "*7B"\non_failure = "stop"\n')
     assert site.found("D027") == []

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
-from vllm_graft.doctor import engine
+from vllm_graft.doctor import engine, plans
 from vllm_graft.doctor.facts import Facts
 from vllm_graft.findings import Finding
 
@@ -25,7 +24,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     entries = [
         entry for entry in facts.in_group(engine.PROCESSORS) if facts.reading.is_a(entry, engine.V1_PROCESSOR) == "yes"
     ]
-    if not entries or _is_planned(facts):
+    if not entries or {_CURE, "*"} & plans.planned(facts).get("patches", set()):
         return
     for entry in entries:
         yield Finding(
@@ -36,27 +35,3 @@ def check(facts: Facts) -> Iterator[Finding]:
             f"{entry.package}: {entry.value}",
             f'plan the patch that ships with vllm-graft, patches = ["{_CURE}"], or start with --no-async-scheduling',
         )
-
-
-def _is_planned(facts: Facts) -> bool:
-    """Whether the plan names the patch, be it for some models only; a plan that cannot be read names nothing."""
-    from vllm_graft.errors import ConfigError
-    from vllm_graft.plan.layers import CONFIG_VARIABLE, FILE, PATCHES_VARIABLE, from_additional_config, read_file
-
-    names = {_CURE, "*"}
-    try:
-        given = from_additional_config(facts.arguments.document("--additional-config"))
-        if given is not None and "patches" in given.names:
-            return any(each.value in names for each in given.names["patches"])
-        listed = facts.environ.get(PATCHES_VARIABLE)
-        if listed is not None:
-            return any(part.strip() in names for part in listed.split(","))
-        path = Path(facts.environ.get(CONFIG_VARIABLE, "").strip() or FILE).expanduser()
-        if not path.is_file():
-            return False
-        file = read_file(path)
-    except ConfigError:
-        return False
-    return any(
-        each.value in names for layer in (file.defaults, *file.profiles) for each in layer.names.get("patches", [])
-    )
