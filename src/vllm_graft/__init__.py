@@ -4,8 +4,8 @@ A guided tour, in the order an author meets the names:
 
 - ``VLLMPatch``, ``wrap``, ``replace``, ``add``, ``min_vllm_version``: declare a surgical change to a vLLM class
 - ``PatchManager``: register and apply patches by hand
-- ``SamplingStrategy``, ``AdmissionQueue``, ``StatSink``: the contracts of the extension points that are bound;
-  ``vllm_graft.contracts`` has what they are given
+- ``SamplingStrategy``, ``Truncation``, ``Sampler``, ``AdmissionQueue``, ``StatSink``: the contracts of the extension
+  points that are bound; ``Key`` declares what a request may carry; ``vllm_graft.contracts`` has what they are given
 - ``Plan``, ``resolve``: what is to be active for a model, and why
 - ``Finding``, ``GraftError``: what tools report, and the base of all errors
 
@@ -21,7 +21,15 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False  # typing's own costs more to import than all of this file
 
 if TYPE_CHECKING:
-    from vllm_graft.contracts import AdmissionQueue, SamplingStrategy, StatSink
+    from vllm_graft.contracts import (
+        AdmissionQueue,
+        Key,
+        Sampler,
+        SamplerBase,
+        SamplingStrategy,
+        StatSink,
+        Truncation,
+    )
     from vllm_graft.errors import GraftError
     from vllm_graft.findings import Finding
     from vllm_graft.patching import PatchManager, VLLMPatch, add, min_vllm_version, replace, wrap
@@ -31,10 +39,14 @@ __all__ = [
     "AdmissionQueue",
     "Finding",
     "GraftError",
+    "Key",
     "PatchManager",
     "Plan",
+    "Sampler",
+    "SamplerBase",
     "SamplingStrategy",
     "StatSink",
+    "Truncation",
     "VLLMPatch",
     "__version__",
     "add",
@@ -48,10 +60,14 @@ _HOMES = {
     "AdmissionQueue": "contracts",
     "Finding": "findings",
     "GraftError": "errors",
+    "Key": "contracts",
     "PatchManager": "patching",
     "Plan": "plan",
+    "Sampler": "contracts",
+    "SamplerBase": "contracts",
     "SamplingStrategy": "contracts",
     "StatSink": "contracts",
+    "Truncation": "contracts",
     "VLLMPatch": "patching",
     "add": "patching",
     "min_vllm_version": "patching",

@@ -1,24 +1,38 @@
 """What an author implements: one small class per extension point, none of which knows a vLLM version.
 
 - ``AdmissionQueue``: decides which waiting request goes next
-- ``SamplingStrategy``: changes the logits of the requests that ask for it
+- ``SamplingStrategy``: changes the logits of the requests that ask for it; ``Truncation`` by a limit per row
+- ``Sampler``: picks the tokens of the requests that ask for it
 - ``StatSink``: is told of every finished request
 
 Contracts of further points join as their bindings land; ``vllm-graft points`` shows which are bound.
 """
 
 from vllm_graft.contracts.item import Item
-from vllm_graft.contracts.sampling import Rows, SamplingStrategy
+from vllm_graft.contracts.request_keys import Key, KeyValue, Params
+from vllm_graft.contracts.rows import History, PerSlot, Rows, ServedModel, Statistics
+from vllm_graft.contracts.sampling import STAGES, Sampler, SamplerBase, SamplingStrategy, Truncation
 from vllm_graft.contracts.scheduling import AdmissionQueue, WaitingRequest
 from vllm_graft.contracts.stats import BatchRecord, RequestRecord, StatSink
 
 __all__ = [
+    "STAGES",
     "AdmissionQueue",
     "BatchRecord",
+    "History",
     "Item",
+    "Key",
+    "KeyValue",
+    "Params",
+    "PerSlot",
     "RequestRecord",
     "Rows",
+    "Sampler",
+    "SamplerBase",
     "SamplingStrategy",
+    "ServedModel",
     "StatSink",
+    "Statistics",
+    "Truncation",
     "WaitingRequest",
 ]

@@ -1,70 +1,161 @@
-"""The sampling contract: change the logits of the requests that ask for it, before a token is picked."""
+"""The sampling contracts: change the logits of the requests that ask for it, or pick their tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
-from vllm_graft.contracts.item import Item
+from vllm_graft.contracts.item import Item, OptionValue
+from vllm_graft.contracts.request_keys import Key, Params, declared
+from vllm_graft.contracts.rows import Rows, ServedModel, Statistics
 
 if TYPE_CHECKING:
     import torch
 
+Stage = Literal["constrain", "penalty", "truncate", "transform"]
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of a step's logits that a strategy is to change: which row, and which slot's request it belongs to.
+STAGES: Final[tuple[Stage, ...]] = ("constrain", "penalty", "truncate", "transform")
+"""The order in which strategies work on a step's logits, after vLLM's own penalties and before its temperature; within
+a stage they go in the order of the plan, and samplers that pick tokens come last."""
 
-    Both are tensors of whole numbers on the logits' device, of equal length. Rows change from step to step; a slot
-    stays a request's own until it is opened again.
+
+class Chosen(Item):
+    """What strategies and samplers share: the requests that carry one of ``keys`` are theirs, all others are not.
+
+    ``keys`` declares what a request may carry, in ``vllm_xargs`` or at the top level of its body; see ``Key``. A bad
+    value is answered with a 400 that names key, value and what is allowed, before it reaches the engine.
     """
 
-    rows: torch.Tensor
-    slots: torch.Tensor
+    keys: ClassVar[Sequence[Key | str]] = ()
+    window: int = 0
+    """How many of a request's last tokens are wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
 
-
-class SamplingStrategy(Item):
-    """Changes the logits of the requests that ask for it. Lives in each worker.
-
-    ``keys`` are the names a request may carry in ``vllm_xargs``; a request that carries none of them is none of this
-    strategy's business. ``check`` refuses bad values in the front end, where a ValueError becomes a 400; ``open``
-    takes a request in; ``step`` changes its rows, in place, once per step for the whole batch. ::
-
-        class Flatten(SamplingStrategy):
-            keys = ("flatten",)
-
-            def __init__(self, options=None):
-                super().__init__(options)
-                self.factors = {}
-
-            @classmethod
-            def check(cls, params):
-                if not 0 < float(params["flatten"]) <= 1:
-                    raise ValueError("flatten must lie above 0 and at most at 1")
-
-            def open(self, slot, params):
-                self.factors[slot] = float(params["flatten"])
-                return True
-
-            def step(self, logits, rows):
-                factors = [self.factors[slot] for slot in rows.slots.tolist()]
-                logits[rows.rows] *= logits.new_tensor(factors)[:, None]
-
-    A strategy that raises, or that overruns its half millisecond again and again, is put aside: logits then pass as
-    they are, and ``vllm-graft status`` shows it as quarantined.
-    """
-
-    keys: ClassVar[tuple[str, ...]] = ()
+    @classmethod
+    def request_keys(cls) -> tuple[Key, ...]:
+        """The keys, each in full."""
+        return declared(cls.keys)
 
     @classmethod
     def check(cls, params: Mapping[str, object]) -> None:
-        """Refuse bad values with a ValueError; ``params`` holds those of the request's keys that are ours."""
+        """Refuse with a ValueError what no key alone can tell, such as two values that contradict one another.
 
-    def open(self, slot: int, params: Mapping[str, object]) -> bool:
+        ``params`` holds the keys that the request carries, already read. Called in the front end.
+        """
+
+    def setup(self, model: ServedModel) -> None:
+        """Told of the model once, before the first request: the place to make tables."""
+
+
+class SamplingStrategy(Chosen):
+    """Changes the logits of the requests that ask for it. Lives in each worker.
+
+    ``open`` takes a request in; ``step`` changes its rows, in place, once per step for the whole batch. ::
+
+        class Flatten(SamplingStrategy):
+            keys = (Key("flatten", "float", 1.0, low=0.01, high=1.0, switch=True, help="1 changes nothing"),)
+            stage = "transform"
+
+            def setup(self, model):
+                self.factors = model.per_slot(1.0)
+
+            def open(self, slot, params):
+                self.factors[slot] = params.number("flatten")
+                return not params.greedy
+
+            def step(self, logits, rows):
+                logits[rows.rows] *= self.factors.of(rows)[:, None]
+
+    A strategy that raises is put aside, or ends the request it raised for: the option ``on_error`` decides. One that
+    overruns its half millisecond again and again is put aside too: logits then pass as they are, and ``vllm-graft
+    status`` shows it as quarantined.
+    """
+
+    stage: ClassVar[Stage] = "transform"
+    whole: ClassVar[bool] = False
+    """Whether ``step`` changes either all of its rows or, when it raises, none. Without this promise the rows are
+    copied before each step, so that a failure can be undone."""
+
+    def open(self, slot: int, params: Params) -> bool:
         """A request enters under this slot, whoever had it before; returns whether its logits are to be changed."""
         raise NotImplementedError(f"{type(self).__name__} must implement open(slot, params)")
 
     def step(self, logits: torch.Tensor, rows: Rows) -> None:
-        """Change rows of the logits in place: ``logits`` is [rows, vocabulary] in float32."""
+        """Change rows of the logits in place: ``logits`` is [rows, vocabulary] in float32.
+
+        May be called more than once for the same position, and must then do the same again.
+        """
         raise NotImplementedError(f"{type(self).__name__} must implement step(logits, rows)")
+
+    def sampled(self, tokens: torch.Tensor, rows: Rows) -> None:
+        """Told what was picked for each row. Optional; a strategy that has it cannot be used with speculative
+        decoding, where several tokens are picked at a time."""
+
+
+class Truncation(SamplingStrategy):
+    """Takes away the tokens whose logit is below a limit, one for each row.
+
+    All truncations of a step share one pass that gathers statistics and one that takes away what the strictest says::
+
+        class MinP(Truncation):
+            keys = (Key("my_min_p", "float", 0.0, low=0.0, high=1.0, switch=True),)
+
+            def setup(self, model):
+                self.log_share = model.per_slot(-math.inf)
+
+            def open(self, slot, params):
+                self.log_share[slot] = math.log(params.number("my_min_p"))
+                return not params.greedy
+
+            def threshold(self, stats, rows):
+                return stats.max + self.log_share.of(rows)
+
+    The most probable token always stays.
+    """
+
+    stage: ClassVar[Stage] = "truncate"
+    whole: ClassVar[bool] = True
+
+    def threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor:
+        """The least logit that stays, for each row; -inf lets all stay."""
+        raise NotImplementedError(f"{type(self).__name__} must implement threshold(stats, rows)")
+
+    def step(self, logits: torch.Tensor, rows: Rows) -> None:
+        """Not called: the binding merges the thresholds of all truncations."""
+        raise NotImplementedError("truncations are merged: implement threshold(stats, rows)")
+
+
+class Sampler(Chosen):
+    """Picks the tokens of the requests that ask for it: the simplest contract, and the most powerful.
+
+    ``sample`` is given the logits of its rows, after vLLM's penalties and the strategies, before temperature, and the
+    request of each; it returns a token id for each. Log-probabilities that a client asked for stay the model's::
+
+        class Coin(Sampler):
+            keys = (Key("coin", "bool", False, switch=True, help="one of the two most probable tokens"),)
+
+            def sample(self, logits, params):
+                best = logits.topk(2).indices
+                side = [hash((p.seed, len(p.generated))) & 1 for p in params]
+                return [row[s] for row, s in zip(best.tolist(), side)]
+
+    Not with speculative decoding, where rows are no requests: such a request is answered with a 400.
+    """
+
+    def sample(self, logits: torch.Tensor, params: Sequence[Params]) -> Sequence[int] | torch.Tensor:
+        """The token id of each row: ``logits`` is [rows, vocabulary] in float32, a copy."""
+        raise NotImplementedError(f"{type(self).__name__} must implement sample(logits, params)")
+
+
+SamplerBase = Sampler
+"""The name under which the contract was first described."""
+
+__all__ = [
+    "STAGES",
+    "Chosen",
+    "OptionValue",
+    "Sampler",
+    "SamplerBase",
+    "SamplingStrategy",
+    "Stage",
+    "Truncation",
+]

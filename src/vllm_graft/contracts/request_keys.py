@@ -1,0 +1,225 @@
+"""What a request may carry for a sampler: keys with a type, a range and a default, and the values once checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+KeyValue = bool | int | float | str | list[str] | list[int]
+"""What a request's key may hold: what ``vllm_xargs`` lets through."""
+
+Kind = Literal["bool", "int", "float", "str", "list[str]", "list[int]", "any"]
+
+GREEDY_BELOW: Final = 1e-5
+"""The temperature below which vLLM takes the most probable token, whatever else is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key that a request may carry, in ``vllm_xargs`` or at the top level of its body.
+
+    name:    as clients send it
+    kind:    its type in words; ``any`` leaves checking to the strategy
+    default: what holds where a request does not carry it
+    low:     the least value allowed; for a list the least length
+    high:    the greatest value allowed; for a list the greatest length
+    aliases: other names for the same key, as other servers' clients send it
+    help:    one line for people
+    switch:  a request asks for the strategy only if this key differs from its default; where no key of a strategy is a
+             switch, any of its keys asks for it
+    """
+
+    name: str
+    kind: Kind = "any"
+    default: KeyValue = 0
+    low: float | None = None
+    high: float | None = None
+    aliases: tuple[str, ...] = ()
+    help: str = ""
+    switch: bool = False
+
+    def read(self, value: object, name: str = "") -> KeyValue:
+        """The value as the strategy gets it; a ValueError names key, value and what is allowed."""
+        read = _READERS[self.kind](value)
+        if read is None or not self._in_range(read):
+            raise ValueError(f"{name or self.name} must be {self.allowed}, and is {_shown(value)}")
+        return read
+
+    @property
+    def allowed(self) -> str:
+        """What the key takes, in words."""
+        words = _WORDS[self.kind]
+        what = "a length" if self.kind.startswith("list") else "a value"
+        if self.low is not None and self.high is not None:
+            return f"{words}, with {what} from {self.low:g} to {self.high:g}"
+        if self.low is not None:
+            return f"{words}, with {what} of at least {self.low:g}"
+        if self.high is not None:
+            return f"{words}, with {what} of at most {self.high:g}"
+        return words
+
+    def as_dict(self) -> dict[str, object]:
+        """The key with stable lower-case names, for ``GET /graft/samplers``."""
+        return {
+            "name": self.name,
+            "type": self.kind,
+            "default": self.default,
+            "min": self.low,
+            "max": self.high,
+            "aliases": list(self.aliases),
+            "help": self.help,
+            "switch": self.switch,
+        }
+
+    def _in_range(self, value: KeyValue) -> bool:
+        if isinstance(value, str) or self.kind == "any":
+            return True
+        size = len(value) if isinstance(value, list) else value
+        return (self.low is None or size >= self.low) and (self.high is None or size <= self.high)
+
+
+@dataclass(slots=True)
+class Params:
+    """One request, as far as a sampler needs to know it: ``params["dry_multiplier"]`` reads one of its own keys.
+
+    values:      every declared key, with its default where the request does not carry it
+    temperature: as the request says it; below 1e-5 vLLM takes the most probable token
+    top_p:       as the request says it
+    top_k:       as the request says it; 0 or -1: all
+    seed:        as the request says it, or None
+    max_tokens:  how many tokens the request may generate, or None
+    state:       a place of the request's own, empty when it enters and kept until it leaves
+    """
+
+    values: Mapping[str, KeyValue]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    max_tokens: int | None = None
+    state: dict[str, object] = field(default_factory=dict)
+    generated_so_far: Callable[[], Sequence[int]] = tuple
+
+    @property
+    def greedy(self) -> bool:
+        """Whether vLLM takes the most probable token of this request."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def generated(self) -> Sequence[int]:
+        """The tokens generated so far. Free on the V1 model runner; on the V2 runner it waits for the device."""
+        return self.generated_so_far()
+
+    def __getitem__(self, name: str) -> KeyValue:
+        return self.values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values
+
+    def number(self, name: str) -> float:
+        """A key of kind int or float, as a float."""
+        value = self.values[name]
+        assert isinstance(value, int | float)
+        return float(value)
+
+
+def declared(keys: Sequence[Key | str]) -> tuple[Key, ...]:
+    """The keys of a strategy; a bare name stands for a key of any type."""
+    return tuple(Key(key) if isinstance(key, str) else key for key in keys)
+
+
+def read_keys(keys: Sequence[Key], carried: Mapping[str, object]) -> dict[str, KeyValue]:
+    """The declared keys that a request carries, under their own names; a ValueError for what cannot be."""
+    found: dict[str, KeyValue] = {}
+    for key in keys:
+        said = [name for name in (key.name, *key.aliases) if name in carried]
+        values = [key.read(carried[name], name) for name in said]
+        if any(value != values[0] for value in values[1:]):
+            pairs = " and ".join(f"{name}={_shown(carried[name])}" for name in said)
+            raise ValueError(f"{pairs} contradict one another: both are {key.name}, send one of them")
+        if said:
+            found[key.name] = values[0]
+    return found
+
+
+def asked_for(keys: Sequence[Key], found: Mapping[str, KeyValue]) -> bool:
+    """Whether a request that carries these values asks for the strategy that declares the keys."""
+    switches = [key for key in keys if key.switch]
+    if not switches:
+        return bool(found)
+    return any(key.name in found and found[key.name] != key.default for key in switches)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and number == int(number) else None
+
+
+def _flag(value: object) -> bool | None:
+    # vLLM hands true and false through as 1 and 0.
+    return bool(value) if isinstance(value, int) and value in (0, 1) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _items(value: object) -> list[object] | None:
+    if isinstance(value, str):
+        # Some clients send a list as the JSON text of one.
+        import json
+
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    return list(value) if isinstance(value, list | tuple) else None
+
+
+def _texts(value: object) -> list[str] | None:
+    items = _items(value)
+    return [str(item) for item in items] if items is not None and all(isinstance(i, str) for i in items) else None
+
+
+def _wholes(value: object) -> list[int] | None:
+    items = _items(value)
+    read = [_whole(item) for item in items] if items is not None else [None]
+    return [item for item in read if item is not None] if None not in read else None
+
+
+def _anything(value: object) -> KeyValue | None:
+    return value  # type: ignore[return-value]
+
+
+_READERS: Final[Mapping[Kind, Callable[[object], KeyValue | None]]] = {
+    "bool": _flag,
+    "int": _whole,
+    "float": _number,
+    "str": _text,
+    "list[str]": _texts,
+    "list[int]": _wholes,
+    "any": _anything,
+}
+
+_WORDS: Final[Mapping[Kind, str]] = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "list[str]": "a list of texts",
+    "list[int]": "a list of whole numbers",
+    "any": "anything",
+}

@@ -1,0 +1,173 @@
+"""What a sampler works with in one step: rows of logits, whose they are, where they stand and what came before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class History(Protocol):
+    """The tokens of requests so far, prompt and answer.
+
+    On the V1 model runner they are lists in host memory, on the V2 runner a tensor on the device. ``on_host`` tells
+    which is free; the other way works too and costs a copy.
+    """
+
+    on_host: bool
+
+    def length(self, slot: int) -> int:
+        """How many tokens the slot's request has so far. Waits for the device where they are there."""
+        ...
+
+    def since(self, slot: int, start: int) -> Sequence[int]:
+        """The tokens of the slot's request from index ``start`` on. Waits for the device where they are there."""
+        ...
+
+    def tokens(self, rows: Rows, window: int) -> torch.Tensor:
+        """The last tokens of each row, [rows, window] on the logits' device: the newest in the last column, -1 where
+        a request has fewer."""
+        ...
+
+
+class Step(Protocol):
+    """What a binding offers behind ``Rows``: computed when asked for."""
+
+    def pairs(self, rows: Rows) -> Sequence[tuple[int, int]]:
+        """Row and slot on the host."""
+        ...
+
+    def positions(self, rows: Rows) -> torch.Tensor:
+        """Tokens before the one to be picked."""
+        ...
+
+    def uniform(self, rows: Rows, salt: int) -> torch.Tensor:
+        """Random numbers."""
+        ...
+
+    history: History
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The rows of a step's logits that are a strategy's to change.
+
+    rows:  which rows of the logits, whole numbers on their device
+    slots: whose each row is, of equal length
+
+    Rows change from step to step; a slot stays a request's own until it is opened again. With speculative decoding a
+    request has several rows, and since only the device knows which, rows of other requests may be among them: their
+    slot is then one that nobody has, for which ``PerSlot`` has its default.
+    """
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    step: Step
+
+    @property
+    def pairs(self) -> Sequence[tuple[int, int]]:
+        """Row and slot of each, on the host, nobody else's among them. Free, but with speculative decoding it waits
+        for the device."""
+        return self.step.pairs(self)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """How many tokens stand before the one that is to be picked, for each row."""
+        return self.step.positions(self)
+
+    @property
+    def history(self) -> History:
+        """The tokens so far; only for strategies that declare a ``window``."""
+        return self.step.history
+
+    def uniform(self, salt: int = 0) -> torch.Tensor:
+        """A random number in [0, 1) for each row: a hash of the request's seed, the position and ``salt``.
+
+        Nothing is drawn from a generator, so every rank gets the same number, and a step that is computed twice too.
+        """
+        return self.step.uniform(self, salt)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """What a truncation may want to know of each row's logits; entries that are -inf count nowhere.
+
+    max:       the greatest logit
+    logsumexp: the logarithm of the sum of all exponentials: ``logit - logsumexp`` is a log-probability
+    mean, std: of the finite logits (the spread over the number of them)
+    """
+
+    max: torch.Tensor
+    logsumexp: torch.Tensor
+    mean: torch.Tensor
+    std: torch.Tensor
+
+
+class PerSlot:
+    """One number per slot: written on the host when a request enters, read on the device for each row.
+
+    ``default`` is what rows of nobody get (see ``Rows``): choose the number that changes nothing.
+    """
+
+    def __init__(self, slots: int, default: float, device: torch.device) -> None:
+        import torch
+
+        self._default = default
+        self._host = torch.full((slots + 1,), float(default), dtype=torch.float32)
+        self._device = self._host if device.type == "cpu" else self._host.to(device)
+        self._stale = False
+
+    def __setitem__(self, slot: int, value: float) -> None:
+        self._host[slot] = value
+        self._stale = True
+
+    def __getitem__(self, slot: int) -> float:
+        return float(self._host[slot])
+
+    def of(self, rows: Rows) -> torch.Tensor:
+        """The number of each row, in float32 on the device."""
+        return self.all()[rows.slots]
+
+    def all(self) -> torch.Tensor:
+        """The numbers of all slots, in float32 on the device; the last is nobody's."""
+        if self._stale and self._device is not self._host:
+            # Through pinned memory of its own, which torch keeps until the copy is done: the host may write on.
+            self._device.copy_(self._host.pin_memory(), non_blocking=True)
+        self._stale = False
+        return self._device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedModel:
+    """What a sampler may know of the model it works for; given once, before the first request.
+
+    name:           as the server was told it
+    vocabulary:     how many logits a row has
+    slots:          how many requests there can be at a time: slots are 0 to slots - 1
+    device:         where the logits are
+    eos:            the tokens that end an answer
+    speculative:    whether drafts are verified, so that a request has several rows in a step
+    load_tokenizer: see ``tokenizer``
+    """
+
+    name: str
+    vocabulary: int
+    slots: int
+    device: torch.device
+    eos: tuple[int, ...] = ()
+    speculative: bool = False
+    load_tokenizer: Callable[[], object] | None = None
+
+    def per_slot(self, default: float = 0.0) -> PerSlot:
+        """A number for each slot, on the device."""
+        return PerSlot(self.slots, default, self.device)
+
+    @property
+    def tokenizer(self) -> object:
+        """The model's tokenizer, loaded when first asked for; an error where the server runs without one."""
+        if self.load_tokenizer is None:
+            raise RuntimeError(f"{self.name} is served without a tokenizer")
+        return self.load_tokenizer()
