@@ -144,14 +144,6 @@ def read_keys(keys: Sequence[Key], carried: Mapping[str, object]) -> dict[str, K
     return found
 
 
-def asked_for(keys: Sequence[Key], found: Mapping[str, KeyValue]) -> bool:
-    """Whether a request that carries these values asks for the strategy that declares the keys."""
-    switches = [key for key in keys if key.switch]
-    if not switches:
-        return bool(found)
-    return any(key.name in found and found[key.name] != key.default for key in switches)
-
-
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.request_keys import Key, Params, declared
+from vllm_graft.contracts.request_keys import Key, KeyValue, Params, declared
 from vllm_graft.contracts.rows import Rows, ServedModel, Statistics
 
 if TYPE_CHECKING:
@@ -36,7 +36,15 @@ class Chosen(Item):
         return declared(cls.keys)
 
     @classmethod
-    def check(cls, params: Mapping[str, object]) -> None:
+    def asked(cls, params: Mapping[str, KeyValue]) -> bool:
+        """Whether a request that carries these keys asks for this at all, and does not merely say so with defaults."""
+        switches = [key for key in cls.request_keys() if key.switch]
+        if not switches:
+            return bool(params)
+        return any(key.name in params and params[key.name] != key.default for key in switches)
+
+    @classmethod
+    def check(cls, params: Mapping[str, KeyValue]) -> None:
         """Refuse with a ValueError what no key alone can tell, such as two values that contradict one another.
 
         ``params`` holds the keys that the request carries, already read. Called in the front end.
