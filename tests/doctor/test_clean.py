@@ -4,10 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
-from vllm_graft.versions import vllm_root
-
 SCRIPT = """
 import json, sys, time
 from vllm_graft.doctor import Facts, examine
@@ -24,10 +20,9 @@ print(json.dumps({"findings": [found.as_dict() for found in findings], "seconds"
 
 def test_a_clean_environment_has_no_findings(clean, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [finding for finding in clean() if vllm_root() is not None or finding.code != "D026"] == []
+    assert clean() == []
 
 
-@pytest.mark.skipif(vllm_root() is None, reason="vLLM is not installed")
 def test_the_real_environment_has_no_errors_and_is_read_without_importing_vllm(tmp_path):
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, cwd=tmp_path, env={"PATH": ""}, capture_output=True, text=True, check=False)

@@ -22,6 +22,26 @@ class Arguments:
                 found = value if equals else "" if following.startswith("--") else following
         return found
 
+    def values(self, name: str) -> list[str]:
+        """All that follows an argument that takes several, the last time it is given."""
+        found: list[str] = []
+        taking = False
+        for word in self.words:
+            if word.startswith("-"):
+                key, _, value = word.partition("=")
+                taking = key.replace("_", "-") == name
+                found = ([value] if value else []) if taking else found
+            elif taking:
+                found.append(word)
+        return found
+
+    @property
+    def model(self) -> str:
+        """The model that is named, first or after ``--model``; empty where none is."""
+        words = [word for word in self.words[:2] if word not in ("vllm", "serve")]
+        first = words[0] if words and not words[0].startswith("-") else ""
+        return self.value("--model") or first
+
     def given(self, name: str) -> bool:
         """Whether an argument is there at all, or a part of it (``--speculative-config.method``)."""
         keys = [word.partition("=")[0].replace("_", "-") for word in self.words]

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from vllm_graft.doctor import child, engine
+from vllm_graft.doctor import child, engine, plans
 from vllm_graft.doctor.facts import Facts
 from vllm_graft.doctor.packages import GROUPS, OURS, Entry
 from vllm_graft.doctor.processes import Ended, run
@@ -130,7 +130,7 @@ def _import_fails(facts: Facts, entry: Entry, report: _Report, timeout_s: float)
     limit = f" within {timeout_s:g} s" if report.ended.status is None and silent else ""
     return Finding(
         "D010",
-        "error" if entry.group == OURS or facts.loads(entry) else "warning",
+        "error" if plans.loads(facts, entry) else "warning",
         _subject(entry),
         f"importing it {report.failure}{limit}{last}",
         f"{entry.package}: {entry.value}",

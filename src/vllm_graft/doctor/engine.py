@@ -5,9 +5,11 @@ The model is not looked at, so what depends on it is taken to be as it is for th
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Final, Literal
 
+from vllm_graft.doctor import platforms
 from vllm_graft.doctor.facts import Facts
 
 Runner = Literal["V1", "V2"]
@@ -20,6 +22,14 @@ V2_PROCESSOR: Final = "vllm.v1.worker.gpu.sample.logits_processor.interface:Logi
 
 _TRUE: Final = ("1", "true")
 _V1_METHODS: Final = frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})
+_RUNNER_MATTERS: Final = (
+    "--attention-config",
+    "--config",
+    "--distributed-executor-backend",
+    "--enable-dbo",
+    "--ubatch-size",
+    "--watermark-config",
+)
 _SYNCHRONOUS_METHODS: Final = frozenset({"ngram", *_V1_METHODS})
 
 
@@ -73,16 +83,7 @@ def speculative_method(facts: Facts) -> str | None:
 
 def logits_processors(facts: Facts) -> list[str]:
     """The names after ``--logits-processors``."""
-    found: list[str] = []
-    taking = False
-    for word in facts.arguments.words:
-        if word.startswith("-"):
-            key, _, value = word.partition("=")
-            taking = key.replace("_", "-") == "--logits-processors"
-            found = ([value] if value else []) if taking else found
-        elif taking:
-            found.append(word)
-    return found
+    return facts.arguments.values("--logits-processors")
 
 
 def has_processors(facts: Facts) -> bool:
@@ -108,6 +109,43 @@ def runner(facts: Facts) -> Runner:
         return "V2" if demands_v2(facts) else "V1"
     methods = _V1_METHODS | ({"ngram", "ngram_gpu"} if before(facts, 0, 32) else set())
     return "V1" if speculative_method(facts) in methods else "V2"
+
+
+def is_sure(facts: Facts) -> bool:
+    """Whether nothing is in sight that may choose another runner than ``runner`` tells: it does not know everything."""
+    told = facts.arguments
+    drafting = {"parallel_drafting", "use_heterogeneous_vocab"} & {
+        *told.document("--speculative-config"),
+        *told.document("-sc"),
+        *(word.partition("=")[0].replace("-", "_").rpartition(".")[2] for word in told.words),
+    }
+    return not (
+        drafting or any(map(told.given, _RUNNER_MATTERS)) or platforms.outside(facts) or "rocm" in str(facts.vllm)
+    )
+
+
+def generates(facts: Facts) -> bool | None:
+    """Whether the model generates text, by the arguments or its own files; None where neither tells.
+
+    Pooling models have no logits processors, and vLLM loads none for them. Without a model the usual one is meant.
+    """
+    told = facts.arguments
+    kind = told.value("--runner")
+    if kind in ("generate", "pooling"):
+        return kind == "generate"
+    if told.value("--convert") not in (None, "auto", "none"):
+        return False
+    if not told.model:
+        return None if told.given("--config") else True
+    folder = Path(told.model)
+    try:
+        stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    # Sentence Transformers, which such a file gives away, has classes of language models that pool.
+    names = stated.get("architectures") if isinstance(stated, dict) else None
+    plain = isinstance(names, list) and all(str(name).endswith("ForCausalLM") for name in names)
+    return True if plain and names and not (folder / "modules.json").is_file() else None
 
 
 def is_asynchronous(facts: Facts) -> bool:

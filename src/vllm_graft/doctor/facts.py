@@ -28,6 +28,7 @@ class Facts:
     packages:  every distribution, the hidden ones included
     vllm:      the version of the vLLM that would be imported, or None
     root:      its folder
+    by_graft:  whether ``vllm-graft serve`` starts it, and not the ``vllm`` command
     """
 
     path: tuple[str, ...]
@@ -36,6 +37,7 @@ class Facts:
     packages: tuple[Package, ...]
     vllm: str | None
     root: Path | None
+    by_graft: bool = False
 
     @classmethod
     def gather(
@@ -44,6 +46,7 @@ class Facts:
         *,
         path: Sequence[str] | None = None,
         environ: Mapping[str, str] | None = None,
+        by_graft: bool = False,
     ) -> Facts:
         """The facts of this interpreter, or of another path and environment."""
         places = tuple(sys.path if path is None else path)
@@ -54,6 +57,7 @@ class Facts:
             packages(places),
             vllm_version(),
             vllm_root(),
+            by_graft,
         )
 
     @cached_property
@@ -75,6 +79,11 @@ class Facts:
         """The names in ``VLLM_PLUGINS`` as vLLM splits them, blanks and all; None where it is not set."""
         listed = self.environ.get("VLLM_PLUGINS")
         return None if listed is None else tuple(listed.split(","))
+
+    def uses(self, entry: Entry) -> bool:
+        """Whether a server with these arguments loads it: an IO processor only where it is named."""
+        named = self.arguments.value("--io-processor-plugin")
+        return self.loads(entry) and (entry.group != "vllm.io_processor_plugins" or named == entry.name)
 
     def loads(self, entry: Entry) -> bool:
         """Whether vLLM takes an entry point at all, by its group and the allow-list."""

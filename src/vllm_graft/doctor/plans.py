@@ -37,6 +37,7 @@ from vllm_graft.points import POINTS, Point, keys
 if TYPE_CHECKING:
     from vllm_graft.contracts.item import OptionValue
     from vllm_graft.doctor.facts import Facts
+    from vllm_graft.doctor.packages import Entry
 
 _CONTRACTS = {contract.rpartition(":")[2]: contract for point in POINTS if point.key for contract in point.contracts}
 
@@ -91,9 +92,11 @@ def planned(facts: Facts) -> dict[str, set[str]]:
     return found
 
 
-def names(facts: Facts, item: str) -> bool:
-    """Whether the plan names an item, or all there are."""
-    return any({item, ALL} & given for given in planned(facts).values())
+def loads(facts: Facts, entry: Entry) -> bool:
+    """Whether a server would load an entry point: of ours, where the plan names it or all there are."""
+    if entry.group != OURS:
+        return facts.uses(entry)
+    return any({entry.name, ALL} & given for given in planned(facts).values())
 
 
 def _asked(facts: Facts, variable: str) -> bool:
@@ -109,27 +112,12 @@ def _layers(facts: Facts) -> tuple[list[Layer], list[Layer]]:
     file = read_file(path) if path is not None else None
     given = facts.arguments.document("--additional-config")
     strong = [layer for layer in (from_environment(facts.environ), from_additional_config(given)) if layer is not None]
-    model, served = _model(facts)
+    model = facts.arguments.model
     if file is None:
         return [], strong
     if not model:
         return [file.defaults, *([] if facts.arguments.given("--config") else file.profiles)], strong
-    return layers_of(file, Request(model, served)), strong
-
-
-def _model(facts: Facts) -> tuple[str, tuple[str, ...]]:
-    words = [word for word in facts.arguments.words[:2] if word not in ("vllm", "serve")]
-    first = words[0] if words and not words[0].startswith("-") else ""
-    served: list[str] = []
-    taking = False
-    for word in facts.arguments.words:
-        if word.startswith("-"):
-            key, _, value = word.partition("=")
-            taking = key.replace("_", "-") == "--served-model-name"
-            word = value
-        if taking and word:
-            served.append(word)
-    return facts.arguments.value("--model") or first, tuple(served)
+    return layers_of(file, Request(model, tuple(facts.arguments.values("--served-model-name")))), strong
 
 
 def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Named]]:

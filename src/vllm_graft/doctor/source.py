@@ -156,7 +156,7 @@ class Environment:
         self.path = path
         self.root = root
         # Only this interpreter's own finders know the packages that are installed in place.
-        self._installed = Installed() if list(path) == sys.path else None
+        self._installed = Installed() if set(sys.path) <= set(path) else None
 
     @property
     def version(self) -> str:
@@ -171,9 +171,8 @@ class Environment:
         """A module's file."""
         if module.partition(".")[0] == "vllm" and self.root is not None:
             return _read([self.root.parent], module)
-        if self._installed is not None:
-            return self._installed.read(module)
-        return _read([Path(place) for place in self.path], module)
+        found = self._installed.read(module) if self._installed is not None else None
+        return found or _read([Path(place) for place in self.path], module)
 
 
 def _read(folders: list[Path], module: str) -> File | None:

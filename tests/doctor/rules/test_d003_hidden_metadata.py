@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from vllm_graft.testing.packages import lay_out
+
 GENERAL = "[vllm.general_plugins]\n"
 
 
@@ -31,6 +33,15 @@ def test_another_object_under_the_same_name_is_told_with_the_one_that_is_taken(s
     site.path.insert(0, str(tmp_path / "sources"))
     (finding,) = site.found("D003")
     assert "mine:register, instead of which mine.old:register is taken" in finding.what
+
+
+def test_a_copy_that_is_installed_as_a_whole_may_be_meant_to_go_first(site, tmp_path):
+    """As in a virtual environment above that of the system: its code goes first too."""
+    lay_out(tmp_path / "upper", "mine", {})
+    site.package("mine", {"vllm.general_plugins": {"mine": "mine:register"}})
+    site.path.insert(0, str(tmp_path / "upper"))
+    (finding,) = site.found("D003")
+    assert finding.level == "warning"
 
 
 def test_items_of_vllm_graft_count_too(site, tmp_path):

@@ -43,11 +43,24 @@ def test_logits_processors_are_kept_in_a_list_so_both_load(site, tmp_path):
     assert site.found("D004") == []
 
 
-def test_two_offers_of_one_item_stop_every_plan_of_vllm_graft(site, tmp_path):
+def test_two_offers_of_one_item_stop_every_plan_of_vllm_graft(site, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     two(site, tmp_path, "vllm_graft.plugins")
     (finding,) = site.found("D004")
-    assert (finding.level, finding.subject) == ("error", "item 'same'")
+    assert (finding.level, finding.subject) == ("warning", "item 'same'")
     assert "refuses every plan" in finding.what
+    site.environ["VLLM_CUSTOM_PATCHES"] = "async-history"
+    (finding,) = site.found("D004")
+    assert finding.level == "error"
+
+
+def test_io_processors_that_no_server_uses_are_a_warning(site, tmp_path):
+    two(site, tmp_path, "vllm.io_processor_plugins")
+    (finding,) = site.found("D004")
+    assert finding.level == "warning"
+    site.arguments = ["--io-processor-plugin", "same"]
+    (finding,) = site.found("D004")
+    assert finding.level == "error"
 
 
 def test_one_name_in_two_groups_matters_to_the_list_alone(site, tmp_path):

@@ -116,6 +116,21 @@ def test_what_comes_of_it_depends_on_the_group(site, group, then):
     assert then in finding.what
 
 
+def test_an_item_that_no_plan_names_is_a_warning(site, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lay(site, "nowhere_at_all:Thing", "vllm_graft.plugins")
+    assert [finding.level for finding in site.found("D007")] == ["warning"]
+    site.environ["VLLM_CUSTOM_PATCHES"] = "mine"
+    assert [finding.level for finding in site.found("D007")] == ["error"]
+
+
+def test_an_io_processor_that_no_server_uses_is_a_warning(site):
+    lay(site, "nowhere_at_all:name", "vllm.io_processor_plugins")
+    assert [finding.level for finding in site.found("D007")] == ["warning"]
+    site.arguments = ["--io-processor-plugin=mine"]
+    assert [finding.level for finding in site.found("D007")] == ["error"]
+
+
 def test_one_that_is_switched_off_is_told_as_such(site):
     lay(site, "nowhere_at_all:register")
     site.environ["VLLM_PLUGINS"] = ""

@@ -10,7 +10,6 @@ import pytest
         ("vllm_general_plugins", "vllm.general_plugins"),
         ("vllm.general-plugins", "vllm.general_plugins"),
         ("VLLM.general_plugins", "vllm.general_plugins"),
-        ("vllm.plugins", "vllm.general_plugins"),
         ("vllm.general", "vllm.general_plugins"),
         ("vllm.platforms", "vllm.platform_plugins"),
         ("vllm.platform_plugin", "vllm.platform_plugins"),
@@ -27,6 +26,20 @@ def test_a_group_that_looks_like_another_is_an_error_with_the_one_that_is_meant(
     (finding,) = site.found("D011")
     assert (finding.level, finding.subject) == ("error", f"group {group!r} of mine")
     assert f"did you mean {meant!r}?" in finding.what
+
+
+@pytest.mark.parametrize("group", ["vllm.plugins", "vllm.model_plugins"])
+def test_one_that_resembles_another_is_a_warning_because_somebody_else_may_read_it(site, group):
+    site.package("mine", {group: {"mine": "mine:register"}})
+    (finding,) = site.found("D011")
+    assert finding.level == "warning"
+    assert "did you mean 'vllm.general_plugins'?" in finding.what
+
+
+def test_what_is_in_the_right_group_too_is_not_lost(site):
+    groups = ("vllm.platforms", "vllm.platform_plugins")
+    site.package("mine", {group: {"mine": "mine:register"} for group in groups})
+    assert site.found("D011") == []
 
 
 def test_a_group_under_vllms_name_that_is_like_none_is_a_warning(site):

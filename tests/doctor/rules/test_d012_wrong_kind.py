@@ -86,6 +86,7 @@ def test_classes_and_what_is_not_certain_are_let_be_where_a_class_is_needed(site
 )
 @pytest.mark.parametrize("group", ["vllm.general_plugins", "vllm.endpoint_plugins"])
 def test_where_a_call_without_arguments_is_made_it_must_be_possible(site, group, name, kind):
+    site.environ["VLLM_PLUGINS"] = "mine"
     (finding,) = found(site, group, name)
     assert finding.level == "error"
     assert f"graft_doctor_kinds:{name} is {kind}; {group} takes a" in finding.what
@@ -108,6 +109,24 @@ def test_a_class_where_its_dotted_name_is_wanted_is_an_error_that_says_what_to_w
     assert found(site, group, "function") == []
     assert found(site, group, "Text") == []
     assert found(site, group, "Made") == []
+
+
+@pytest.mark.parametrize(
+    ("group", "variables", "arguments", "level"),
+    [
+        ("vllm.general_plugins", {}, [], "error"),
+        ("vllm.general_plugins", {"VLLM_PLUGINS": "other"}, [], "warning"),
+        ("vllm.endpoint_plugins", {}, [], "warning"),
+        ("vllm.io_processor_plugins", {}, [], "warning"),
+        ("vllm.io_processor_plugins", {}, ["--io-processor-plugin", "mine"], "error"),
+        ("vllm.logits_processors", {}, ["--runner", "pooling"], "warning"),
+    ],
+)
+def test_it_is_an_error_where_this_server_would_load_it(site, group, variables, arguments, level):
+    site.environ.update(variables)
+    site.arguments = arguments
+    (finding,) = found(site, group, "VALUE")
+    assert finding.level == level
 
 
 def test_a_module_is_nothing_that_can_be_called(site):

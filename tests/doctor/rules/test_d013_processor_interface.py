@@ -25,6 +25,42 @@ def test_a_v1_class_that_is_named_stops_it_too(site, processors, found_on):
     assert (finding.subject, finding.where) == ("logits processor plug:Processor", "--logits-processors")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "level"),
+    [
+        (["MODEL"], "error"),
+        (["org/unknown"], "warning"),
+        (["org/unknown", "--runner", "generate"], "error"),
+        (["--config", "server.yaml"], "warning"),
+        (["MODEL", "--enable-dbo"], "warning"),
+        (["MODEL", "--speculative-config", '{"method": "eagle", "parallel_drafting": true}'], "warning"),
+        (["org/unknown", "--runner", "pooling"], None),
+        (["org/unknown", "--convert", "embed"], None),
+    ],
+)
+def test_it_is_an_error_only_where_the_runner_and_the_kind_of_model_are_sure(
+    site, processors, found_on, tmp_path, arguments, level
+):
+    """Pooling models have no logits processors, so for them vLLM loads none."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    processors.install(processors.V1)
+    site.arguments = [str(tmp_path) if word == "MODEL" else word for word in arguments]
+    assert [finding.level for finding in found_on("D013", "0.32.0")] == ([level] if level else [])
+
+
+def test_a_language_model_s_class_may_pool_and_another_platform_may_have_a_runner_of_its_own(
+    site, processors, found_on, tmp_path
+):
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    (tmp_path / "modules.json").write_text("[]")
+    processors.install(processors.V1)
+    site.arguments = [str(tmp_path)]
+    assert [finding.level for finding in found_on("D013", "0.32.0")] == ["warning"]
+    site.arguments = []
+    site.package("other", {"vllm.platform_plugins": {"other": "nowhere:register"}})
+    assert [finding.level for finding in found_on("D013", "0.32.0")] == ["warning"]
+
+
 @pytest.mark.parametrize("text", ["V2", "BOTH"])
 def test_the_v2_runner_takes_what_is_of_its_interface(text, processors, found_on):
     processors.install(getattr(processors, text))

@@ -16,7 +16,7 @@ def test_an_installed_processor_is_dropped_by_the_v1_runner(site, arguments, pro
     processors.install(processors.V1)
     site.arguments = arguments
     (finding,) = found_on("D015", "0.28.0")
-    assert (finding.level, finding.subject) == ("error", "logits processor 'mine'")
+    assert (finding.level, finding.subject) == ("warning", "logits processor 'mine'")
     assert "does not load it, and does not say so" in finding.what
 
 
@@ -24,6 +24,12 @@ def test_one_that_is_named_is_refused(site, processors, found_on):
     site.arguments = ["--spec-method", "eagle", "--logits-processors", "plug:Processor"]
     (finding,) = found_on("D015", "0.28.0")
     assert (finding.level, finding.where) == ("error", "--logits-processors")
+
+
+def test_pooling_models_have_none_to_lose(site, processors, found_on):
+    processors.install(processors.V1)
+    site.arguments = ["--spec-method", "eagle", "--runner", "pooling"]
+    assert found_on("D015", "0.28.0") == []
 
 
 def test_newer_releases_drop_it_where_they_take_the_v1_runner(site, processors, found_on):

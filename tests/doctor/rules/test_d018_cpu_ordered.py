@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from vllm_graft.doctor.rules import d018_cpu_ordered as rule
-from vllm_graft.versions import vllm_root
 
 PLATFORM = {"vllm.platform_plugins": {"device": "device:platform"}}
 GRAFT = {"vllm.platform_plugins": {"graft": "vllm_graft.boot:platform"}}
@@ -50,7 +49,6 @@ def test_a_vllm_before_0_28_does_not_look_at_the_variable(site, found):
     assert found("return load_plugins_by_group()") == []
 
 
-@pytest.mark.skipif(vllm_root() is None, reason="vLLM is not installed")
 def test_the_installed_vllm_obeys_it(site):
     site.package("device", PLATFORM)
     site.environ["VLLM_TARGET_DEVICE"] = "cpu"

@@ -17,9 +17,27 @@ def folder(site, tmp_path):
 
 def test_a_folder_alone_lacks_runtime_updating(site, folder):
     (finding,) = site.found("D019")
-    assert (finding.level, finding.subject) == ("error", "plugin 'lora_filesystem_resolver'")
+    assert (finding.level, finding.subject) == ("warning", "plugin 'lora_filesystem_resolver'")
     assert finding.what.endswith("VLLM_ALLOW_RUNTIME_LORA_UPDATING is not 1")
     assert finding.fix == "set VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "level"),
+    [
+        ({}, ["--port", "1"], "warning"),
+        ({}, ["--enable-lora", "--lora-modules", "a=/a"], "warning"),
+        ({}, ["--enable-lora"], "error"),
+        ({UPDATING: "1"}, ["--port", "1"], "error"),
+        ({"VLLM_PLUGINS": "lora_filesystem_resolver"}, [], "error"),
+    ],
+)
+def test_it_is_an_error_where_more_than_the_folder_asks_for_it(site, folder, variables, arguments, level):
+    """The folder may be part of an image whose servers serve no adapters."""
+    site.environ.update(variables)
+    site.arguments = arguments
+    (finding,) = site.found("D019")
+    assert finding.level == level
 
 
 def test_all_that_is_missing_is_named(site, folder):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from vllm_graft.doctor.rules import d022_unknown_variable as rule
-from vllm_graft.versions import vllm_root
 
 ENVS = 'environment_variables: dict[str, object] = {"VLLM_PLUGINS": 1, "VLLM_TARGET_DEVICE": 2}\n'
 
@@ -47,6 +46,27 @@ def test_a_variable_that_bears_the_name_of_an_installed_package_is_probably_its_
     assert "vllm-ascend may read it" in finding.what
 
 
+def test_a_variable_that_a_plugin_s_module_names_is_its_own_affair(site, found):
+    """It may have told vLLM of it by the time that vLLM looks."""
+    text = "def register():\n    environment_variables['VLLM_ZEBRA'] = None\n"
+    site.package(
+        "mine", {"vllm.general_plugins": {"mine": "graft_doctor_names:register"}}, {"graft_doctor_names": text}
+    )
+    site.environ["VLLM_ZEBRA"] = "1"
+    site.arguments = ["--fail-on-environ-validation"]
+    (finding,) = found()
+    assert finding.level == "info"
+    assert "mine may read it" in finding.what
+
+
+def test_a_platform_of_another_package_decides_itself_what_it_takes(site, found):
+    site.package("other", {"vllm.platform_plugins": {"other": "nowhere:register"}})
+    site.environ["VLLM_ZEBRA"] = "1"
+    site.arguments = ["--fail-on-environ-validation"]
+    (finding,) = found()
+    assert finding.level == "warning"
+
+
 def test_known_names_ours_and_others_are_fine(site, found):
     site.environ.update(
         {"VLLM_PLUGINS": "", "VLLM_TARGET_DEVICE": "cpu", "VLLM_CUSTOM_PATCHES": "", "PATH": "", "GRAFT_ZEBRA": "1"}
@@ -60,7 +80,6 @@ def test_a_table_that_cannot_be_read_accuses_nobody(site, found, text):
     assert found(text) == []
 
 
-@pytest.mark.skipif(vllm_root() is None, reason="vLLM is not installed")
 def test_the_table_of_the_installed_vllm_is_read(site):
     site.environ.update({"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_KVCACHE_SPAC": "1"})
     (finding,) = site.found("D022")

@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_graft.doctor.facts import Facts
 from vllm_graft.doctor.packages import GROUPS, OURS, Entry, Package
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, Level
 
 CODE = "D003"
 TITLE = "Metadata that hides another copy of the package and its plugins"
@@ -32,8 +32,10 @@ def check(facts: Facts) -> Iterator[Finding]:
             fix = "uninstall the older copy if it is not needed elsewhere"
             yield Finding(CODE, "info", f"package {package.name}", what, where, fix)
         else:
+            # Installed as a whole, it may be meant to go before the other; what lies beside sources never is.
+            level: Level = "error" if first.where.suffix == ".egg-info" else "warning"
             fix = f"remove the one that is out of date, then install {package.name} again"
-            yield Finding(CODE, "error", f"package {package.name}", what, where, fix)
+            yield Finding(CODE, level, f"package {package.name}", what, where, fix)
 
 
 def _lost(hidden: Package, first: Package) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_graft.doctor import plans
 from vllm_graft.doctor.facts import Facts
 from vllm_graft.doctor.packages import GROUPS, OURS, Entry
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, Level
 
 CODE = "D004"
 TITLE = "The same plugin name twice"
@@ -29,7 +30,8 @@ def _in_one_group(facts: Facts, group: str, name: str, entries: list[Entry]) -> 
     if group == OURS:
         what = f"is offered by {offers}, and vllm-graft refuses every plan while two packages offer one name"
         fix = "uninstall one of them, or have one renamed"
-        yield Finding(CODE, "error", f"item {name!r}", what, f"entry points of {group}", fix)
+        level: Level = "error" if plans.planned(facts) else "warning"
+        yield Finding(CODE, level, f"item {name!r}", what, f"entry points of {group}", fix)
     # Logits processors are kept in a list, where names do not matter.
     elif group != "vllm.logits_processors" and facts.loads(last):
         what = (
@@ -37,7 +39,8 @@ def _in_one_group(facts: Facts, group: str, name: str, entries: list[Entry]) -> 
             f"{last.package}: the others never run, and nothing is logged"
         )
         fix = f"uninstall all but one of {', '.join(dict.fromkeys(entry.package for entry in entries))}"
-        yield Finding(CODE, "error", f"plugin {name!r}", what, f"entry points of {group}", fix)
+        level = "error" if facts.uses(last) else "warning"
+        yield Finding(CODE, level, f"plugin {name!r}", what, f"entry points of {group}", fix)
 
 
 def _in_two_groups(facts: Facts) -> Iterator[Finding]:

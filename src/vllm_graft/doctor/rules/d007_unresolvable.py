@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from vllm_graft.doctor import plans
 from vllm_graft.doctor.facts import Facts
 from vllm_graft.doctor.modules import Missing, Module, read
 from vllm_graft.doctor.packages import GROUPS, OURS, Entry
@@ -23,7 +24,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         if lacking:
             yield Finding(
                 CODE,
-                "error" if entry.group == OURS or facts.loads(entry) else "warning",
+                "error" if plans.loads(facts, entry) else "warning",
                 f"plugin {entry.name!r} of {entry.package}",
                 f"{entry.value} cannot be loaded: {lacking}; {_consequence(facts, entry)}",
                 f"{entry.where} [{entry.group}]",
@@ -56,4 +57,6 @@ def _consequence(facts: Facts, entry: Entry) -> str:
         return "as VLLM_PLUGINS is, vLLM does not try, so nobody notices yet"
     if entry.group == "vllm.logits_processors":
         return "vLLM refuses to start with it"
+    if entry.group == "vllm.io_processor_plugins":
+        return "a server that is told to use it does not start"
     return "vLLM logs a traceback and goes on without it"

@@ -14,6 +14,7 @@ CODE = "D011"
 TITLE = "A group that nobody reads"
 
 _CLOSE = 0.74
+_CERTAIN = 0.95
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -23,14 +24,18 @@ def check(facts: Facts) -> Iterator[Finding]:
         meant = _meant(group, facts)
         if meant is None:
             continue
-        entries = facts.in_group(group)
+        right = [(entry.name, entry.value) for entry in facts.in_group(meant)]
+        # Some register twice, for an older reader too.
+        entries = [entry for entry in facts.in_group(group) if (entry.name, entry.value) not in right]
+        if not entries:
+            continue
         packages = ", ".join(sorted({entry.package for entry in entries}))
         names = ", ".join(entry.name for entry in entries)
         reader = "vllm-graft" if meant == OURS else "vLLM"
         hint = f" (did you mean {meant!r}?)" if meant else f" (there is: {', '.join(GROUPS)})"
         yield Finding(
             CODE,
-            "error" if meant else "warning",
+            "error" if meant and _is_misspelt(group) else "warning",
             f"group {group!r} of {packages}",
             f"{reader} reads no such group, so this is never loaded: {names}{hint}",
             entries[0].where,
@@ -41,8 +46,8 @@ def check(facts: Facts) -> Iterator[Finding]:
 def _meant(group: str, facts: Facts) -> str | None:
     """The group that was meant, an empty string where it is one of vLLM's name and unlike all, None where it is not."""
     owner = group.partition(".")[0]
-    plain = re.sub(r"[-_.]+", "_", group.lower())
-    if re.sub(r"[-_.]+", "_", owner.lower()) == "vllm_graft" or plain.startswith("vllm_graft"):
+    plain = _plain(group)
+    if _plain(owner) == "vllm_graft" or plain.startswith("vllm_graft"):
         return OURS if _nearest(plain, (OURS,)) else None
     if owner.lower() != "vllm" and _is_package(owner, facts):
         return None
@@ -52,13 +57,21 @@ def _meant(group: str, facts: Facts) -> str | None:
     return close if close or owner != "vllm" else ""
 
 
-def _nearest(plain: str, groups: tuple[str, ...]) -> str | None:
+def _is_misspelt(group: str) -> bool:
+    return _nearest(_plain(group), (*GROUPS, OURS), _CERTAIN) is not None
+
+
+def _plain(group: str) -> str:
+    return re.sub(r"[-_.]+", "_", group.lower())
+
+
+def _nearest(plain: str, groups: tuple[str, ...], cutoff: float = _CLOSE) -> str | None:
     spelled = {}
     for group in groups:
         whole = group.replace(".", "_")
         stem = whole.removesuffix("_plugins")
         spelled.update(dict.fromkeys((whole, f"{stem}s", stem), group))
-    close = difflib.get_close_matches(plain, spelled, n=1, cutoff=_CLOSE)
+    close = difflib.get_close_matches(plain, spelled, n=1, cutoff=cutoff)
     return spelled[close[0]] if close else None
 
 

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
+from vllm_graft.doctor import engine
 from vllm_graft.doctor.facts import Facts
 from vllm_graft.doctor.modules import Module, definition, read
 from vllm_graft.doctor.packages import Entry
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, Level
 
 CODE = "D012"
 TITLE = "An entry point of the wrong kind"
@@ -48,7 +49,13 @@ def check(facts: Facts) -> Iterator[Finding]:
             is_what, then, fix = fault
             what = f"{entry.value} is {is_what}; {then}"
             subject = f"plugin {entry.name!r} of {entry.package}"
-            yield Finding(CODE, "error", subject, what, f"{module.file} [{entry.group}]", fix)
+            yield Finding(CODE, _level(facts, entry), subject, what, f"{module.file} [{entry.group}]", fix)
+
+
+def _level(facts: Facts, entry: Entry) -> Level:
+    """An error where it is loaded; pooling models have no logits processors."""
+    spared = entry.group == engine.PROCESSORS and not engine.generates(facts)
+    return "error" if facts.uses(entry) and not spared else "warning"
 
 
 def _of_class(module: Module, entry: Entry, facts: Facts) -> tuple[str, str, str] | None:

@@ -34,7 +34,7 @@ def _before_0_31(facts: Facts, what: Entry | str) -> Iterator[Finding]:
     if is_v2 and not is_v1:
         yield _finding(
             what,
-            "error",
+            _level(facts),
             f"it is of the V2 interface, which vLLM {facts.vllm} does not have",
             f"{_BOTH}, or take vLLM 0.31 or later",
         )
@@ -59,12 +59,14 @@ def _before_0_31(facts: Facts, what: Entry | str) -> Iterator[Finding]:
 
 
 def _since_0_31(facts: Facts, what: Entry | str) -> Iterator[Finding]:
+    if engine.generates(facts) is False:
+        return
     v1, v2 = (facts.reading.is_a(what, each) for each in (engine.V1_PROCESSOR, engine.V2_PROCESSOR))
     if engine.runner(facts) == "V2" and v2 == "no":
         kind = "of the V1 interface" if v1 == "yes" else "no logits processor of the V2 interface"
         yield _finding(
             what,
-            "error",
+            _level(facts),
             f"it is {kind}, and the V2 runner of vLLM {facts.vllm} refuses to start with it (ValueError)"
             + (", in every engine, because it is installed" if isinstance(what, Entry) else ""),
             f"{_BOTH}, set VLLM_USE_V2_MODEL_RUNNER=0, or {_without(what)}",
@@ -75,10 +77,15 @@ def _since_0_31(facts: Facts, what: Entry | str) -> Iterator[Finding]:
         kind = "of the V2 interface only" if v2 == "yes" else "no logits processor of the V1 interface"
         yield _finding(
             what,
-            "error",
+            _level(facts),
             f"it is {kind}, and this engine takes the V1 runner, which cannot use it and stops at start",
             f"{_BOTH}, or {_without(what)}",
         )
+
+
+def _level(facts: Facts) -> Level:
+    """An error where the runner is known, and that the model has logits processors: vLLM refuses with a clear word."""
+    return "error" if engine.generates(facts) and engine.is_sure(facts) else "warning"
 
 
 def _finding(what: Entry | str, level: Level, text: str, fix: str) -> Finding:

@@ -17,7 +17,12 @@ _CURE: Final = "async-history"
 
 def check(facts: Facts) -> Iterator[Finding]:
     """The V1 runner keeps the real tokens only for the processors of ``--logits-processors``: vLLM #52461."""
-    if facts.vllm is None or engine.runner(facts) == "V2" or not engine.is_asynchronous(facts):
+    if (
+        facts.vllm is None
+        or engine.generates(facts) is False
+        or engine.runner(facts) == "V2"
+        or not engine.is_asynchronous(facts)
+    ):
         return
     if engine.logits_processors(facts) or engine.speculative_method(facts) is not None:
         return

@@ -14,12 +14,17 @@ TITLE = "Logits processors and speculative decoding"
 
 def check(facts: Facts) -> Iterator[Finding]:
     """The V1 runner builds its processors before it looks for those of installed packages, and says nothing of them."""
-    if facts.vllm is None or engine.speculative_method(facts) is None or engine.runner(facts) == "V2":
+    if (
+        facts.vllm is None
+        or engine.generates(facts) is False
+        or engine.speculative_method(facts) is None
+        or engine.runner(facts) == "V2"
+    ):
         return
     for entry in facts.in_group(engine.PROCESSORS):
         yield Finding(
             CODE,
-            "error",
+            "warning",
             f"logits processor {entry.name!r}",
             "with speculative decoding the V1 runner does not load it, and does not say so",
             f"{entry.package}: {entry.value}",
@@ -28,7 +33,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     for name in engine.logits_processors(facts):
         yield Finding(
             CODE,
-            "error",
+            "error" if engine.is_sure(facts) else "warning",
             f"logits processor {name}",
             "the V1 runner refuses to start with it and speculative decoding (ValueError)",
             "--logits-processors",

@@ -39,7 +39,7 @@ def _own(facts: Facts, name: str, source: str) -> Iterator[Finding]:
     if missing:
         yield Finding(
             CODE,
-            "error",
+            "error" if _is_meant(facts, name) else "warning",
             f"plugin {name!r}",
             f"this LoRA resolver is asked for and will not resolve anything: {_and(missing)}",
             source if facts.environ.get(source) else "VLLM_PLUGINS",
@@ -56,6 +56,12 @@ def _own(facts: Facts, name: str, source: str) -> Iterator[Finding]:
             source,
             f"make the folder, or correct {source}",
         )
+
+
+def _is_meant(facts: Facts, name: str) -> bool:
+    """Whether more than the folder, which may be part of an image, says that this server is to resolve adapters."""
+    lora = facts.arguments.switched("--enable-lora") and not facts.arguments.given("--lora-modules")
+    return bool(engine.switched_on(facts, resolvers.UPDATING) or lora or name in (facts.allowed or ()))
 
 
 def _missing(facts: Facts) -> dict[str, str]:

