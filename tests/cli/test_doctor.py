@@ -52,9 +52,23 @@ def test_json_has_plugins_and_findings_with_stable_keys(doctor):
     document = json.loads(doctor("--json", VLLM_PLUGINS="graft,good, other").stdout)
     assert set(document) == {"vllm", "python", "plugins", "findings"}
     (row,) = [row for row in document["plugins"] if row["name"] == "other"]
-    assert set(row) == {"name", "group", "package", "target", "loads", "where", "codes"}
+    assert set(row) == {"name", "group", "package", "target", "loads", "where", "codes", "idle"}
     assert (row["loads"], row["codes"]) == (False, ["D002"])
     assert {"D002"} <= {finding["code"] for finding in document["findings"]}
+
+
+@pytest.mark.parametrize("folder", ["", "."])
+def test_a_resolver_that_registers_nothing_is_idle(doctor, folder):
+    variables = {"VLLM_LORA_RESOLVER_CACHE_DIR": folder, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    document = json.loads(doctor("--json", **variables).stdout)
+    rows = {row["name"]: row for row in document["plugins"]}
+    assert all(rows[name]["loads"] for name in ("lora_filesystem_resolver", "lora_hf_hub_resolver"))
+    assert rows["lora_filesystem_resolver"]["idle"] == (folder == "")
+    assert rows["lora_hf_hub_resolver"]["where"].endswith(
+        "registers nothing: VLLM_LORA_RESOLVER_HF_REPO_LIST is not set"
+    )
+    shown = doctor(**variables).stdout
+    assert next(line for line in shown.splitlines() if line.startswith("lora_hf_hub")).split()[3] == "idle"
 
 
 def test_other_arguments_are_those_of_vllm(doctor):

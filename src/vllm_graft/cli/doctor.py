@@ -76,7 +76,8 @@ def render(facts: Facts, rows: list[Plugin], findings: list[Finding]) -> str:
 
 
 def _cells(row: Plugin) -> tuple[str, ...]:
-    loads = paint("yes", "green") if row.loads and not row.codes else ", ".join(row.codes) or "no"
+    state = "idle" if row.idle else "yes" if row.loads else "no"
+    loads = ", ".join(row.codes) or (paint(state, "green") if state == "yes" else state)
     return (row.name, row.group.removeprefix("vllm."), row.package, loads, row.where)
 
 

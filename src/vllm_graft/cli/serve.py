@@ -28,16 +28,49 @@ _EMBEDDED_DEFAULTS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; everything else goes to vLLM."""
-    parser.usage = "vllm-graft serve [MODEL] [any vLLM argument]"
-    parser.epilog = "All arguments but --help are handed to `vllm serve` as they are; see `vllm serve --help`."
+    parser.usage = "vllm-graft serve [--no-doctor] [MODEL] [any vLLM argument]"
+    parser.add_argument("--no-doctor", action="store_true", help="start without the doctor's look at the set-up")
+    parser.epilog = "All other arguments are handed to `vllm serve` as they are; see `vllm serve --help`."
     parser.set_defaults(takes_rest=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the model that is named, or the embedded one."""
+    """Serve the model that is named, or the embedded one; exit status 1 where the doctor finds an error."""
     check_set_up()
     arguments = with_default_model(args.rest)
+    if not args.no_doctor and not is_sound(arguments):
+        return 1
     return watch(Server(arguments, env=_environment(embedded=arguments != args.rest)))
+
+
+def is_sound(arguments: Sequence[str]) -> bool:
+    """Whether the doctor's cheap rules find no error in what is about to start; what they find is printed."""
+    try:
+        findings = _findings(arguments)
+    except Exception as error:
+        # A fault of ours, met in somebody's files, is no reason to keep a server from starting.
+        print(f"vllm-graft: the doctor failed, starting without: {error!r}", file=sys.stderr)
+        return True
+    errors = [finding for finding in findings if finding.level == "error"]
+    warnings = [finding for finding in findings if finding.level == "warning"]
+    for finding in errors:
+        print(finding.explain(), file=sys.stderr)
+    for finding in warnings:
+        print(f"{finding.code} warning: {finding.subject}: {finding.what}", file=sys.stderr)
+    if errors:
+        print("vllm-graft: nothing was started. Next: mend the above, or start with --no-doctor", file=sys.stderr)
+    elif warnings:
+        print("vllm-graft: starting all the same; `vllm-graft doctor` has the next steps", file=sys.stderr)
+    return not errors
+
+
+def _findings(arguments: Sequence[str]) -> list[Finding]:
+    from vllm_graft.doctor import Facts, examine
+
+    # The server is a `python -m`, which has the working directory on its path.
+    here = [] if os.environ.get("PYTHONSAFEPATH") else [os.getcwd()]
+    path = list(dict.fromkeys([*here, *filter(None, sys.path)]))
+    return examine(Facts.gather(arguments, path=path, by_graft=True))
 
 
 def watch(server: Server) -> int:

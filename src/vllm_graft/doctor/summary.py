@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from vllm_graft.doctor import resolvers
 from vllm_graft.doctor.facts import Facts
 from vllm_graft.doctor.packages import GROUPS, OURS, Entry
 from vllm_graft.findings import Finding
@@ -29,6 +30,7 @@ class Plugin:
     loads:  whether vLLM takes it at all
     where:  the processes that load it; of one that is not loaded, why not
     codes:  the findings that speak of it
+    idle:   whether it is loaded and then registers nothing, as vLLM's own LoRA resolvers do without a source
     """
 
     name: str
@@ -38,6 +40,7 @@ class Plugin:
     loads: bool
     where: str
     codes: tuple[str, ...] = ()
+    idle: bool = False
 
     def as_dict(self) -> dict[str, object]:
         """The row with stable lower-case keys, for ``--json``."""
@@ -54,12 +57,23 @@ def plugins(facts: Facts, findings: Iterable[Finding] = ()) -> list[Plugin]:
 def _plugin(facts: Facts, entry: Entry, findings: Iterable[Finding]) -> Plugin:
     loads = entry.group == OURS or facts.loads(entry)
     codes = tuple(dict.fromkeys(each.code for each in findings if each.level != "info" and _speaks(each, entry)))
-    where = PLACES[entry.group] if loads else _why_not(facts, entry)
-    return Plugin(entry.name, entry.group, entry.package, entry.value, loads, where, codes)
+    lacks = _lacks(facts, entry) if loads else ""
+    where = f"{PLACES[entry.group]}; {lacks}" if lacks else PLACES[entry.group] if loads else _why_not(facts, entry)
+    return Plugin(entry.name, entry.group, entry.package, entry.value, loads, where, codes, bool(lacks))
 
 
 def _speaks(finding: Finding, entry: Entry) -> bool:
     return repr(entry.name) in finding.subject or entry.name in finding.subject.split()
+
+
+def _lacks(facts: Facts, entry: Entry) -> str:
+    """Why one of vLLM's own LoRA resolvers registers nothing; empty where it does, and for all other plugins."""
+    source = resolvers.SOURCES.get(entry.name)
+    if source is None or entry.module.partition(".")[0] != "vllm":
+        return ""
+    if not facts.environ.get(source):
+        return f"registers nothing: {source} is not set"
+    return "" if resolvers.is_let_in(facts, entry.name) else "registers nothing: VLLM_PLUGINS must name it"
 
 
 def _why_not(facts: Facts, entry: Entry) -> str:
