@@ -25,8 +25,33 @@ def imported(site):
     return findings
 
 
-def test_a_plugin_that_imports_is_silent_and_its_function_is_not_called(imported):
-    assert imported("def register():\n    raise SystemExit(9)\n") == []
+def test_a_plugin_that_works_is_silent(imported):
+    assert imported("def register(): ...\n") == []
+
+
+@pytest.mark.parametrize(
+    ("body", "failure"),
+    [
+        ("raise RuntimeError('no licence')", "its function raises RuntimeError: no licence"),
+        ("raise SystemExit(9)", "its function raises SystemExit: 9"),
+        ("import os; os.abort()", "its function is ended by SIGABRT"),
+        ("import time; time.sleep(600)", "its function does not come to an end"),
+    ],
+)
+def test_a_general_plugin_whose_function_fails_is_an_error(imported, body, failure):
+    (finding,) = imported(f"def register():\n    {body}\n", timeout_s=5)
+    assert (finding.code, finding.level, finding.subject) == ("D029", "error", "plugin 'mine'")
+    assert finding.what == f"{failure}, and vLLM does not catch that: every process stops, the command line included"
+
+
+def test_a_function_that_is_switched_off_fails_in_nobodys_process(imported, site):
+    site.environ["VLLM_PLUGINS"] = "other"
+    (finding,) = imported("def register():\n    raise RuntimeError\n")
+    assert (finding.code, finding.level) == ("D029", "warning")
+
+
+def test_only_general_and_platform_plugins_are_called(imported):
+    assert imported("def register():\n    raise RuntimeError\n", "vllm.endpoint_plugins") == []
 
 
 def test_an_import_error_is_told_with_its_text(imported):
@@ -104,6 +129,12 @@ def test_a_slow_import_is_told_without_heavy_modules(imported):
 def test_cuda_that_is_initialised_is_a_warning(imported):
     findings = imported("import torch\ndef register(): ...\n", torch=HEAVY.format(cuda=True))
     assert [(finding.code, finding.level) for finding in findings] == [("D008", "warning"), ("D008", "info")]
+
+
+def test_cuda_that_the_function_initialises_counts_too(imported):
+    torch = "class cuda:\n    ready = False\n    @classmethod\n    def is_initialized(cls): return cls.ready\n"
+    found = imported("def register():\n    import torch\n    torch.cuda.ready = True\n", torch=torch)
+    assert [(finding.code, finding.level) for finding in found] == [("D008", "warning")]
 
 
 def test_what_lives_beside_a_loaded_engine_may_import_it(imported):

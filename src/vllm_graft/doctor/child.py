@@ -43,6 +43,7 @@ def main() -> None:
         if task["call"]:
             found()  # type: ignore[operator]
             report["stage"] = "done"
+            report["cuda"] = _has_cuda()
     except BaseException as error:
         # SystemExit too: vLLM does not catch it, so a plugin that raises it ends the process it is imported in.
         report["error"] = f"{type(error).__name__}: {error}".strip(": ")
@@ -63,9 +64,13 @@ def _imported(task: dict[str, str], report: dict[str, object]) -> object:
         found = getattr(found, part)
     report["seconds"] = time.perf_counter() - started
     report["heavy"] = [name for name in HEAVY if name in sys.modules and name not in known]
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    report["cuda"] = bool(cuda is not None and getattr(cuda, "is_initialized", bool)())
+    report["cuda"] = _has_cuda()
     return found
+
+
+def _has_cuda() -> bool:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return bool(cuda is not None and getattr(cuda, "is_initialized", bool)())
 
 
 def _write(path: str, report: dict[str, object]) -> None:

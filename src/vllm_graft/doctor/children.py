@@ -4,10 +4,11 @@ D008  an import that is slow, pulls in heavy packages, or initialises CUDA
 D009  a platform plugin whose detector fails, which vLLM passes over
 D010  a plugin that cannot be imported
 D025  bfloat16 that stops the process, on CPUs
+D029  a general plugin whose function fails, which stops every vLLM process
 
-A platform plugin's detector is called, as vLLM does; the function of a general plugin is not, because it changes the
-process that it runs in and may want an engine there. Nor is a detector called in the middle of importing vLLM, as it
-is in earnest: one that fails only there, by importing vLLM in a circle, is not found out.
+Platform and general plugins are called, as vLLM does before there is an engine; what they change is gone with the
+child. They are not called in the middle of importing vLLM, as a platform plugin is in earnest: one that fails only
+there, by importing vLLM in a circle, is not found out.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ TITLES: Final = {
     "D009": "A platform plugin that vLLM passes over",
     "D010": "A plugin that cannot be imported",
     "D025": "bfloat16 that stops the process",
+    "D029": "A general plugin whose function fails",
 }
 """The rules of this module."""
 
@@ -93,7 +95,7 @@ def examine_imports(
 def _imported(facts: Facts, entry: Entry, timeout_s: float) -> Iterator[Finding]:
     report = _ask(facts, entry, timeout_s)
     if report.failure and report.stage == "call":
-        yield _detector_fails(entry, report)
+        yield _detector_fails(entry, report) if entry.group == _PLATFORMS else _call_fails(facts, entry, report)
     elif report.failure:
         yield _import_fails(facts, entry, report, timeout_s)
     yield from _costs(entry, report)
@@ -107,7 +109,7 @@ def _ask(facts: Facts, entry: Entry, timeout_s: float) -> _Report:
             "path": list(facts.path),
             "module": entry.module,
             "attribute": entry.attribute,
-            "call": entry.group == _PLATFORMS,
+            "call": entry.group in _EVERYWHERE and entry.module.partition(".")[0] != "vllm_graft",
         }
         ended = run([sys.executable, child.__file__, json.dumps(task)], facts.environ, timeout_s)
         try:
@@ -150,6 +152,17 @@ def _detector_fails(entry: Entry, report: _Report) -> Finding:
     )
 
 
+def _call_fails(facts: Facts, entry: Entry, report: _Report) -> Finding:
+    return Finding(
+        "D029",
+        "error" if facts.loads(entry) else "warning",
+        _subject(entry),
+        f"its function {report.failure}, and vLLM does not catch that: every process stops, the command line included",
+        f"{entry.package}: {entry.value}",
+        f"mend what it needs, leave it out by VLLM_PLUGINS, or uninstall {entry.package}",
+    )
+
+
 def _costs(entry: Entry, report: _Report) -> Iterator[Finding]:
     where = f"{entry.package}: {entry.value}"
     if report.cuda:
@@ -157,9 +170,9 @@ def _costs(entry: Entry, report: _Report) -> Iterator[Finding]:
             "D008",
             "warning",
             _subject(entry),
-            "importing it initialises CUDA, which no process that is forked afterwards can use",
+            "loading it initialises CUDA, which no process that is forked afterwards can use",
             where,
-            "take what touches the device out of the module's body",
+            "take what touches the device out of the module's body and its function",
         )
     if entry.group in _EVERYWHERE and (report.heavy or report.seconds >= _SLOW_S):
         heavy = f" and pulls in {', '.join(report.heavy)}" if report.heavy else ""
