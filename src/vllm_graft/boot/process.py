@@ -13,6 +13,7 @@ import sys
 from typing import Final
 
 from vllm_graft import ledger
+from vllm_graft.bindings.sampling import places
 from vllm_graft.boot import disabled, names
 from vllm_graft.boot.role import child_role, named_role
 from vllm_graft.errors import GraftError, PatchError, StartError
@@ -96,8 +97,18 @@ class Process:
                 self._note_patch(item.name, kind)
         for item in needed:
             if item.point != "patch" and not book.knows(item.name):
-                book.set_item(item.point, item.name, "armed", "nothing in this process has used it yet")
+                self._await(item)
+        if plan.of("sampler"):
+            places.install(self.engine)
         return refused
+
+    def _await(self, item: PlanItem) -> None:
+        """Say of an item that something in this process is yet to use it, or that this engine cannot have it."""
+        reason = self.run.left_out.get(item.name) if self.run is not None else None
+        if reason is not None:
+            ledger.current().set_item(item.point, item.name, "skipped", reason)
+        else:
+            ledger.current().set_item(item.point, item.name, "armed", "nothing in this process has used it yet")
 
     def _patch_class(self, item: PlanItem, refused: list[tuple[PlanItem, str, str]]) -> Patch | None:
         try:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
-from vllm_graft.bindings import sampler, scheduler
+from vllm_graft.bindings import scheduler
+from vllm_graft.bindings.sampling import injection as sampling
 from vllm_graft.boot import disabled, injections, lastline, platforms
 from vllm_graft.boot.process import LOG, process
 from vllm_graft.boot.role import child_role, local_above
@@ -52,13 +53,14 @@ def engine_config(
         run = _begin(plan, _own_extension(args))
         with _injected(args, plan):
             config = call(*given, **named)
+        left_out = sampling.left_out(config, plan)
     except BaseException:
         if first and child_role() is None:
             # A corrected configuration may be tried again in this process, as in a notebook.
             process.leave()
         raise
     scheduler.settle(config, plan)
-    _note_runner(plan, run, config)
+    _note_engine(plan, run, config, left_out)
     return config
 
 
@@ -147,7 +149,7 @@ def _begin(plan: Plan, extension: str) -> Run:
 
 
 def _say_where_samplers_run(plan: Plan) -> None:
-    if plan.of("sampler") and not sampler.v2_takes_samplers():
+    if plan.of("sampler") and not sampling.v2_takes_samplers():
         LOG.warning(
             "vllm-graft: P005: a sampler is planned, and vLLM %s takes none on its V2 model runner: this server uses "
             "the V1 runner. Next: install vLLM 0.31 or newer to have both",
@@ -177,7 +179,7 @@ def _injected(args: EngineArgs, plan: Plan) -> Iterator[None]:
     ours = {
         "worker_extension_cls": EXTENSION,
         **scheduler.arguments(args, plan),
-        **sampler.arguments(args, plan),
+        **sampling.arguments(args, plan),
     }
     before = {name: getattr(args, name) for name in ours}
     try:
@@ -189,10 +191,14 @@ def _injected(args: EngineArgs, plan: Plan) -> Iterator[None]:
             setattr(args, name, value)
 
 
-def _note_runner(plan: Plan, run: Run, config: VllmConfig) -> None:
+def _note_engine(plan: Plan, run: Run, config: VllmConfig, left_out: dict[str, str]) -> None:
+    """Carry what is known only now that the engine's configuration is made."""
     runner = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
-    process.run = dataclasses.replace(run, runner=runner)
+    speculative = config.speculative_config is not None
+    process.run = dataclasses.replace(run, runner=runner, speculative=speculative, left_out=left_out)
     carry(plan, process.run)
+    for name, reason in left_out.items():
+        LOG.warning("vllm-graft: S011: sampler %s is left out: %s", name, reason)
     record = ledger.current().record
     if record is not None:
         record.runner = runner

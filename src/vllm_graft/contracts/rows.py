@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +18,10 @@ class History(Protocol):
     which is free; the other way works too and costs a copy.
     """
 
-    on_host: bool
+    @property
+    def on_host(self) -> bool:
+        """Whether the tokens are in host memory."""
+        ...
 
     def length(self, slot: int) -> int:
         """How many tokens the slot's request has so far. Waits for the device where they are there."""
@@ -37,7 +41,7 @@ class Step(Protocol):
     """What a binding offers behind ``Rows``: computed when asked for."""
 
     def pairs(self, rows: Rows) -> Sequence[tuple[int, int]]:
-        """Row and slot on the host."""
+        """Row and slot on the host, where ``Rows`` does not know them."""
         ...
 
     def positions(self, rows: Rows) -> torch.Tensor:
@@ -48,7 +52,10 @@ class Step(Protocol):
         """Random numbers."""
         ...
 
-    history: History
+    @property
+    def history(self) -> History:
+        """The tokens so far."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,12 +73,13 @@ class Rows:
     rows: torch.Tensor
     slots: torch.Tensor
     step: Step
+    known: Sequence[tuple[int, int]] | None = None
 
     @property
     def pairs(self) -> Sequence[tuple[int, int]]:
         """Row and slot of each, on the host, nobody else's among them. Free, but with speculative decoding it waits
         for the device."""
-        return self.step.pairs(self)
+        return self.step.pairs(self) if self.known is None else self.known
 
     @property
     def positions(self) -> torch.Tensor:
@@ -112,11 +120,10 @@ class PerSlot:
     ``default`` is what rows of nobody get (see ``Rows``): choose the number that changes nothing.
     """
 
-    def __init__(self, slots: int, default: float, device: torch.device) -> None:
-        import torch
-
-        self._default = default
-        self._host = torch.full((slots + 1,), float(default), dtype=torch.float32)
+    def __init__(self, slots: int, default: float, device: torch.device, *, whole: bool = False) -> None:
+        # Who has a device has imported torch; this room, which every process imports, never does.
+        torch = sys.modules["torch"]
+        self._host = torch.full((slots + 1,), default, dtype=torch.int64 if whole else torch.float32)
         self._device = self._host if device.type == "cpu" else self._host.to(device)
         self._stale = False
 
@@ -128,11 +135,11 @@ class PerSlot:
         return float(self._host[slot])
 
     def of(self, rows: Rows) -> torch.Tensor:
-        """The number of each row, in float32 on the device."""
+        """The number of each row, on the device."""
         return self.all()[rows.slots]
 
     def all(self) -> torch.Tensor:
-        """The numbers of all slots, in float32 on the device; the last is nobody's."""
+        """The numbers of all slots, on the device; the last is nobody's."""
         if self._stale and self._device is not self._host:
             # Through pinned memory of its own, which torch keeps until the copy is done: the host may write on.
             self._device.copy_(self._host.pin_memory(), non_blocking=True)
@@ -161,9 +168,9 @@ class ServedModel:
     speculative: bool = False
     load_tokenizer: Callable[[], object] | None = None
 
-    def per_slot(self, default: float = 0.0) -> PerSlot:
-        """A number for each slot, on the device."""
-        return PerSlot(self.slots, default, self.device)
+    def per_slot(self, default: float = 0.0, *, whole: bool = False) -> PerSlot:
+        """A number for each slot, on the device: in float32, or a whole number in int64."""
+        return PerSlot(self.slots, default, self.device, whole=whole)
 
     @property
     def tokenizer(self) -> object:

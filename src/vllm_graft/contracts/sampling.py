@@ -27,8 +27,16 @@ class Chosen(Item):
     """
 
     keys: ClassVar[Sequence[Key | str]] = ()
+    options: ClassVar[Mapping[str, OptionValue]] = {"on_error": "quarantine", "required": False}
+    """Every sampler has these two, whatever options it declares besides: ``on_error`` says what an exception costs,
+    ``quarantine`` the sampler or ``request`` the request it was raised for; ``required`` refuses a start at which the
+    sampler cannot be used, where else it is left out and its requests are answered with a 400."""
     window: int = 0
     """How many of a request's last tokens are wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.options = {**Chosen.options, **cls.options}
 
     @classmethod
     def request_keys(cls) -> tuple[Key, ...]:

@@ -54,7 +54,7 @@ class Guard(Generic[P, R]):
         except Exception as error:
             self._meter.count(time.perf_counter_ns() - started)
             self._meter.error()
-            self._put_aside(_reason(error))
+            self._put_aside(reason_of(error))
             return self._fallback(*args, **kwargs)
         if not self._meter.count(time.perf_counter_ns() - started):
             self._in_a_row = 0
@@ -73,7 +73,8 @@ class Guard(Generic[P, R]):
         self._on_aside(reason)
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """An exception in one line: what it is and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {error}{place}"

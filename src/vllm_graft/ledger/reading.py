@@ -234,7 +234,7 @@ def _who(row: Mapping[str, object]) -> str:
 _MAY_WAIT = ("patch", "stats")
 """Points that a process may rightly have armed: a module may never be imported there, a launcher makes no client."""
 
-_GOES_ON = ("quarantined", "drifted")
+_GOES_ON = ("quarantined", "drifted", "skipped")
 """States that are worth a warning, with which a server goes on."""
 
 _PROVEN: Final[tuple[Role, ...]] = ("engine", "worker")
@@ -246,6 +246,7 @@ _CODES = {
     "quarantined": "S005",
     "drifted": "S009",
     "overwritten": "S010",
+    "skipped": "S011",
 }
 
 _NEXT = {
@@ -257,6 +258,7 @@ _NEXT = {
     "late": "patch something that is called later, or let the engine be forked",
     "dead": "patch what this model runner calls, or choose the other runner with VLLM_USE_V2_MODEL_RUNNER",
     "drifted": "see `vllm-graft diff` with the patch's name; accept what upstream changed with `vllm-graft lock`",
+    "skipped": "start the engine without what stands in the way, or take the item out of the plan",
     "overwritten": "leave out the other package's change, or the patch",
     "quarantined": "mend the plugin and restart the server",
 }

@@ -16,11 +16,11 @@ from vllm_graft.points import Role
 
 SCHEMA: Final = 1
 
-State = Literal["applied", "armed", "refused", "late", "dead", "drifted", "overwritten", "quarantined"]
+State = Literal["applied", "armed", "refused", "late", "dead", "drifted", "overwritten", "quarantined", "skipped"]
 """applied: in force; armed: will be, when its module is imported; refused: not, and why; late: applied after the
 target already ran; dead: applied to code that this model runner never calls; drifted: applied over code that nobody
 has reviewed; overwritten: applied, and somebody else has set the same attribute since; quarantined: put aside after
-a failure."""
+a failure; skipped: this engine cannot have it."""
 
 GOOD: Final[tuple[State, ...]] = ("applied", "armed")
 

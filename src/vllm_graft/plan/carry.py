@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from vllm_graft.errors import ConfigError
@@ -26,12 +26,16 @@ class Run:
 
     runner:    the model runner, ``V1`` or ``V2``; empty until the engine's configuration exists
     extension: the user's own worker extension class that ours is composed with; empty where there is none
+    speculative: whether the engine verifies drafts
+    left_out:  planned items that this engine cannot have, each with the reason
     """
 
     id: str
     pid: int
     runner: str = ""
     extension: str = ""
+    speculative: bool = False
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def carry(plan: Plan, run: Run) -> None:

@@ -1,0 +1,248 @@
+"""One planned sampler in a worker: which requests are its own, and its methods, guarded and metered.
+
+What an exception costs is the plan's to say. ``quarantine``: the sampler, which is put aside for good while all
+requests go on. ``request``: the request it was raised for, which ends with an error; a batch that raised is taken apart
+to find it. Either way the rows are as they were before: they are copied first, unless the strategy promises that a
+step which raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+from vllm_graft.contracts import Params, Rows, Sampler, SamplingStrategy, ServedModel, Statistics, Truncation
+from vllm_graft.contracts.request_keys import KeyValue, read_keys
+from vllm_graft.contracts.sampling import STAGES, Chosen
+from vllm_graft.ledger import Guard, Ledger
+from vllm_graft.ledger.guard import reason_of
+from vllm_graft.plan import PlanItem
+from vllm_graft.points import point
+
+if TYPE_CHECKING:
+    import torch
+
+Fail = Callable[[int, str], None]
+
+_PASSES: Final = 16
+_HOST_BYTES_PER_US: Final = 5000.0
+
+
+def budget_us(model: ServedModel) -> float:
+    """What a step may cost: the point's budget, and where the logits are in host memory the time of as many passes over
+    them as the budget has on a current accelerator: 16, at 5 GB/s."""
+    budget = point("sampler").budget_us or 0.0
+    if model.device.type != "cpu":
+        return budget
+    return budget + model.slots * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US
+
+
+class Planned:
+    """One planned sampler of a worker."""
+
+    def __init__(self, item: PlanItem, made: Chosen, model: ServedModel, ledger: Ledger, fail: Fail | None) -> None:
+        self.name = item.name
+        self.made = made
+        self.keys = made.request_keys()
+        self.opened: dict[int, Params] = {}
+        self.mask = model.per_slot(0, whole=True)
+        self._defaults: Mapping[str, KeyValue] = {key.name: key.default for key in self.keys}
+        self._fail = fail if item.options.get("on_error") == "request" else None
+        self._ledger = ledger
+        self._setup = self._guarded("setup", made.setup, _nothing)
+        self._methods(budget_us(model))
+
+    def _methods(self, budget: float) -> None:
+        made = self.made
+        self._open = self._step = self._sampled = self._threshold = self._sample = None
+        if isinstance(made, SamplingStrategy):
+            self._open = self._guarded("open", self._opening(made.open), _no)
+            if type(made).sampled is not SamplingStrategy.sampled:
+                self._sampled = self._guarded("sampled", made.sampled, _nothing, budget)
+        if isinstance(made, Truncation):
+            self._threshold = self._guarded("threshold", made.threshold, _nothing, budget)
+        elif isinstance(made, SamplingStrategy):
+            self._step = self._guarded("step", self._stepping(made), _nothing, budget)
+        elif isinstance(made, Sampler):
+            self._sample = self._guarded("sample", self._picking(made), _nothing, budget)
+
+    def _guarded(
+        self, name: str, call: Callable[..., object], instead: Callable[..., object], budget: float | None = None
+    ) -> Guard[..., object]:
+        aside = functools.partial(self._ledger.put_aside, self.name)
+        return Guard(call, instead, self._ledger.hook(self.name, name, budget), aside)
+
+    @property
+    def stage(self) -> int:
+        """Where it stands in a step; samplers that pick come last."""
+        return STAGES.index(self.made.stage) if isinstance(self.made, SamplingStrategy) else len(STAGES)
+
+    @property
+    def truncates(self) -> bool:
+        """Whether it says a limit for each row instead of changing logits itself."""
+        return self._threshold is not None
+
+    @property
+    def picks(self) -> bool:
+        """Whether it picks the tokens itself."""
+        return self._sample is not None
+
+    @property
+    def listens(self) -> bool:
+        """Whether it wants to be told what was picked."""
+        return self._sampled is not None and not self.aside
+
+    @property
+    def aside(self) -> bool:
+        """Whether any of its methods has failed for good: half a strategy is none."""
+        guards = (self._setup, self._open, self._step, self._sampled, self._threshold, self._sample)
+        return any(guard is not None and guard.aside for guard in guards)
+
+    def setup(self, model: ServedModel) -> None:
+        """Tell it of the model."""
+        self._setup(model)
+
+    def enter(
+        self, slot: int, extra: Mapping[str, object], request: Callable[[Mapping[str, KeyValue]], Params]
+    ) -> bool:
+        """A request has this slot now, whoever had it before; returns whether it is this sampler's."""
+        self.leave(slot)
+        if not extra or self.aside:
+            return False
+        try:
+            found = read_keys(self.keys, extra)
+        except ValueError:
+            # The front end refuses such a request; one that comes past it asks for nothing that could be given.
+            return False
+        if not found or not self.made.asked(found):
+            return False
+        params = request({**self._defaults, **found})
+        if self._open is not None and not self._open(slot, params):
+            return False
+        self.opened[slot] = params
+        self.mask[slot] = 1
+        return True
+
+    def leave(self, slot: int) -> None:
+        """The slot's request is gone."""
+        if self.opened.pop(slot, None) is not None:
+            self.mask[slot] = 0
+
+    def step(self, logits: torch.Tensor, rows: Rows) -> None:
+        """Change the logits of these rows."""
+        if self._step is not None and not self.aside:
+            self._step(logits, rows)
+
+    def threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor | None:
+        """The least logit that stays, for each row; None where the strategy is put aside."""
+        if self._threshold is None or self.aside:
+            return None
+        return cast("torch.Tensor | None", self._threshold(stats, rows))
+
+    def pick(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
+        """The tokens of these rows; None where vLLM is to pick them."""
+        if self._sample is None or self.aside:
+            return None
+        return cast("torch.Tensor | None", self._sample(logits, rows))
+
+    def sampled(self, tokens: torch.Tensor, rows: Rows) -> None:
+        """Tell it what was picked."""
+        if self._sampled is not None and not self.aside:
+            self._sampled(tokens, rows)
+
+    def _opening(self, call: Callable[[int, Params], bool]) -> Callable[[int, Params], bool]:
+        def opened(slot: int, params: Params) -> bool:
+            try:
+                return bool(call(slot, params))
+            except Exception as error:
+                if self._fail is None:
+                    raise
+                self._end(slot, error)
+                return False
+
+        return opened
+
+    def _stepping(self, made: SamplingStrategy) -> Callable[[torch.Tensor, Rows], None]:
+        def stepped(logits: torch.Tensor, rows: Rows) -> None:
+            try:
+                self._undone(made, logits, rows)
+            except Exception:
+                if self._fail is None:
+                    raise
+                for each in _singly(rows):
+                    try:
+                        self._undone(made, logits, each)
+                    except Exception as error:
+                        self._end(each.pairs[0][1], error)
+
+        return stepped
+
+    @staticmethod
+    def _undone(made: SamplingStrategy, logits: torch.Tensor, rows: Rows) -> None:
+        """A step that leaves the logits as they were when it raises."""
+        before = None if made.whole else logits[rows.rows]
+        try:
+            made.step(logits, rows)
+        except Exception:
+            if before is not None:
+                logits[rows.rows] = before
+            raise
+
+    def _picking(self, made: Sampler) -> Callable[[torch.Tensor, Rows], torch.Tensor]:
+        def picked(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
+            params = [self.opened[slot] for _, slot in rows.pairs]
+            try:
+                return _tokens(made.sample(logits[rows.rows], params), logits, len(params))
+            except Exception:
+                if self._fail is None:
+                    raise
+                return _tokens([self._alone(made, logits, each) for each in _singly(rows)], logits, len(params))
+
+        return picked
+
+    def _alone(self, made: Sampler, logits: torch.Tensor, row: Rows) -> int:
+        """The pick for one row; the most probable token where that raises and the request ends."""
+        slot = row.pairs[0][1]
+        try:
+            return int(_tokens(made.sample(logits[row.rows], [self.opened[slot]]), logits, 1).item())
+        except Exception as error:
+            self._end(slot, error)
+            return int(logits[row.rows].argmax().item())
+
+    def _end(self, slot: int, error: Exception) -> None:
+        assert self._fail is not None
+        reason = f"{self.name}: {reason_of(error)}"
+        self._ledger.note_error(self.name, f"raised for one request, which ends with an error: {reason_of(error)}")
+        self._fail(slot, reason)
+        self.leave(slot)
+
+
+def _tokens(answer: Sequence[int] | torch.Tensor, logits: torch.Tensor, number: int) -> torch.Tensor:
+    """What a sampler answered, as token ids on the device; a ValueError where it cannot be that."""
+    import torch
+
+    ids = answer if isinstance(answer, torch.Tensor) else torch.tensor(list(answer), dtype=torch.int64)
+    if tuple(ids.shape) != (number,):
+        raise ValueError(f"sample must return {number} token ids, one for each row, and gave {tuple(ids.shape)}")
+    vocabulary = logits.shape[1]
+    if ids.device.type == "cpu" and number and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
+        raise ValueError(f"sample must return token ids from 0 to {vocabulary - 1}, and gave {ids.tolist()}")
+    # On the device a look would cost a wait; an id that is none must still not reach the model.
+    return ids.to(device=logits.device, dtype=torch.int64, non_blocking=True).clamp(0, vocabulary - 1)
+
+
+def _singly(rows: Rows) -> list[Rows]:
+    """The same rows, each on its own."""
+    from vllm_graft.bindings.sampling.steps import tensor
+
+    device = rows.rows.device
+    return [Rows(tensor([row], device), tensor([slot], device), rows.step, ((row, slot),)) for row, slot in rows.pairs]
+
+
+def _no(*args: object) -> bool:
+    return False
+
+
+def _nothing(*args: object) -> None:
+    """What is called in the place of a sampler that was put aside: logits pass as they are."""

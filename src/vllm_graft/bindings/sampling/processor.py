@@ -1,0 +1,232 @@
+"""The logits processor that vLLM is given: one class that inherits both interfaces and serves both model runners.
+
+The V1 runner keys requests by a batch index that moves and tells what changed; the V2 runner (from 0.31 on) keys them
+by a slot that stays, and says nothing when a request leaves. The number of constructor arguments tells which runner
+made it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_graft.bindings.making import make
+from vllm_graft.bindings.sampling import failures, places, requests
+from vllm_graft.bindings.sampling.injection import v2_takes_samplers
+from vllm_graft.bindings.sampling.mux import Mux
+from vllm_graft.bindings.sampling.planned import Planned
+from vllm_graft.bindings.sampling.steps import DeviceHistory, DeviceStep, HostStep, Tokens
+from vllm_graft.contracts import ServedModel
+from vllm_graft.contracts.sampling import Chosen
+from vllm_graft.ledger import current
+from vllm_graft.plan import carried
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build_mux(model: ServedModel, seed: int, fail: Any) -> Mux:
+    """The planned samplers of this worker, made and told of the model."""
+    plan, ledger = carried(), current()
+    made = []
+    for item in plan.of("sampler") if plan is not None else ():
+        chosen = make(item, Chosen, plan, ledger)  # type: ignore[arg-type]
+        if chosen is not None:
+            made.append(Planned(item, chosen, model, ledger, fail))
+    for each in made:
+        each.setup(model)
+    return Mux(made, model, seed)
+
+
+def served_model(config: Any, slots: int, device: torch.device) -> ServedModel:
+    """What samplers may know of the model."""
+    model = config.model_config
+
+    def load_tokenizer() -> object:
+        from vllm.tokenizers.registry import cached_tokenizer_from_config
+
+        return cached_tokenizer_from_config(model)
+
+    return ServedModel(
+        name=str(model.model),
+        vocabulary=int(model.get_vocab_size()),
+        slots=slots,
+        device=device,
+        eos=_ends(model),
+        speculative=config.speculative_config is not None,
+        load_tokenizer=None if model.skip_tokenizer_init else load_tokenizer,
+    )
+
+
+def _ends(model: Any) -> tuple[int, ...]:
+    """The tokens that end an answer, as the model's files say it in one place or the other."""
+    said = (model.try_get_generation_config() or {}).get("eos_token_id")
+    if said is None:
+        said = getattr(model.hf_text_config, "eos_token_id", None)
+    return tuple(said) if isinstance(said, list | tuple) else () if said is None else (int(said),)
+
+
+class Batch:
+    """The V1 runner's batch: requests under an index that moves, each given a slot that stays."""
+
+    def __init__(self, mux: Mux, tokens: dict[int, Tokens], slots: int) -> None:
+        self._mux = mux
+        self._tokens = tokens
+        self._free = list(range(slots - 1, -1, -1))
+        self._slots: dict[int, int] = {}
+        self.layout: list[int | None] = []
+
+    def update(self, change: Any) -> None:
+        """Follow vLLM's account of a step: removed, then added, then moved."""
+        for index in change.removed:
+            self._leave(index)
+        for index, params, prompt, output in change.added:
+            self._leave(index)
+            self._enter(index, params, prompt, output)
+        for first, second, direction in change.moved:
+            self._move(first, second, swap=getattr(direction, "name", "") == "SWAP")
+        self.layout = [self._slots.get(index) for index in range(max(self._slots, default=-1) + 1)]
+
+    def index(self, slot: int) -> int | None:
+        """Where a slot's request is in vLLM's batch."""
+        return next((index for index, mine in self._slots.items() if mine == slot), None)
+
+    def _enter(self, index: int, params: Any, prompt: Any, output: Any) -> None:
+        slot = self._free.pop()
+        self._slots[index] = slot
+        self._tokens[slot] = Tokens(prompt if prompt is not None else (), output)
+        self._mux.enter(slot, params, lambda: output)
+
+    def _leave(self, index: int) -> None:
+        # An index that is filled again in the same step is not among those removed.
+        slot = self._slots.pop(index, None)
+        if slot is not None:
+            self._free.append(slot)
+            self._tokens.pop(slot, None)
+            self._mux.leave(slot)
+
+    def _move(self, first: int, second: int, *, swap: bool) -> None:
+        if not swap:
+            self._leave(second)
+        one, other = self._slots.pop(first, None), self._slots.pop(second, None)
+        if one is not None:
+            self._slots[second] = one
+        if other is not None:
+            self._slots[first] = other
+
+
+def _make() -> type:
+    from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1
+
+    bases: tuple[type, ...] = (Processor, V1)
+    if v2_takes_samplers():
+        from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2
+
+        bases = (Processor, V1, V2)
+    return type("PlannedProcessor", bases, {"__module__": __name__})
+
+
+class Processor:
+    """The body of the class that vLLM is given."""
+
+    def __init__(self, vllm_config: Any, *runner: Any) -> None:
+        self._v2 = len(runner) == 1
+        self.failed: dict[int, str] = {}
+        if self._v2:
+            self._begin_v2(vllm_config, runner[0])
+        else:
+            self._begin_v1(vllm_config, runner[0])
+        failures.remember(self)
+
+    def _begin_v1(self, config: Any, device: torch.device) -> None:
+        # Requests that leave and others that take their index are told of in one account: twice as many, for a moment.
+        slots = 2 * int(config.scheduler_config.max_num_seqs)
+        tokens: dict[int, Tokens] = {}
+        model = served_model(config, slots, device)
+        self.mux = build_mux(model, int(config.model_config.seed or 0), self._fail)
+        self.mux.overrides = places.in_force("v1-picks")
+        self._after_penalties = places.in_force("after-penalties")
+        self._batch = Batch(self.mux, tokens, slots)
+        self._host = HostStep(self.mux.seeds, tokens)
+
+    def _begin_v2(self, config: Any, states: Any) -> None:
+        model = served_model(config, int(states.max_num_reqs), states.device)
+        self.mux = build_mux(model, int(config.model_config.seed or 0), self._fail)
+        self.mux.overrides = places.in_force("v2-picks") and not model.speculative
+        window = self.mux.window
+        self._states = states
+        self._history = DeviceHistory(states, window)
+        self._keeps_history = window > 0
+        self._device = DeviceStep(self.mux.seeds, self._history)
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Refuse a request in the front end."""
+        requests.check(sampling_params)
+
+    def is_argmax_invariant(self) -> bool:
+        """Greedy requests are concerned too."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """V1: what has changed in the batch."""
+        if batch_update is not None:
+            self._batch.update(batch_update)
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        """V2: a request enters, or enters again."""
+        mine = self.mux.enter(req_idx, sampling_params, lambda: self._generated(req_idx))
+        if mine and self._keeps_history:
+            self._history.enter(req_idx)
+        return mine
+
+    def apply_staged_writes(self) -> None:
+        """V2: nothing is staged; what a slot holds is copied when it is first read."""
+
+    def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
+        """Both runners: where custom logits processors stand."""
+        if ctx is not None:
+            self._apply_v2(logits, ctx)
+        elif not self._after_penalties:
+            self.run(logits)
+        return logits
+
+    def run(self, logits: torch.Tensor) -> None:
+        """V1: work on a step's logits, once vLLM's penalties are in them."""
+        if self.mux.concerns(self._batch.layout):
+            self.mux.run(logits, self._host, self._batch.layout)
+
+    def _apply_v2(self, logits: torch.Tensor, ctx: Any) -> None:
+        layout = ctx.idx_mapping_np.tolist()
+        if not self.mux.concerns(layout):
+            return
+        positions = ctx.pos + 1
+        self._device.begin(positions)
+        if self._keeps_history:
+            self._history.begin(ctx.expanded_idx_mapping, positions, ctx.input_ids)
+        if len(layout) == logits.shape[0]:
+            self.mux.run(logits, self._device, layout)
+        else:
+            self.mux.run_drafts(logits, self._device, ctx.expanded_idx_mapping, layout)
+
+    def request_id(self, slot: int, runner: Any) -> str | None:
+        """The name of the request that has a slot, by vLLM's own tables."""
+        if self._v2:
+            found = runner.req_states.index_to_req_id.get(slot)
+        else:
+            index = self._batch.index(slot)
+            found = runner.input_batch.req_ids[index] if index is not None else None
+        return str(found) if found is not None else None
+
+    def _generated(self, slot: int) -> list[int]:
+        start = int(self._states.prompt_len.np[slot])
+        return list(self._history.since(slot, start))
+
+    def _fail(self, slot: int, reason: str) -> None:
+        self.failed[slot] = reason
+
+
+def __getattr__(name: str) -> Any:
+    if name != "PlannedProcessor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = _make()
+    return globals()[name]

@@ -1,0 +1,166 @@
+"""Requests in the front end: which sampler their keys are for, and a clear refusal of what no sampler takes.
+
+A ValueError here becomes a 400. A key counts in ``vllm_xargs`` and at the top level of a request's body, where vLLM
+drops what it does not know without a word: keys of ours, and names close to one, are lifted from there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vllm_graft.contracts import Key, Sampler, SamplingStrategy
+from vllm_graft.contracts.request_keys import KeyValue, read_keys
+from vllm_graft.contracts.sampling import Chosen
+from vllm_graft.plan import Plan, Run, carried, carried_run
+from vllm_graft.plan.carry import PLAN_VARIABLE, RUN_VARIABLE
+from vllm_graft.plan.catalogue import SHIPPED, load
+
+_CLOSE: Final = 0.8
+_HOME: Final = "vllm_graft.plugins.samplers."
+
+
+@dataclass(frozen=True)
+class Offered:
+    """One sampler as requests see it: planned, or shipped and not planned."""
+
+    name: str
+    package: str
+    kind: type[Chosen]
+    keys: tuple[Key, ...]
+    refused: str = ""
+    """Why no request may ask for it; empty where one may."""
+
+    def read(self, extra: Mapping[str, object]) -> dict[str, KeyValue]:
+        """This sampler's keys that a request carries; a ValueError for bad values, or where it cannot be asked for."""
+        found = read_keys(self.keys, extra)
+        if not found:
+            return found
+        if self.refused and self.kind.asked(found):
+            raise ValueError(f"{', '.join(found)}: the sampler {self.name!r} cannot be used: {self.refused}")
+        if not self.refused:
+            self._check(found)
+        return found
+
+    def as_dict(self) -> dict[str, object]:
+        """The sampler with stable lower-case keys, for ``GET /graft/samplers``."""
+        doc = (self.kind.__doc__ or "").strip().splitlines()
+        return {
+            "name": self.name,
+            "package": self.package,
+            "contract": "Sampler" if issubclass(self.kind, Sampler) else "SamplingStrategy",
+            "stage": getattr(self.kind, "stage", "select"),
+            "about": doc[0] if doc else "",
+            "refused": self.refused,
+            "keys": [key.as_dict() for key in self.keys],
+        }
+
+    def _check(self, found: Mapping[str, KeyValue]) -> None:
+        try:
+            self.kind.check(found)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(f"{', '.join(found)}: {type(error).__name__}: {error}") from error
+
+
+class Catalogue:
+    """All samplers of this server, and every name a request may use for their keys."""
+
+    def __init__(self, offered: Iterable[Offered]) -> None:
+        self.offered = tuple(offered)
+        self.names = frozenset(name for each in self.offered for key in each.keys for name in (key.name, *key.aliases))
+
+    def check(self, extra: Mapping[str, object]) -> None:
+        """Refuse a request whose keys cannot be right."""
+        if not extra:
+            return
+        for each in self.offered:
+            each.read(extra)
+        for name in extra:
+            if near := self.close(name):
+                raise ValueError(f"{name} is no key of this server's samplers (did you mean {near!r}?)")
+
+    def close(self, name: str) -> str:
+        """The key of ours that a name which is none was probably meant for; empty where there is none."""
+        if name in self.names:
+            return ""
+        found = difflib.get_close_matches(name, self.names, n=1, cutoff=_CLOSE)
+        return found[0] if found else ""
+
+    def lifted(self, top_level: Mapping[str, object]) -> dict[str, object]:
+        """What of a request's unknown top-level keys is ours, or was meant to be."""
+        return {name: value for name, value in top_level.items() if name in self.names or self.close(name)}
+
+
+def catalogue() -> Catalogue:
+    """The samplers of the plan that this process carries; kept for as long as it stays the same."""
+    return _catalogue(os.environ.get(PLAN_VARIABLE, ""), os.environ.get(RUN_VARIABLE, ""))
+
+
+@functools.lru_cache(maxsize=2)
+def _catalogue(plan_text: str, run_text: str) -> Catalogue:
+    plan, run = carried(), carried_run()
+    return Catalogue(offered(plan, run) if plan is not None and plan.of("sampler") else ())
+
+
+def offered(plan: Plan, run: Run | None) -> list[Offered]:
+    """The planned samplers, then those that ship and are not planned."""
+    made = []
+    for item in plan.of("sampler"):
+        kind = _loaded(item.target, item.name, item.package)
+        refused = (run.left_out.get(item.name, "") if run is not None else "") or _draftless(kind, run)
+        made.append(Offered(item.name, item.package, kind, kind.request_keys(), refused))
+    loaded = ", ".join(each.name for each in made)
+    for name, target in SHIPPED.items():
+        if target.startswith(_HOME) and all(each.name != name for each in made):
+            kind = _loaded(target, name, "vllm-graft")
+            refused = f"this server does not load it (it has: {loaded}); add it to `samplers` in graft.toml"
+            made.append(Offered(name, "vllm-graft", kind, kind.request_keys(), refused))
+    return made
+
+
+def _loaded(target: str, name: str, package: str) -> type[Chosen]:
+    kind = load(target, name, package)
+    assert issubclass(kind, Chosen), f"{target} is no sampler"
+    return kind
+
+
+def _draftless(kind: type[Chosen], run: Run | None) -> str:
+    if run is None or not run.speculative:
+        return ""
+    if issubclass(kind, Sampler):
+        return "it picks tokens one at a time, and this server verifies several (speculative decoding)"
+    if issubclass(kind, SamplingStrategy) and kind.sampled is not SamplingStrategy.sampled:
+        return "it must be told each token that is picked, and this server verifies several (speculative decoding)"
+    return ""
+
+
+def check(params: Any) -> None:
+    """Refuse a request with bad values for a planned sampler: a ValueError, which becomes a 400."""
+    extra = getattr(params, "extra_args", None)
+    if extra:
+        catalogue().check(extra)
+
+
+def lift(top_level: Mapping[str, object] | None, params: Any) -> None:
+    """Take over what of a request's top-level keys is ours; what ``vllm_xargs`` says counts more."""
+    if not top_level:
+        return
+    found = catalogue().lifted(top_level)
+    if found:
+        params.extra_args = {**found, **(getattr(params, "extra_args", None) or {})}
+
+
+def listing(plan: Plan, run: Run | None) -> dict[str, Sequence[dict[str, object]]]:
+    """The document of ``GET /graft/samplers``: what is loaded, and what ships besides."""
+    rows = offered(plan, run) if plan.of("sampler") else []
+    planned = {item.name for item in plan.of("sampler")}
+    return {
+        "samplers": [each.as_dict() for each in rows if each.name in planned],
+        "not_loaded": [each.as_dict() for each in rows if each.name not in planned],
+    }
