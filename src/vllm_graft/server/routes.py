@@ -1,4 +1,4 @@
-"""The routes under ``/graft``: what every process of this server says of itself."""
+"""The routes under ``/graft``: what every process of this server says of itself, and the samplers it has."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from vllm_graft.bindings.sampling.requests import listing
 from vllm_graft.ledger.reading import findings_of
-from vllm_graft.plan import Plan
+from vllm_graft.plan import Plan, carried_run
 from vllm_graft.server.keys import allowed
 from vllm_graft.server.page import status_page
 
@@ -31,7 +32,13 @@ def attach(app: FastAPI, run: str, rows: Rows, plan: Plan, keys: Callable[[], li
             return HTMLResponse(status_page(found))
         return JSONResponse(found)
 
+    async def samplers(request: Request) -> Response:
+        if not allowed(request.headers.get("authorization"), keys()):
+            return JSONResponse({"error": "this server asks for an API key"}, 401)
+        return JSONResponse(listing(plan, carried_run()))
+
     app.router.add_route("/graft/status", status, methods=["GET"])
+    app.router.add_route("/graft/samplers", samplers, methods=["GET"])
 
 
 def _without_option_values(plan: Plan) -> dict[str, object]:

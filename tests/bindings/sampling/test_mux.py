@@ -1,0 +1,380 @@
+"""The multiplexer: slots that stay while indices move, stages in order, truncations as one, failures undone."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_graft.bindings.sampling.mux import Mux
+from vllm_graft.bindings.sampling.planned import Planned
+from vllm_graft.bindings.sampling.processor import Batch
+from vllm_graft.bindings.sampling.steps import HostStep, Tokens, uniform
+from vllm_graft.contracts import Key, Sampler, SamplingStrategy, ServedModel, Truncation
+from vllm_graft.contracts.sampling import Chosen
+from vllm_graft.ledger import Ledger
+from vllm_graft.plan import PlanItem
+
+SLOTS, VOCABULARY = 16, 8
+MODEL = ServedModel("m", VOCABULARY, SLOTS, torch.device("cpu"))
+
+
+class Adds(SamplingStrategy):
+    """Adds to the logits of a request."""
+
+    keys = (Key("adds", "float", 0.0, switch=True),)
+    stage = "penalty"
+
+    def setup(self, model):
+        self.numbers = model.per_slot(0.0)
+
+    def open(self, slot, params):
+        self.numbers[slot] = params.number("adds")
+        return True
+
+    def step(self, logits, rows):
+        logits[rows.rows] += self.numbers.of(rows)[:, None]
+
+
+class Doubles(SamplingStrategy):
+    """Doubles the logits of a request."""
+
+    keys = ("doubles",)
+    stage = "transform"
+
+    def open(self, slot, params):
+        return not params.greedy
+
+    def step(self, logits, rows):
+        logits[rows.rows] *= 2
+
+
+class Raises(SamplingStrategy):
+    """Spoils its rows, then raises if a marked one is among them."""
+
+    keys = ("raises",)
+    marked = ()
+
+    def open(self, slot, params):
+        self.slots = {**getattr(self, "slots", {}), slot: params["raises"]}
+        return True
+
+    def step(self, logits, rows):
+        logits[rows.rows] += 100
+        if any(self.slots[slot] == "yes" for _, slot in rows.pairs):
+            raise RuntimeError("a marked request")
+
+
+class AtLeast(Truncation):
+    """Keeps what is not too far below the greatest."""
+
+    keys = (Key("at_least", "float", 0.0, switch=True),)
+
+    def setup(self, model):
+        self.below = model.per_slot(math.inf)
+
+    def open(self, slot, params):
+        self.below[slot] = params.number("at_least")
+        return True
+
+    def threshold(self, stats, rows):
+        return stats.max - self.below.of(rows)
+
+
+class AtLeastToo(AtLeast):
+    """Another one."""
+
+    keys = (Key("at_least_too", "float", 0.0, switch=True),)
+
+    def open(self, slot, params):
+        self.below[slot] = params.number("at_least_too")
+        return True
+
+
+class Last(Sampler):
+    """Picks the last token."""
+
+    keys = (Key("last", "int", 0, switch=True),)
+
+    def sample(self, logits, params):
+        if any(each["last"] == 13 for each in params):
+            raise RuntimeError("thirteen")
+        return [logits.shape[1] - int(each["last"]) for each in params]
+
+
+class Bench:
+    """Planned samplers over a V1 batch, as a worker has them."""
+
+    def __init__(self, *kinds: type[Chosen], **options: object) -> None:
+        self.ledger = Ledger()
+        self.failed: dict[int, str] = {}
+        made = []
+        for kind in kinds:
+            name = kind.__name__.lower()
+            self.ledger.set_item("sampler", name, "applied")
+            item = PlanItem("sampler", name, "m:C", "p", ("worker",), {**kind.options, **options})
+            made.append(Planned(item, kind({}), MODEL, self.ledger, self.failed.__setitem__))
+            made[-1].setup(MODEL)
+        self.mux = Mux(made, MODEL, 7)
+        self.tokens: dict[int, Tokens] = {}
+        self.batch = Batch(self.mux, self.tokens, SLOTS)
+        self.step = HostStep(self.mux.seeds, self.tokens)
+
+    def change(self, added=(), removed=(), moved=()):
+        """vLLM's account of what changed: (index, keys), index, (from, to, direction)."""
+        account = [(index, request(**extra), [1, 2], []) for index, extra in added]
+        directions = [(first, second, SimpleNamespace(name=name)) for first, second, name in moved]
+        self.batch.update(SimpleNamespace(added=account, removed=list(removed), moved=directions))
+
+    def run(self, rows: int, value: float = 1.0) -> torch.Tensor:
+        """One step over logits that are all alike."""
+        logits = torch.full((rows, VOCABULARY), value) + torch.arange(VOCABULARY) / 100
+        self.mux.run(logits, self.step, self.batch.layout)
+        return logits
+
+    def first(self, rows: int) -> list[float]:
+        """The first logit of each row after a step, rounded."""
+        return [round(float(x), 4) for x in self.run(rows)[:, 0]]
+
+    def state(self, name: str) -> str:
+        """How the ledger has a sampler."""
+        return self.ledger._items[name].state
+
+
+def request(temperature: float = 1.0, seed: int | None = None, **extra: object) -> SimpleNamespace:
+    return SimpleNamespace(
+        extra_args=extra or None, temperature=temperature, top_p=1.0, top_k=0, seed=seed, max_tokens=9
+    )
+
+
+def test_each_strategy_has_the_requests_that_carry_its_key():
+    """Rows of others are none of its business, and several strategies may have one row."""
+    bench = Bench(Adds, Doubles)
+    bench.change(added=[(0, {"adds": 3}), (1, {}), (2, {"doubles": 1}), (3, {"adds": 1, "doubles": 1})])
+    assert bench.first(4) == [4, 1, 2, 4]
+
+
+def test_a_default_asks_for_nothing():
+    """Clients send all keys they know, with the values that mean off."""
+    bench = Bench(Adds)
+    bench.change(added=[(0, {"adds": 0.0})])
+    assert not bench.mux.concerns(bench.batch.layout)
+
+
+def test_stages_decide_the_order_not_the_plan():
+    """A penalty comes before a transformation however the plan lists them."""
+    for kinds in ((Adds, Doubles), (Doubles, Adds)):
+        bench = Bench(*kinds)
+        bench.change(added=[(0, {"adds": 1, "doubles": 1})])
+        assert bench.first(1) == [4]
+
+
+def test_a_moved_request_keeps_what_it_asked_for():
+    """The index is vLLM's, the slot is ours."""
+    bench = Bench(Adds)
+    bench.change(added=[(0, {"adds": 1}), (1, {"adds": 2}), (2, {})])
+    bench.change(moved=[(2, 0, "UNIDIRECTIONAL")])
+    assert bench.first(2) == [1, 3]
+
+
+def test_a_swap_exchanges_two_requests():
+    """Also one that asked for nothing."""
+    bench = Bench(Adds)
+    bench.change(added=[(0, {"adds": 1}), (1, {})])
+    bench.change(moved=[(0, 1, "SWAP")])
+    assert bench.first(2) == [1, 2]
+
+
+def test_an_index_filled_again_in_the_same_step_is_not_among_the_removed():
+    """What was there before must not leak into the newcomer."""
+    bench = Bench(Adds)
+    bench.change(added=[(0, {"adds": 1})])
+    bench.change(added=[(0, {})])
+    assert bench.first(1) == [1]
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["add", "remove", "swap", "condense"]), st.integers(0, 7), st.integers(0, 7)), max_size=40
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ACTIONS)
+def test_whatever_moves_every_row_gets_its_own(actions):
+    """Random batches against a plain list of what each index holds."""
+    bench, held = Bench(Adds), {}
+    for number, (action, first, second) in enumerate(actions, start=1):
+        if action == "add":
+            extra = {"adds": number} if number % 3 else {}
+            bench.change(added=[(first, extra)])
+            held[first] = number if number % 3 else 0
+        elif action == "remove" and first in held:
+            bench.change(removed=[first])
+            del held[first]
+        elif action == "swap" and first in held and second in held and first != second:
+            bench.change(moved=[(first, second, "SWAP")])
+            held[first], held[second] = held[second], held[first]
+        elif action == "condense" and first in held and first != second:
+            bench.change(moved=[(first, second, "UNIDIRECTIONAL")])
+            held[second] = held.pop(first)
+        rows = max(held, default=-1) + 1
+        if rows:
+            assert bench.first(rows) == [1 + held.get(index, 0) for index in range(rows)]
+    assert len(bench.tokens) == len(held)
+
+
+def test_truncations_count_together():
+    """The strictest limit holds for each row, and the greatest logit always stays."""
+    bench = Bench(AtLeast, AtLeastToo)
+    bench.change(
+        added=[
+            (0, {"at_least": 0.025}),
+            (1, {"at_least_too": 0.015}),
+            (2, {"at_least": 0.045, "at_least_too": 0.025}),
+            (3, {}),
+        ]
+    )
+    kept = [int(row.isfinite().sum()) for row in bench.run(4)]
+    assert kept == [3, 2, 3, VOCABULARY]
+
+
+def test_a_strategy_that_raises_leaves_no_trace_and_is_put_aside():
+    """Its rows are as before, others' work stays, and it is not called again."""
+    bench = Bench(Adds, Raises)
+    bench.change(added=[(0, {"raises": "yes"}), (1, {"adds": 1, "raises": "no"}), (2, {"adds": 2})])
+    assert bench.first(3) == [1, 2, 3]
+    assert bench.state("raises") == "quarantined"
+    assert bench.first(3) == [1, 2, 3]
+    assert not bench.failed
+
+
+def test_or_it_costs_the_request_it_raised_for():
+    """The batch is taken apart: who did not raise gets what it asked for."""
+    bench = Bench(Adds, Raises, on_error="request")
+    bench.change(added=[(0, {"raises": "yes"}), (1, {"adds": 1, "raises": "no"}), (2, {"adds": 2})])
+    assert bench.first(3) == [1, 102, 3]
+    assert bench.state("raises") == "applied"
+    (slot,) = bench.failed
+    assert bench.batch.index(slot) == 0
+    assert "raises: RuntimeError: a marked request" in bench.failed[slot]
+    assert bench.first(3) == [1, 102, 3]
+
+
+def test_picks_take_the_place_of_vllms():
+    """Where somebody puts them in; else they are forced through the logits."""
+    bench = Bench(Last)
+    bench.change(added=[(0, {}), (1, {"last": 1}), (2, {"last": 2})])
+    bench.mux.overrides = True
+    assert bench.run(3).isfinite().all()
+    sampled = torch.zeros(3, dtype=torch.int32)
+    bench.mux.after(sampled)
+    assert sampled.tolist() == [0, VOCABULARY - 1, VOCABULARY - 2]
+    bench.mux.after(other := torch.zeros(3, dtype=torch.int64))
+    assert other.tolist() == [0, 0, 0], "picks are good for one step"
+    bench.mux.overrides = False
+    assert bench.run(3).argmax(-1).tolist() == [VOCABULARY - 1, VOCABULARY - 1, VOCABULARY - 2]
+
+
+@pytest.mark.parametrize("policy", ["quarantine", "request"])
+def test_a_pick_that_cannot_be_is_vllms_again(policy: str):
+    """An id outside the vocabulary would read past the end of the model's table."""
+    bench = Bench(Last, on_error=policy)
+    bench.mux.overrides = True
+    bench.change(added=[(0, {"last": -3}), (1, {"last": 3})])
+    bench.run(2)
+    sampled = torch.zeros(2, dtype=torch.int64)
+    bench.mux.after(sampled)
+    if policy == "request":
+        assert sampled.tolist() == [VOCABULARY - 1, VOCABULARY - 3]
+        assert len(bench.failed) == 1
+    else:
+        assert sampled.tolist() == [0, 0]
+        assert bench.state("last") == "quarantined"
+
+
+class Hears(SamplingStrategy):
+    """Remembers what it is told."""
+
+    keys = ("hears",)
+
+    def open(self, slot, params):
+        self.heard = []
+        return True
+
+    def step(self, logits, rows):
+        """Changes nothing."""
+
+    def sampled(self, tokens, rows):
+        self.heard.append((tokens.tolist(), [slot for _, slot in rows.pairs]))
+
+
+def test_who_wants_to_know_is_told_what_was_picked():
+    """Of its own rows, after samplers have had their say."""
+    bench = Bench(Hears, Last)
+    bench.mux.overrides = True
+    bench.change(added=[(0, {}), (1, {"hears": 1}), (2, {"hears": 1, "last": 1})])
+    bench.run(3)
+    bench.mux.after(torch.tensor([5, 6, 7 - 1]))
+    ((tokens, slots),) = bench.mux.planned[0].made.heard
+    assert tokens == [6, VOCABULARY - 1]
+    assert [bench.batch.index(slot) for slot in slots] == [1, 2]
+
+
+@pytest.fixture
+def numbers() -> torch.Tensor:
+    seeds = torch.arange(1000)[:, None].expand(-1, 100).reshape(-1)
+    positions = torch.arange(100)[None].expand(1000, -1).reshape(-1)
+    return uniform(seeds, positions, 3)
+
+
+def test_randomness_is_spread_evenly(numbers: torch.Tensor):
+    """Over neighbouring seeds and positions alike."""
+    assert float(numbers.min()) >= 0
+    assert float(numbers.max()) < 1
+    shares = torch.histc(numbers, 10, 0, 1) / numbers.numel()
+    assert float((shares - 0.1).abs().max()) < 0.005
+    table = numbers.view(1000, 100)
+    assert abs(float(torch.corrcoef(torch.stack([table[:-1].flatten(), table[1:].flatten()]))[0, 1])) < 0.01
+    assert abs(float(torch.corrcoef(torch.stack([table[:, :-1].flatten(), table[:, 1:].flatten()]))[0, 1])) < 0.01
+
+
+def plainly(seed: int, position: int, salt: int) -> float:
+    """The same hash with Python's numbers, cut to 64 bits."""
+    mask = (1 << 64) - 1
+
+    def mix(number: int) -> int:
+        number = (number * 0x9E3779B97F4A7C15 + 1) & mask
+        number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & mask
+        return number ^ (number >> 31)
+
+    return (mix((seed + mix(position + (salt << 32))) & mask) >> 40) / 2**24
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20), st.integers(0, 100))
+def test_randomness_is_the_same_everywhere(seed: int, position: int, salt: int):
+    """Whatever the device does with numbers that do not fit."""
+    assert uniform(torch.tensor([seed]), torch.tensor([position]), salt).tolist() == [plainly(seed, position, salt)]
+
+
+def test_a_request_without_a_seed_gets_one_that_all_ranks_agree_on():
+    """Two workers that see the same requests enter have the same numbers; two requests have different ones."""
+    one, other = Bench(Adds), Bench(Adds)
+    for bench in (one, other):
+        bench.change(added=[(0, {"adds": 1}), (1, {"adds": 1})])
+    seeds = [[bench.mux.seeds[slot] for slot in bench.batch.layout] for bench in (one, other)]
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 2
+
+
+def test_history_that_vllm_has_not_filled_in_is_an_error_not_a_guess():
+    """With asynchronous scheduling the last token may be a placeholder."""
+    tokens = Tokens([1, 2], [3, -1])
+    with pytest.raises(RuntimeError, match="has not filled in"):
+        tokens.since(1)
+    assert Tokens([1, 2], [3]).since(1) == [2, 3]
+    assert Tokens([1, 2], [3]).since(2) == [3]
+    assert Tokens([1, 2], [3]).since(3) == []

@@ -1,0 +1,328 @@
+"""The V2 runner's interface, driven with vLLM's own request states and contexts, beside the V1 runner's.
+
+There is no V2 runner without Triton and a device. What stands in for the device here: memory of the host, and staged
+writes that are done by Python instead of a kernel. ``benchmarks/gpu/samplers.py`` runs the real one.
+"""
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_graft import ledger
+from vllm_graft.bindings.sampling import processor as room
+from vllm_graft.bindings.sampling.injection import v2_takes_samplers
+from vllm_graft.contracts import Key, SamplingStrategy
+from vllm_graft.plan import Plan, PlanItem, Run, carry, drop
+
+pytestmark = pytest.mark.skipif(not v2_takes_samplers(), reason="the V2 runner takes samplers from vLLM 0.31 on")
+
+SLOTS, LENGTH, VOCABULARY = 8, 96, 50
+NAMES = ("dry", "no-repeat-ngram", "top-n-sigma", "xtc")
+
+
+class Shows(SamplingStrategy):
+    """Keeps what it was given, to be looked at."""
+
+    keys = (Key("shows", "bool", False, switch=True),)
+    window = 12
+    seen: list[dict[str, object]] = []  # noqa: RUF012
+
+    def setup(self, model):
+        self.ones = model.per_slot(0.0)
+
+    def open(self, slot, params):
+        self.ones[slot] = 1.0
+        return True
+
+    def step(self, logits, rows):
+        self.seen.append(
+            {
+                "pairs": sorted(rows.pairs),
+                "positions": {
+                    row: int(p) for (row, p) in zip(rows.rows.tolist(), rows.positions.tolist(), strict=True)
+                },
+                "tokens": dict(zip(rows.rows.tolist(), rows.history.tokens(rows, 6).tolist(), strict=True)),
+                "uniform": dict(zip(rows.rows.tolist(), rows.uniform().tolist(), strict=True)),
+            }
+        )
+        logits[rows.rows] += self.ones.of(rows)[:, None]
+
+
+def config() -> SimpleNamespace:
+    model = SimpleNamespace(
+        model="m",
+        seed=3,
+        skip_tokenizer_init=True,
+        get_vocab_size=lambda: VOCABULARY,
+        try_get_generation_config=dict,
+        hf_text_config=SimpleNamespace(eos_token_id=2),
+    )
+    return SimpleNamespace(
+        model_config=model, speculative_config=None, scheduler_config=SimpleNamespace(max_num_seqs=SLOTS)
+    )
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A plan with every shipped strategy and one that shows what it gets."""
+    import sys
+
+    from vllm_graft.plan.catalogue import SHIPPED
+
+    monkeypatch.setitem(sys.modules, Shows.__module__, sys.modules[__name__])
+    Shows.seen.clear()
+    items = [PlanItem("sampler", name, SHIPPED[name], "vllm-graft", ("worker",)) for name in NAMES]
+    items.append(PlanItem("sampler", "shows", f"{Shows.__module__}:Shows", "p", ("worker",)))
+    carry(Plan(tuple(items)), Run("v2", 1))
+    yield
+    drop()
+    ledger.current().forget_items()
+
+
+class Device:
+    """vLLM's request states in host memory, and a batch that is stepped by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from vllm.v1.worker.gpu import buffer_utils, states
+        from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcRequestState
+
+        monkeypatch.setattr(buffer_utils, "is_uva_available", lambda: False)
+        monkeypatch.setattr(buffer_utils.StagedWriteTensor, "apply_write", _write)
+        self.states = states.RequestState(SLOTS, LENGTH, 64, 4, VOCABULARY, torch.device("cpu"))
+        self.processor = room.PlannedProcessor(config(), LogitsProcRequestState.from_request_state(self.states))
+
+    def add(self, name: str, prompt: list[int], so_far: list[int] | None = None, **extra: object) -> int:
+        """A request enters, or comes back with what it had generated."""
+        self.states.add_request(name, len(prompt), [*prompt, *(so_far or [])], 0, 99)
+        slot = self.states.req_id_to_index[name]
+        self.processor.add_request(slot, sampling(**extra))
+        self.states.apply_staged_writes()
+        self.processor.apply_staged_writes()
+        return slot
+
+    def remove(self, name: str) -> None:
+        self.states.remove_request(name)
+
+    def tokens(self, name: str) -> list[int]:
+        slot = self.states.req_id_to_index[name]
+        return self.states.all_token_ids.gpu[slot, : int(self.states.total_len.gpu[slot])].tolist()
+
+    def append(self, name: str, *tokens: int) -> None:
+        """What the runner does once tokens are certain."""
+        slot = self.states.req_id_to_index[name]
+        for token in tokens:
+            at = int(self.states.total_len.gpu[slot])
+            self.states.all_token_ids.gpu[slot, at] = token
+            self.states.total_len.gpu[slot] = at + 1
+
+    def apply(self, logits: torch.Tensor, names: list[str], drafts: dict[str, list[int]] | None = None) -> torch.Tensor:
+        """One call as the sampler makes it: a row for each request, and one more for each of its drafts."""
+        from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
+
+        slots, local, fed, positions, ends = [], [], [], [], []
+        for name in names:
+            known = self.tokens(name)
+            line = [*known, *(drafts or {}).get(name, [])]
+            for number, position in enumerate(range(len(known) - 1, len(line))):
+                slots.append(self.states.req_id_to_index[name])
+                local.append(number)
+                positions.append(position)
+                fed.append(line[position])
+            ends.append(len(line))
+        order = [self.states.req_id_to_index[name] for name in names]
+        context = LogitsContext(
+            expanded_idx_mapping=torch.tensor(slots, dtype=torch.int32),
+            idx_mapping=torch.tensor(order, dtype=torch.int32),
+            idx_mapping_np=np.array(order, dtype=np.int32),
+            expanded_local_pos=torch.tensor(local, dtype=torch.int32),
+            input_ids=torch.tensor(fed, dtype=torch.int32),
+            pos=torch.tensor(positions),
+            seq_lens_upper_bound_np=np.array(ends, dtype=np.int32),
+        )
+        return self.processor.apply(logits, context)
+
+
+def _write(staged: object) -> None:
+    """The staged writes of vLLM's tensor, without its kernel."""
+    begin = 0
+    table = staged.gpu if staged.gpu.dim() == 2 else staged.gpu[:, None]
+    for index, start, end in zip(
+        staged._staged_write_indices, staged._staged_write_starts, staged._staged_write_cu_lens, strict=True
+    ):
+        content = torch.tensor(staged._staged_write_contents[begin:end], dtype=table.dtype)
+        table[index, start : start + len(content)] = content
+        begin = end
+    staged.clear_staged_writes()
+
+
+def sampling(temperature: float = 1.0, seed: int | None = 11, **extra: object) -> SimpleNamespace:
+    return SimpleNamespace(
+        extra_args=extra or None, temperature=temperature, top_p=1.0, top_k=0, seed=seed, max_tokens=9
+    )
+
+
+@pytest.fixture
+def device(planned: None, monkeypatch: pytest.MonkeyPatch) -> Device:
+    return Device(monkeypatch)
+
+
+EVERYTHING = {
+    "dry": {"dry_multiplier": 0.8, "dry_allowed_length": 1, "dry_sequence_breakers": []},
+    "ngram": {"no_repeat_ngram_size": 2},
+    "sigma": {"top_n_sigma": 1.5},
+    "xtc": {"xtc_probability": 0.7, "xtc_threshold": 0.05},
+    "all": {
+        "dry_multiplier": 1.1,
+        "dry_sequence_breakers": [],
+        "no_repeat_ngram_size": 3,
+        "top_n_sigma": 2.0,
+        "xtc_probability": 1.0,
+        "xtc_threshold": 0.02,
+    },
+    "none": {},
+}
+
+
+class HostBatch:
+    """The same requests on the V1 runner's interface."""
+
+    def __init__(self) -> None:
+        self.processor = room.PlannedProcessor(config(), torch.device("cpu"), False)
+        self.outputs: dict[str, list[int]] = {}
+        self.rows: list[str] = []
+
+    def add(self, name: str, prompt: list[int], **extra: object) -> None:
+        self.outputs[name] = []
+        account = [(len(self.rows), sampling(**extra), prompt, self.outputs[name])]
+        self.processor.update_state(SimpleNamespace(added=account, removed=[], moved=[], batch_size=len(self.rows) + 1))
+        self.rows.append(name)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        return self.processor.apply(logits)
+
+
+def test_both_runners_give_the_same_logits(device: Device):
+    """Every strategy and all of them together, step by step, with rows in another order on each runner."""
+    host, generator = HostBatch(), torch.Generator().manual_seed(5)
+    prompts = {name: torch.randint(0, 6, (20,), generator=generator).tolist() for name in EVERYTHING}
+    for name, extra in EVERYTHING.items():
+        device.add(name, prompts[name], **extra)
+        host.add(name, prompts[name], **extra)
+    changed = 0
+    for step in range(12):
+        names = list(EVERYTHING)
+        order = names[step % len(names) :] + names[: step % len(names)]
+        logits = torch.randn(len(names), VOCABULARY, generator=generator) * 3
+        on_host = host.apply(logits.clone())
+        on_device = device.apply(logits[[names.index(name) for name in order]].clone(), order)
+        on_device = on_device[[order.index(name) for name in names]]
+        torch.testing.assert_close(on_host, on_device, rtol=1e-5, atol=1e-4)
+        assert torch.equal(on_host[names.index("none")], logits[names.index("none")])
+        changed += int((on_host != logits).any(-1).sum())
+        for row, name in enumerate(names):
+            token = int(on_host[row, :6].argmax())
+            host.outputs[name].append(token)
+            device.append(name, token)
+    assert changed > 40
+
+
+def test_a_step_that_is_computed_twice_is_the_same(device: Device):
+    """The runner may take a batch in parts and come back."""
+    device.add("a", [1, 2, 3, 1, 2], **EVERYTHING["all"])
+    device.add("b", [4, 4, 4], **EVERYTHING["dry"])
+    logits = torch.randn(2, VOCABULARY)
+    first = device.apply(logits.clone(), ["a", "b"])
+    again = device.apply(logits.clone(), ["a", "b"])
+    torch.testing.assert_close(first, again)
+    parts = [device.apply(logits[i : i + 1].clone(), [name]) for i, name in enumerate(["a", "b"])]
+    torch.testing.assert_close(first, torch.cat(parts))
+
+
+def test_a_slot_that_is_used_again_has_nothing_of_its_former_request(device: Device):
+    """There is no word of a request that leaves."""
+    slot = device.add("a", [1, 2, 1, 2, 1], shows=1, **EVERYTHING["dry"])
+    device.apply(torch.zeros(1, VOCABULARY), ["a"])
+    device.remove("a")
+    assert device.add("b", [7, 8]) == slot
+    assert torch.equal(device.apply(torch.zeros(1, VOCABULARY), ["b"]), torch.zeros(1, VOCABULARY))
+    device.remove("b")
+    assert device.add("c", [9, 9, 9], shows=1) == slot
+    device.apply(torch.zeros(1, VOCABULARY), ["c"])
+    assert Shows.seen[-1]["tokens"] == {0: [-1, -1, -1, 9, 9, 9]}
+
+
+def test_a_request_that_comes_back_goes_on_as_if_it_had_stayed(device: Device):
+    """Preempted and resumed: its prompt is then what it was plus what it had generated."""
+    prompt, so_far = [1, 2, 3, 1, 2], [3, 1]
+    device.add("stayed", prompt, **EVERYTHING["all"])
+    logits = torch.randn(1, VOCABULARY)
+    device.apply(logits.clone(), ["stayed"])
+    for token in so_far:
+        device.append("stayed", token)
+        expected = device.apply(logits.clone(), ["stayed"])
+    device.add("came back", prompt, so_far, **EVERYTHING["all"])
+    torch.testing.assert_close(device.apply(logits.clone(), ["came back"]), expected)
+
+
+def test_each_draft_is_judged_after_those_before_it(device: Device):
+    """A request has a row for each draft, and only the device knows whose rows are whose."""
+    device.add("with", [1, 2, 3], shows=1)
+    device.add("other", [5, 5, 5])
+    device.add("plain", [6, 7], shows=1)
+    names, drafts = ["other", "with", "plain"], {"other": [8], "with": [1, 2, 4]}
+    logits = device.apply(torch.zeros(7, VOCABULARY), names, drafts)
+    assert logits[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 1]
+    seen = Shows.seen[-1]
+    slots = {name: device.states.req_id_to_index[name] for name in names}
+    assert seen["pairs"] == [*((row, slots["with"]) for row in range(2, 6)), (6, slots["plain"])]
+    assert {row: seen["tokens"][row] for row in range(2, 7)} == {
+        2: [-1, -1, -1, 1, 2, 3],
+        3: [-1, -1, 1, 2, 3, 1],
+        4: [-1, 1, 2, 3, 1, 2],
+        5: [1, 2, 3, 1, 2, 4],
+        6: [-1, -1, -1, -1, 6, 7],
+    }
+    assert [seen["positions"][row] for row in range(2, 7)] == [3, 4, 5, 6, 2]
+
+
+def test_drafts_that_were_refused_leave_no_trace(device: Device):
+    """The next step has another token where a draft had been."""
+    device.add("a", [1, 2, 3], shows=1)
+    device.add("b", [9], shows=1)
+    device.apply(torch.zeros(5, VOCABULARY), ["a", "b"], {"a": [4, 5, 6]})
+    device.append("a", 4, 7)
+    device.append("b", 9)
+    device.apply(torch.zeros(2, VOCABULARY), ["b", "a"])
+    assert Shows.seen[-1]["tokens"][1] == [-1, 1, 2, 3, 4, 7]
+
+
+@pytest.mark.parametrize("name", ["dry", "ngram", "sigma", "xtc", "all"])
+def test_a_draft_row_equals_the_row_it_would_have_had(device: Device, name: str):
+    """What a strategy does to the third draft is what it does once those before are certain."""
+    device.add("drafted", [1, 2, 3, 1, 2], **EVERYTHING[name])
+    device.add("bystander", [3, 3])
+    logits = torch.randn(5, VOCABULARY) * 3
+    expected = []
+    drafted = device.apply(logits.clone(), ["drafted", "bystander"], {"drafted": [3, 1, 2]})
+    device.add("certain", [1, 2, 3, 1, 2], **EVERYTHING[name])
+    for row, token in enumerate([3, 1, 2, None]):
+        expected.append(device.apply(logits[row : row + 1].clone(), ["certain"]))
+        if token is not None:
+            device.append("certain", token)
+    torch.testing.assert_close(drafted[:4], torch.cat(expected))
+    assert torch.equal(drafted[4], logits[4])
+
+
+def test_a_long_history_is_looked_at_through_a_window(device: Device):
+    """The ring near the device holds no more than anybody wants, and turns."""
+    device.add("a", [1] * 30, shows=1)
+    for token in range(2, 40):
+        device.apply(torch.zeros(1, VOCABULARY), ["a"])
+        device.append("a", token)
+    device.apply(torch.zeros(1, VOCABULARY), ["a"])
+    assert Shows.seen[-1]["tokens"] == {0: [34, 35, 36, 37, 38, 39]}
+    assert json.dumps(Shows.seen[-1]["positions"]) == '{"0": 68}'
