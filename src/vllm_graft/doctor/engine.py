@@ -24,9 +24,13 @@ _TRUE: Final = ("1", "true")
 _V1_METHODS: Final = frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})
 _RUNNER_MATTERS: Final = (
     "--attention-config",
+    "--compilation-config",
+    "-cc",
     "--config",
     "--distributed-executor-backend",
     "--enable-dbo",
+    "--enable-elastic-ep",
+    "--mamba-cache-mode",
     "--ubatch-size",
     "--watermark-config",
 )
