@@ -1,0 +1,64 @@
+"""The bytes that each token of a model's vocabulary stands for, for the kinds of tokenizers that work on bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from vllm_graft.errors import ConfigError
+
+_BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def token_bytes(tokenizer: Any) -> dict[int, bytes]:
+    """Token id to bytes; special and added tokens are left out. A ConfigError where a tokenizer is not understood."""
+    # Mistral's own tokenizer keeps bytes itself, and its vocabulary of texts has lost them.
+    inner: Any = getattr(tokenizer, "tokenizer", None)
+    if hasattr(inner, "id_to_byte_piece"):
+        found = {token: inner.id_to_byte_piece(token) for token in range(len(tokenizer))}
+    else:
+        found = _of_texts(tokenizer.get_vocab())
+    left_out = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    kept = {token: text for token, text in found.items() if text and token not in left_out}
+    _check(tokenizer, kept.values())
+    return kept
+
+
+def _of_texts(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
+    if all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
+        return {token: _of_piece(text) for text, token in vocabulary.items()}
+    signs = _byte_signs()
+    # A text with a sign that stands for no byte is one that was added to the vocabulary.
+    return {
+        token: bytes(signs[sign] for sign in text)
+        for text, token in vocabulary.items()
+        if all(sign in signs for sign in text)
+    }
+
+
+def _of_piece(text: str) -> bytes:
+    """A piece of SentencePiece: a lower block stands for a blank, and some pieces name one byte."""
+    if byte := _BYTE.fullmatch(text):
+        return bytes.fromhex(byte[1])
+    return text.replace("▁", " ").encode()
+
+
+def _byte_signs() -> dict[str, int]:
+    """The signs by which byte-level BPE writes bytes: printable ones stand for themselves, others from U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def _check(tokenizer: object, texts: Iterable[bytes]) -> None:
+    """Every byte that closing a document may need must be a token."""
+    needed = [bytes([byte]) for byte in b'{}[]",:0\\udtrefalsnc8' + bytes([0x80, 0x90, 0xA0])]
+    there = set(texts)
+    if missing := [byte for byte in needed if byte not in there]:
+        raise ConfigError(
+            f"constrained-json needs a tokenizer that has a token for every byte, and {type(tokenizer).__name__} "
+            f"has none for {', '.join(map(repr, missing[:4]))}",
+            where="the model's tokenizer",
+            fix="take constrained-json out of the plan of this model, and use vLLM's structured outputs",
+        )
