@@ -1,0 +1,128 @@
+"""Statistics of rows of logits, and the one pass that takes away what is below a limit.
+
+On a GPU by Triton, on the host row after row while each is in the cache, elsewhere by plain torch. Nothing here waits
+for a device.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from vllm_graft.contracts import Statistics
+
+if TYPE_CHECKING:
+    import torch
+
+_SAFE: Final = 60.0
+"""Exponentials of up to this, and sums of them, are finite in float32."""
+
+
+def has_triton(tensor: torch.Tensor) -> bool:
+    """Whether Triton kernels can work on this tensor."""
+    return tensor.device.type == "cuda" and _triton_is_installed()
+
+
+def statistics(logits: torch.Tensor, rows: torch.Tensor) -> Statistics:
+    """What is to be known of these rows of the logits; of a row without any finite logit max and logsumexp are -inf,
+    mean and std 0."""
+    if has_triton(logits):
+        from vllm_graft.bindings.sampling.truncation_kernels import statistics_by_triton
+
+        return statistics_by_triton(logits, rows)
+    return _by_row(logits, rows) if logits.device.type == "cpu" else _by_torch(logits, rows)
+
+
+def mask_below(
+    logits: torch.Tensor, rows: torch.Tensor, thresholds: torch.Tensor, greatest: torch.Tensor | None = None
+) -> None:
+    """Set what is below its row's threshold to -inf, in place; the greatest logit of a row always stays.
+
+    ``greatest`` is the greatest logit of each row, where that is known already: it saves a pass.
+    """
+    import torch
+
+    if greatest is None:
+        greatest = _greatest(logits, rows)
+    # A threshold that is no number lets all stay.
+    limits = torch.minimum(thresholds, greatest).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    if has_triton(logits):
+        from vllm_graft.bindings.sampling.truncation_kernels import mask_by_triton
+
+        mask_by_triton(logits, rows, limits)
+    elif logits.device.type == "cpu":
+        _mask_by_row(logits, rows, limits)
+    else:
+        own = logits[rows]
+        logits[rows] = own.masked_fill(own < limits[:, None], -torch.inf)
+
+
+@cache
+def _triton_is_installed() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("triton") is not None
+
+
+def _greatest(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    if has_triton(logits):
+        return statistics(logits, rows).max
+    if logits.device.type != "cpu":
+        return logits[rows].amax(1)
+    return torch.stack([logits[row].amax() for row in rows.tolist()])
+
+
+def _by_row(logits: torch.Tensor, rows: torch.Tensor) -> Statistics:
+    import torch
+
+    scratch = torch.empty(logits.shape[1], dtype=logits.dtype)
+    found = [_of_row(logits[row], scratch) for row in rows.tolist()]
+    table = torch.tensor(found, dtype=torch.float32).view(len(found), 4)
+    return Statistics(*table.T.contiguous().unbind())
+
+
+def _of_row(row: torch.Tensor, scratch: torch.Tensor) -> tuple[float, float, float, float]:
+    """Greatest, logsumexp, mean and spread of one row on the host."""
+    import torch
+
+    greatest = row.amax().item()
+    if greatest == -math.inf:
+        return -math.inf, -math.inf, 0.0, 0.0
+    total = row.sum().item()
+    if total == -math.inf:
+        row = row[row > -math.inf]
+        total = row.sum().item()
+    count = row.numel()
+    mean = total / count
+    around = torch.sub(row, mean, out=scratch[:count])
+    std = math.sqrt(torch.dot(around, around).item() / count)
+    pivot = mean
+    if greatest - mean > _SAFE:
+        pivot = greatest
+        torch.sub(row, pivot, out=around)
+    return greatest, pivot + math.log(around.exp_().sum().item()), mean, std
+
+
+def _mask_by_row(logits: torch.Tensor, rows: torch.Tensor, limits: torch.Tensor) -> None:
+    import torch
+
+    # torch keeps what is above a limit, without the limit itself; and does so several times as fast as a mask.
+    below = torch.nextafter(limits, torch.full_like(limits, -torch.inf))
+    for row, limit in zip(rows.tolist(), below.tolist(), strict=True):
+        if limit > -math.inf:
+            torch.threshold_(logits[row], limit, -math.inf)
+
+
+def _by_torch(logits: torch.Tensor, rows: torch.Tensor) -> Statistics:
+    import torch
+
+    own = logits[rows]
+    finite = own > -torch.inf
+    count = finite.sum(1).clamp(min=1)
+    mean = torch.where(finite, own, 0.0).sum(1) / count
+    around = torch.where(finite, own - mean[:, None], 0.0)
+    std = (around.square().sum(1) / count).sqrt()
+    return Statistics(own.amax(1), own.logsumexp(1), mean, std)

@@ -1,0 +1,185 @@
+"""``dry``: lowers the tokens that would continue a repetition, the more the longer the repetition is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from vllm_graft.contracts import Key, Params, Rows, SamplingStrategy, ServedModel
+from vllm_graft.contracts.item import OptionValue
+from vllm_graft.contracts.request_keys import KeyValue
+from vllm_graft.contracts.sampling import Stage
+from vllm_graft.plugins.samplers.matching import LONGEST
+from vllm_graft.plugins.samplers.matching.options import read_window
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm_graft.plugins.samplers.matching.host import Matcher
+
+GREATEST: Final = 1e30
+"""Penalties are no greater than this: finite in float32, also after a division by a low temperature."""
+
+_LONGEST_BREAKER: Final = 64
+
+
+class Dry(SamplingStrategy):
+    """Penalises a token that would continue a sequence which stands in the text already.
+
+    Where the last L tokens stand before a token of the window too, L >= ``dry_allowed_length``, that token is lowered
+    by ``dry_multiplier * dry_base ** (L - dry_allowed_length)``; the longest match counts. A match ends at a breaker:
+    a token whose text contains one of ``dry_sequence_breakers``. Matches longer than 128 tokens count as 128.
+
+    Option ``window``: how many of the last tokens are looked at at most.
+    """
+
+    options: ClassVar[Mapping[str, OptionValue]] = {"window": 4096}
+    keys: ClassVar[tuple[Key, ...]] = (
+        Key("dry_multiplier", "float", 0.0, low=0, switch=True, help="how strong; 0 switches it off"),
+        Key("dry_base", "float", 1.75, low=1, help="how much stronger with each further token of a repetition"),
+        Key("dry_allowed_length", "int", 2, low=1, help="repetitions shorter than this are free"),
+        Key(
+            "dry_sequence_breakers",
+            "list[str]",
+            ["\n", ":", '"', "*"],
+            high=64,
+            help="texts at which a repetition ends",
+        ),
+        Key(
+            "dry_penalty_last_n",
+            "int",
+            -1,
+            low=-1,
+            aliases=("dry_range",),
+            help="how many of the last tokens count; 0 and -1: as many as the server looks at",
+        ),
+    )
+    stage: ClassVar[Stage] = "penalty"
+    whole: ClassVar[bool] = True
+
+    def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
+        super().__init__(options)
+        self.window = read_window(self.option("window"), "dry")
+
+    @classmethod
+    def check(cls, params: Mapping[str, KeyValue]) -> None:
+        """Refuse texts that are too long to be looked for at once."""
+        breakers = params.get("dry_sequence_breakers", [])
+        assert isinstance(breakers, list)
+        longest = max((len(str(text)) for text in breakers), default=0)
+        if longest > _LONGEST_BREAKER:
+            raise ValueError(
+                f"dry_sequence_breakers must be texts of at most {_LONGEST_BREAKER} characters, and one has {longest}"
+            )
+
+    def setup(self, model: ServedModel) -> None:
+        """Make room for what requests ask for; the tokenizer is asked with the first list of breakers."""
+        from vllm_graft.plugins.samplers.matching.breakers import Breakers
+        from vllm_graft.plugins.samplers.matching.sets import TokenSets
+
+        self._vocabulary = model.vocabulary
+        self._breakers = Breakers(lambda: model.tokenizer, model.vocabulary)
+        self._sets = TokenSets(model)
+        self._multipliers = model.per_slot(0.0)
+        self._bases = model.per_slot(1.0)
+        self._allowed = model.per_slot(LONGEST + 1, whole=True)
+        self._windows = model.per_slot(0, whole=True)
+        self._matchers: dict[int, Matcher] = {}
+        self._penalties: dict[int, list[float]] = {}
+
+    def open(self, slot: int, params: Params) -> bool:
+        """Read the request's keys."""
+        from vllm_graft.plugins.samplers.matching.host import Matcher
+
+        multiplier = min(params.number("dry_multiplier"), GREATEST)
+        base = min(params.number("dry_base"), GREATEST)
+        allowed = int(params.number("dry_allowed_length"))
+        if multiplier == 0 or allowed > LONGEST:
+            self._close(slot)
+            return False
+        last = int(params.number("dry_penalty_last_n"))
+        window = min(last, self.window) if last > 0 else self.window
+        texts = params["dry_sequence_breakers"]
+        assert isinstance(texts, list)
+        breakers = self._breakers.tokens(map(str, texts))
+        self._matchers[slot] = Matcher(allowed, window, breakers.flags)
+        self._penalties[slot] = [_penalty(multiplier, base, length - allowed) for length in range(LONGEST + 1)]
+        self._sets.assign(slot, breakers)
+        self._multipliers[slot], self._bases[slot] = multiplier, base
+        self._allowed[slot], self._windows[slot] = allowed, window
+        return True
+
+    def step(self, logits: torch.Tensor, rows: Rows) -> None:
+        """Lower what would continue a repetition."""
+        if rows.history.on_host:
+            self._lower_few(logits, rows)
+            return
+        from vllm_graft.bindings.sampling.truncation import has_triton
+
+        tokens = rows.history.tokens(rows, self.window)
+        if has_triton(logits):
+            self._lower_by_kernel(logits, rows, tokens)
+        else:
+            self._lower_by_torch(logits, rows, tokens)
+
+    def _close(self, slot: int) -> None:
+        self._matchers.pop(slot, None)
+        self._penalties.pop(slot, None)
+        self._multipliers[slot] = 0.0
+
+    def _lower_few(self, logits: torch.Tensor, rows: Rows) -> None:
+        """The tokens are on the host: send the few changes that follow from them."""
+        from vllm_graft.plugins.samplers.matching.writes import lower_each
+
+        at_rows, at_tokens, by = [], [], []
+        for row, slot in rows.pairs:
+            matcher, penalties = self._matchers[slot], self._penalties[slot]
+            matcher.catch_up(rows.history, slot)
+            for token, length in matcher.followers().items():
+                if 0 <= token < self._vocabulary:
+                    at_rows.append(row)
+                    at_tokens.append(token)
+                    by.append(penalties[length])
+        if by:
+            lower_each(logits, at_rows, at_tokens, by)
+
+    def _lower_by_torch(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
+        import torch
+
+        from vllm_graft.plugins.samplers.matching.lengths import match_lengths, newest_first
+        from vllm_graft.plugins.samplers.matching.writes import lower
+
+        broken = self._sets.contains(rows.slots, newest_first(tokens))
+        lengths = match_lengths(tokens, self._windows.of(rows), broken)
+        beyond = (lengths - self._allowed.of(rows)[:, None]).clamp(min=-1)
+        growth = torch.pow(self._bases.of(rows)[:, None], beyond.float()).clamp(max=GREATEST)
+        penalties = (self._multipliers.of(rows)[:, None] * growth).clamp(max=GREATEST)
+        meant = (beyond >= 0) & (tokens >= 0) & (tokens < self._vocabulary) & (penalties > 0)
+        lower(logits, rows.rows, torch.where(meant, tokens, -1), penalties)
+
+    def _lower_by_kernel(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
+        from vllm_graft.plugins.samplers.matching import kernels
+
+        kernels.lower_repetitions(
+            logits,
+            rows.rows,
+            rows.slots,
+            tokens,
+            windows=self._windows.all(),
+            sets=self._sets.table,
+            set_of_slot=self._sets.of_slot.all(),
+            multipliers=self._multipliers.all(),
+            bases=self._bases.all(),
+            allowed=self._allowed.all(),
+            vocabulary=self._vocabulary,
+            greatest=GREATEST,
+        )
+
+
+def _penalty(multiplier: float, base: float, beyond: int) -> float:
+    if beyond < 0:
+        return 0.0
+    try:
+        return min(multiplier * base**beyond, GREATEST)
+    except OverflowError:
+        return GREATEST

@@ -1,0 +1,166 @@
+"""One request's matches on the host: kept up token by token, in constant time for a text that does not repeat itself.
+
+An index knows where each short sequence of tokens ended last, and each such place the one before. A place that matched
+one token ago, one further to the left, matches one token longer now; any other place where the sequence occurs matches
+just as long as the sequence is. Many matches at a time, as in a text that runs in a circle, are left to ``dense``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from vllm_graft.contracts.rows import History
+from vllm_graft.plugins.samplers.matching import LONGEST
+from vllm_graft.plugins.samplers.matching.dense import DenseMatches
+
+_SEQUENCE: Final = 3
+"""The longest sequence that is indexed: longer ones make large keys and few places fewer."""
+_MANY: Final = 32
+_FEW: Final = 16
+
+
+class Matcher:
+    """The matches of one text's end that are at least ``shortest`` long, within its last ``window`` tokens.
+
+    ``breakers`` has a byte for each token, 1 for those at which a match ends. Where ``shortest`` is 0 every token of
+    the window follows a match, and no lengths are told.
+    """
+
+    def __init__(self, shortest: int, window: int, breakers: bytes = b"") -> None:
+        self._shortest = shortest
+        self._window = window
+        self._breakers = breakers
+        self._size = max(1, min(shortest, _SEQUENCE))
+        self._mask = (1 << 32 * self._size) - 1
+        self._tokens: list[int] = []
+        self._before: list[int] = []
+        self._index: dict[int, int] = {}
+        self._older: dict[int, int] = {}
+        self._live: dict[int, int] = {}
+        self._dense: DenseMatches | None = None
+        self._clear(0)
+
+    def catch_up(self, history: History, slot: int) -> None:
+        """Take in the slot's tokens since the last call; a text that is no continuation is read anew."""
+        fresh = history.since(slot, self._seen - 1) if self._seen else ()
+        if len(fresh) == 0 or fresh[0] != self._tokens[-1] or len(fresh) > self._window:
+            start = max(0, history.length(slot) - self._window)
+            self._clear(start)
+            self.extend(history.since(slot, start))
+        elif len(fresh) > 1:
+            self.extend(fresh[1:])
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these."""
+        if len(tokens) == 1:
+            self._follow(tokens[0])
+        elif len(tokens) > 1:
+            self._push(tokens)
+            self._dense = None
+            self._live = self._found_anew()
+
+    def followers(self) -> Mapping[int, int]:
+        """The tokens that came after a match, each with the length of its longest match."""
+        if self._shortest == 0:
+            return dict.fromkeys(self._tokens[-self._window :], 0)
+        if self._dense is not None:
+            return self._dense.followers(self._shortest)
+        found: dict[int, int] = {}
+        for end, length in self._live.items():
+            length = min(length, end - self._start + 1, LONGEST)
+            if length >= self._shortest:
+                token = self._tokens[end + 1 - self._base]
+                if length > found.get(token, 0):
+                    found[token] = length
+        return found
+
+    @property
+    def _start(self) -> int:
+        return self._seen - self._window
+
+    def _clear(self, start: int) -> None:
+        self._base = self._seen = start
+        self._turn = start + self._window
+        self._tokens, self._before = [], []
+        self._index, self._older = {}, {}
+        self._key = self._run = 0
+        self._live, self._dense = {}, None
+
+    def _follow(self, token: int) -> None:
+        """One token more."""
+        self._push((token,))
+        if self._dense is not None:
+            self._dense.push(token, broken=self._run == 0)
+            if self._dense.count(self._size) <= _FEW:
+                self._live, self._dense = self._dense.ends(self._size, self._seen), None
+            return
+        if self._before[-1] < 0:
+            self._live = {}
+            return
+        ends = self._ends()
+        if ends is None:
+            self._live = self._found_anew()
+            return
+        before, shorter = self._live, self._size - 1
+        self._live = {end: before.get(end - 1, shorter) + 1 for end in ends}
+
+    def _push(self, tokens: Iterable[int]) -> None:
+        """Into the index."""
+        breakers, known = self._breakers, len(self._breakers)
+        for token in tokens:
+            at = self._seen
+            self._seen += 1
+            self._tokens.append(token)
+            if token < 0 or (token < known and breakers[token]):
+                self._run = 0
+                self._before.append(-1)
+                continue
+            self._run += 1
+            self._key = key = (self._key << 32 | token) & self._mask
+            if self._run < self._size:
+                self._before.append(-1)
+                continue
+            last = self._index.get(key)
+            self._before.append(self._older.get(key, -1) if last is None else last)
+            self._index[key] = at
+        if self._seen >= self._turn:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop what no window reaches any more: nothing in the older index is younger than a window."""
+        self._older, self._index = self._index, {}
+        self._turn = self._seen + self._window
+        drop = max(0, len(self._tokens) - 2 * self._window)
+        del self._tokens[:drop], self._before[:drop]
+        self._base += drop
+
+    def _ends(self) -> list[int] | None:
+        """Where in the window the sequence at the text's end ended before; None where that is often."""
+        found: list[int] = []
+        least = self._start + self._size - 1
+        end = self._before[-1]
+        while end >= least and end >= self._base:
+            found.append(end)
+            if len(found) > _MANY:
+                return None
+            end = self._before[end - self._base]
+        return found
+
+    def _found_anew(self) -> dict[int, int]:
+        """The matches, without knowledge of those before; many of them become dense."""
+        if not self._tokens or self._run < self._size or self._shortest == 0:
+            return {}
+        ends = self._ends()
+        if ends is None:
+            self._dense = DenseMatches(self._tokens[-self._window :], self._window, self._run)
+            return {}
+        return {end: self._length(end) for end in ends}
+
+    def _length(self, end: int) -> int:
+        tokens, at = self._tokens, end - self._base
+        most = min(self._run, LONGEST, at + 1)
+        length = 0
+        while length < most and tokens[at - length] == tokens[-1 - length]:
+            length += 1
+        return length

@@ -1,0 +1,150 @@
+"""``no-repeat-ngram``: forbids the tokens that would complete a sequence which stands in the text already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from vllm_graft.contracts import Key, Params, Rows, SamplingStrategy, ServedModel
+from vllm_graft.contracts.item import OptionValue
+from vllm_graft.contracts.sampling import Stage
+from vllm_graft.plugins.samplers.matching import LONGEST
+from vllm_graft.plugins.samplers.matching.options import read_window
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm_graft.plugins.samplers.matching.host import Matcher
+    from vllm_graft.plugins.samplers.matching.sets import TokenSet
+
+
+class NoRepeatNgram(SamplingStrategy):
+    """No sequence of ``no_repeat_ngram_size`` tokens stands twice within the window, prompt and answer taken together.
+
+    A size of 1 forbids every token of the window. Tokens of ``no_repeat_ngram_whitelist`` are never forbidden. Where
+    nothing would stay possible, under a grammar for one, the row stays as it is.
+
+    Option ``window``: how many of the last tokens are looked at at most.
+    """
+
+    options: ClassVar[Mapping[str, OptionValue]] = {"window": 4096}
+    keys: ClassVar[tuple[Key, ...]] = (
+        Key(
+            "no_repeat_ngram_size",
+            "int",
+            0,
+            low=0,
+            high=LONGEST,
+            aliases=("ngram_size",),
+            switch=True,
+            help="how many tokens make a sequence; 0 switches it off",
+        ),
+        Key(
+            "no_repeat_ngram_window",
+            "int",
+            0,
+            low=0,
+            aliases=("window_size",),
+            help="how many of the last tokens count; 0: as many as the server looks at",
+        ),
+        Key(
+            "no_repeat_ngram_whitelist",
+            "list[int]",
+            [],
+            high=1024,
+            aliases=("whitelist_token_ids",),
+            help="tokens that are never forbidden",
+        ),
+    )
+    stage: ClassVar[Stage] = "penalty"
+    whole: ClassVar[bool] = True
+
+    def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
+        super().__init__(options)
+        self.window = read_window(self.option("window"), "no-repeat-ngram")
+
+    def setup(self, model: ServedModel) -> None:
+        """Make room for what requests ask for."""
+        from vllm_graft.plugins.samplers.matching.sets import TokenSets
+
+        self._vocabulary = model.vocabulary
+        self._sets = TokenSets(model)
+        self._needed = model.per_slot(LONGEST + 1, whole=True)
+        self._windows = model.per_slot(0, whole=True)
+        self._matchers: dict[int, tuple[Matcher, TokenSet]] = {}
+
+    def open(self, slot: int, params: Params) -> bool:
+        """Read the request's keys."""
+        from vllm_graft.plugins.samplers.matching.host import Matcher
+        from vllm_graft.plugins.samplers.matching.sets import TokenSet
+
+        size = int(params.number("no_repeat_ngram_size"))
+        self._matchers.pop(slot, None)
+        self._needed[slot] = size - 1 if size else LONGEST + 1
+        if not size:
+            return False
+        asked = int(params.number("no_repeat_ngram_window"))
+        window = min(asked, self.window) if asked else self.window
+        ids = params["no_repeat_ngram_whitelist"]
+        assert isinstance(ids, list)
+        allowed = TokenSet.of(map(int, ids), self._vocabulary)
+        self._matchers[slot] = (Matcher(size - 1, window), allowed)
+        self._sets.assign(slot, allowed)
+        self._windows[slot] = window
+        return True
+
+    def step(self, logits: torch.Tensor, rows: Rows) -> None:
+        """Forbid what would complete a sequence."""
+        from vllm_graft.bindings.sampling.truncation import has_triton
+
+        if rows.history.on_host:
+            self._ban_few(logits, rows)
+            return
+        tokens = rows.history.tokens(rows, self.window)
+        if has_triton(logits):
+            self._ban_by_kernel(logits, rows, tokens)
+        else:
+            self._ban_by_torch(logits, rows, tokens)
+
+    def _ban_few(self, logits: torch.Tensor, rows: Rows) -> None:
+        """The tokens are on the host: send the few bans that follow from them."""
+        from vllm_graft.plugins.samplers.matching.writes import ban_each
+
+        bans: dict[int, list[int]] = {}
+        for row, slot in rows.pairs:
+            matcher, allowed = self._matchers[slot]
+            matcher.catch_up(rows.history, slot)
+            found = [t for t in matcher.followers() if 0 <= t < self._vocabulary and not allowed.flags[t]]
+            if found:
+                bans[row] = found
+        if bans:
+            ban_each(logits, bans)
+
+    def _ban_by_torch(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
+        import torch
+
+        from vllm_graft.plugins.samplers.matching.lengths import match_lengths
+        from vllm_graft.plugins.samplers.matching.writes import ban
+
+        windows = self._windows.of(rows)
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        within = columns >= (tokens.shape[1] - windows)[:, None]
+        enough = match_lengths(tokens, windows) >= self._needed.of(rows)[:, None]
+        known = (tokens >= 0) & (tokens < self._vocabulary)
+        meant = within & enough & known & ~self._sets.contains(rows.slots, tokens)
+        ban(logits, rows.rows, torch.where(meant, tokens, -1))
+
+    def _ban_by_kernel(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
+        from vllm_graft.plugins.samplers.matching import kernels
+
+        kernels.ban_repetitions(
+            logits,
+            rows.rows,
+            rows.slots,
+            tokens,
+            windows=self._windows.all(),
+            sets=self._sets.table,
+            set_of_slot=self._sets.of_slot.all(),
+            needed=self._needed.all(),
+            vocabulary=self._vocabulary,
+        )

@@ -1,0 +1,98 @@
+"""``xtc``: now and then takes away the most probable of several probable tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from vllm_graft.contracts import Key, Params, Rows, SamplingStrategy, ServedModel
+from vllm_graft.contracts.sampling import Stage
+
+if TYPE_CHECKING:
+    import torch
+
+_SALT: Final = 0x585443
+_BLOCK: Final = 512
+
+
+class Xtc(SamplingStrategy):
+    """With probability ``xtc_probability``: of the tokens that are at least ``xtc_threshold`` probable, keeps only the
+    least probable one, and those exactly as probable; all less probable tokens stay too.
+
+    Where there are not two such tokens, nothing changes. Probabilities are those before temperature.
+    """
+
+    keys: ClassVar[tuple[Key, ...]] = (
+        Key("xtc_probability", "float", 0.0, low=0, high=1, switch=True, help="how often; 0 switches it off"),
+        Key("xtc_threshold", "float", 0.1, low=0, high=1, help="from which probability on a token is probable"),
+    )
+    stage: ClassVar[Stage] = "transform"
+    whole: ClassVar[bool] = True
+
+    def setup(self, model: ServedModel) -> None:
+        """Make room for what requests ask for."""
+        self._chances = model.per_slot(0.0)
+        self._logarithms = model.per_slot(math.inf)
+
+    def open(self, slot: int, params: Params) -> bool:
+        """Read the request's keys; a greedy request keeps its most probable token."""
+        chance, threshold = params.number("xtc_probability"), params.number("xtc_threshold")
+        meant = chance > 0 and not params.greedy
+        self._chances[slot] = chance if meant else 0.0
+        self._logarithms[slot] = math.log(threshold) if threshold > 0 else -math.inf
+        return meant
+
+    def step(self, logits: torch.Tensor, rows: Rows) -> None:
+        """Draw for each row, and take away where the draw says so."""
+        from vllm_graft.bindings.sampling.truncation import has_triton
+
+        drawn = rows.uniform(_SALT) < self._chances.of(rows)
+        if has_triton(logits):
+            from vllm_graft.plugins.samplers.xtc_kernels import exclude
+
+            exclude(logits, rows.rows, drawn, self._logarithms.of(rows))
+        elif logits.device.type == "cpu":
+            self._exclude_drawn(logits, rows, drawn)
+        else:
+            exclude_top(logits, rows.rows, drawn, self._logarithms.of(rows))
+
+    def _exclude_drawn(self, logits: torch.Tensor, rows: Rows, drawn: torch.Tensor) -> None:
+        """On the host: row after row, while it is in the cache, and only those that were drawn."""
+        which = drawn.nonzero().flatten()
+        numbers, limits = rows.rows[which].tolist(), self._logarithms.of(rows)[which].tolist()
+        for row, limit in zip(numbers, limits, strict=True):
+            _exclude_in_row(logits[row], limit)
+
+
+def _exclude_in_row(row: torch.Tensor, logarithm: float) -> None:
+    """One row on the host: the probable tokens are few, and only blocks that have one are looked at twice."""
+    import torch
+
+    size = min(_BLOCK, row.shape[0])
+    whole = row.shape[0] - row.shape[0] % size
+    blocks, rest = row[:whole].view(-1, size), row[whole:]
+    tops = blocks.amax(1)
+    greatest = max(tops.max().item(), rest.max().item() if len(rest) else -math.inf)
+    if greatest == -math.inf:
+        return
+    limit = greatest + math.log((row - greatest).exp_().sum().item()) + logarithm
+    (some,) = (tops >= limit).nonzero(as_tuple=True)
+    near = blocks[some]
+    probable = torch.cat([near.flatten(), rest])
+    probable = probable[(probable >= limit) & (probable > -math.inf)]
+    if len(probable) < 2:
+        return
+    least = probable.min()
+    blocks[some] = near.masked_fill_(near > least, -math.inf)
+    rest.masked_fill_(rest > least, -math.inf)
+
+
+def exclude_top(logits: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor, logarithms: torch.Tensor) -> None:
+    """On any device without waiting for it: of the probable tokens only the least probable stays, where drawn."""
+    import torch
+
+    own = logits[rows]
+    limits = (own.logsumexp(1) + logarithms)[:, None]
+    probable = (own >= limits) & (own > -torch.inf)
+    least = torch.where(probable, own, torch.inf).amin(1, keepdim=True)
+    logits[rows] = torch.where((own > least) & drawn[:, None], -torch.inf, own)

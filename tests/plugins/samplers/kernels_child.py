@@ -1,0 +1,183 @@
+"""Runs every check of the Triton kernels under Triton's interpreter, on tensors of the host, and prints what came out.
+
+A process of its own, because Triton decides at import whether kernels are interpreted.
+"""
+
+import json
+import math
+import os
+import random
+import sys
+import traceback
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from sampler_steps import Tensors, made, params_of, rows_of
+
+from vllm_graft.bindings.sampling import truncation, truncation_kernels
+from vllm_graft.plugins.samplers import xtc_kernels
+from vllm_graft.plugins.samplers.dry import Dry
+from vllm_graft.plugins.samplers.matching import kernels, writes
+from vllm_graft.plugins.samplers.no_repeat_ngram import NoRepeatNgram
+from vllm_graft.plugins.samplers.xtc import exclude_top
+
+VOCABULARY = 70
+SLOTS = 5
+
+
+def some_logits(draw, rows, width=VOCABULARY, step=0):
+    """Rows with masked tokens, some with hardly any token left, in memory that may be wider than a row."""
+    generator = torch.Generator().manual_seed(draw.randrange(10**6))
+    logits = torch.randn(rows, width + step, generator=generator) * 3
+    for row in range(rows):
+        masked = torch.rand(width + step, generator=generator) < draw.choice([0.0, 0.3, 0.97, 1.0])
+        logits[row, masked] = -math.inf
+    return logits[:, :width]
+
+
+def some_text(draw):
+    kinds = [list(range(3)), [*range(VOCABULARY)], [0, 1, 2, -1, VOCABULARY, 5000]]
+    text = draw.choices(draw.choice(kinds), k=draw.randint(0, 60))
+    return text * draw.choice([1, 1, 5])
+
+
+def places(draw, rows=8):
+    """Some rows, for some slots and for nobody."""
+    return dict(zip(draw.sample(range(rows), SLOTS + 1), draw.sample(range(SLOTS + 1), SLOTS + 1), strict=True))
+
+
+def both(strategy, kind, by_torch, by_kernel, draw):
+    texts = {slot: some_text(draw) for slot in range(SLOTS + 1)}
+    rows = rows_of(places(draw), Tensors(texts))
+    tokens = rows.history.tokens(rows, strategy.window)
+    first = some_logits(draw, 8, step=draw.choice([0, 3]))
+    second = first.clone()
+    by_torch(first, rows, tokens)
+    by_kernel(second, rows, tokens)
+    return first, second
+
+
+def check_dry():
+    """Lengths, windows, breakers, the greatest of several penalties, nobody's rows."""
+    for seed in range(6):
+        draw = random.Random(seed)
+        kernels._BLOCK = draw.choice([64, 256])
+        dry = made(Dry, VOCABULARY, slots=SLOTS, options={"window": draw.choice([2, 40, 150])})
+        for slot in range(SLOTS - 1):
+            keys = {
+                "dry_multiplier": draw.choice([0.5, 2.0, 1e30]),
+                "dry_base": draw.choice([1.0, 1.75, 1e30]),
+                "dry_allowed_length": draw.randint(1, 4),
+                "dry_penalty_last_n": draw.choice([-1, 1, 20]),
+                "dry_sequence_breakers": draw.choice([[], ["a"], ["b", "c"]]),
+            }
+            dry.open(slot, params_of(Dry, **keys))
+        first, second = both(dry, Dry, dry._lower_by_torch, dry._lower_by_kernel, draw)
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+
+
+def check_longest():
+    """Both cut a match at the same length."""
+    kernels._BLOCK = 512
+    dry = made(Dry, VOCABULARY, slots=SLOTS, options={"window": 300})
+    dry.open(0, params_of(Dry, dry_multiplier=1.0, dry_base=1.2, dry_sequence_breakers=[]))
+    rows = rows_of({0: 0}, Tensors({0: [7] * 300}))
+    first = torch.zeros(1, VOCABULARY)
+    second = first.clone()
+    dry._lower_by_torch(first, rows, rows.history.tokens(rows, 300))
+    dry._lower_by_kernel(second, rows, rows.history.tokens(rows, 300))
+    assert math.isclose(first[0, 7].item(), -(1.2**126), rel_tol=1e-3), first[0, 7]
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=0)
+
+
+def check_no_repeat_ngram():
+    """Sizes, windows, whitelists, rows in which nothing would stay, nobody's rows."""
+    kept = 0
+    for seed in range(10):
+        draw = random.Random(seed)
+        kernels._BLOCK, kernels._ROW_BLOCK = draw.choice([16, 64]), draw.choice([16, 128])
+        strategy = made(NoRepeatNgram, VOCABULARY, slots=SLOTS, options={"window": draw.choice([2, 40, 150])})
+        for slot in range(SLOTS - 1):
+            keys = {
+                "no_repeat_ngram_size": draw.randint(1, 4),
+                "no_repeat_ngram_window": draw.choice([0, 1, 20]),
+                "no_repeat_ngram_whitelist": draw.choice([[], [0], [1, 2]]),
+            }
+            strategy.open(slot, params_of(NoRepeatNgram, **keys))
+        first, second = both(strategy, NoRepeatNgram, strategy._ban_by_torch, strategy._ban_by_kernel, draw)
+        assert torch.equal(first, second)
+        kept += int((first > -math.inf).any(1).sum())
+    assert kept
+
+
+def check_bans_that_would_leave_nothing():
+    """The row is as it was, a token that is named twice included."""
+    before = torch.tensor([[1.0, 2.0, -math.inf, 3.0], [1.0, 2.0, 5.0, -math.inf]])
+    tokens = torch.tensor([[0, 1, 0, 3, -1], [0, 1, 0, -1, -1]])
+    for ban in (writes.ban, kernels.ban):
+        logits = before.clone()
+        ban(logits, torch.arange(2), tokens)
+        assert logits.tolist() == [before[0].tolist(), [-math.inf, -math.inf, 5.0, -math.inf]]
+
+
+def check_xtc():
+    """Drawn and undrawn rows, ties, thresholds down to 0, rows of -inf, several pieces."""
+    changed = 0
+    for seed in range(10):
+        draw = random.Random(seed)
+        xtc_kernels._PIECE = draw.choice([16, 32, 128])
+        logits = some_logits(draw, 8, step=draw.choice([0, 3]))
+        logits[draw.randrange(8)] = logits[0].round()
+        rows = torch.tensor(draw.sample(range(8), 6))
+        drawn = torch.tensor([draw.random() < 0.7 for _ in range(6)])
+        logarithms = torch.tensor([draw.choice([0.0, 0.003, 0.0517, 0.1003, 0.2003]) for _ in range(6)]).log()
+        first, second = logits.clone(), logits.clone()
+        exclude_top(first, rows, drawn, logarithms)
+        xtc_kernels.exclude(second, rows, drawn, logarithms)
+        assert torch.equal(first, second)
+        changed += int((first != logits).any(1).sum())
+    assert changed > 10
+
+
+def check_statistics():
+    """Rows of -inf, several pieces, means far from zero."""
+    for seed in range(8):
+        draw = random.Random(seed)
+        truncation_kernels._PIECE = draw.choice([16, 32, 128])
+        logits = some_logits(draw, 8, step=draw.choice([0, 3])) + draw.choice([0.0, 300.0])
+        rows = torch.tensor(draw.sample(range(8), 6))
+        expected, found = truncation._by_torch(logits, rows), truncation_kernels.statistics_by_triton(logits, rows)
+        for name in ("max", "logsumexp", "mean", "std"):
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
+
+
+def check_mask():
+    """The limit itself stays, -inf leaves a row alone."""
+    for seed in range(8):
+        draw = random.Random(seed)
+        truncation_kernels._PIECE = draw.choice([16, 128])
+        logits = some_logits(draw, 8, step=draw.choice([0, 3]))
+        rows = torch.tensor(draw.sample(range(8), 6))
+        limits = torch.tensor([draw.choice([-math.inf, 0.5, logits[row, 3].item()]) for row in rows.tolist()])
+        expected, found = logits.clone(), logits.clone()
+        truncation._mask_by_row(expected, rows, limits)
+        truncation_kernels.mask_by_triton(found, rows, limits)
+        assert torch.equal(expected, found)
+
+
+def main():
+    torch.set_num_threads(1)
+    found = {}
+    for name, check in list(globals().items()):
+        if name.startswith("check_"):
+            try:
+                check()
+                found[name] = ""
+            except Exception:
+                found[name] = traceback.format_exc()
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
