@@ -1,8 +1,8 @@
 """``vllm-graft demo``: the main job on a real server, worth watching.
 
 A stat logger that raises is installed into a stock vLLM server, which then fails every request until it is restarted.
-The same server with a small plan puts the logger aside, goes on answering, and proves in each of its processes
-what is active.
+The same server with a small plan puts the logger aside, goes on answering, lets a request ask for a sampler that vLLM
+does not have, and proves in each of its processes what is active.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ PLAN = """\
 [defaults]
 patches = ["stat-logger-guard",         # a stat logger that raises no longer fails every request
            "count-steps", "count-batches"] # two of our own, below
+samplers = ["dry"]                      # asked for by a request's own keys; off for all others
 stats   = ["request-log"]               # one line of JSON per finished request
 
 [options.request-log]
@@ -67,6 +68,7 @@ class Faulty(StatLoggerBase):
 '''
 
 QUESTION = "Give me three facts about the Moon."
+LOOP = "I am what I am and I am"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,20 +116,27 @@ def _grafted_half(server: Server, folder: Path) -> int:
             print(textwrap.indent(textwrap.fill(f"SmolLM2: {answer}", 100), "      "))
     health = server.health()
     print(f"   GET /health   -> {_health(server)}\n")
+    _say("3. A prompt that makes the model go round in circles, without and with DRY in the request")
+    looping, dry = _continued(server), _continued(server, dry_multiplier=0.8)
+    for keys, text in (("", looping), ('"dry_multiplier": 0.8', dry)):
+        print(f"   {keys or 'no keys'}:")
+        print(textwrap.indent(textwrap.fill(f"{LOOP} ... {text}", 100), "      "))
+    print()
     view = server.run_view()
     if view is None:
         raise StartError("the server left no record", where=str(server.log), fix="look at its log")
-    _say("3. What is active, said by every process of the server (vllm-graft status)")
+    _say("4. What is active, said by every process of the server (vllm-graft status)")
     print(textwrap.indent(render_run(view), "   "))
     errors = [process.record.last_error for process in view.processes if process.record.last_error]
     print()
-    _say("4. What the stat sink wrote (requests.jsonl)")
+    _say("5. What the stat sink wrote (requests.jsonl)")
     time.sleep(0.5)  # the sink writes off the event loop
     lines = (folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()
     for line in lines:
         row = json.loads(line)
         print(f"   {row['request_id']}: {row['generated_tokens']} tokens in {row['total_s']:.1f} s")
-    healthy = not failed and health == 200 and bool(errors) and len(lines) == 2 and not view.findings()
+    healthy = not failed and health == 200 and bool(errors) and len(lines) == 4 and not view.findings()
+    healthy &= _circles(looping) > 5 > _circles(dry)
     print("\n" + (paint("The demo did what it says.", "green") if healthy else paint("The demo FAILED.", "red")))
     return 0 if healthy else 1
 
@@ -149,6 +158,22 @@ def _chat(server: Server) -> tuple[int, str]:
     except openai.APIConnectionError:
         return 0, "no answer: the server has shut itself down"
     return 200, " ".join((answer.choices[0].message.content or "").split())
+
+
+def _continued(server: Server, **keys: object) -> str:
+    """How the model goes on, with keys at the top level of the request, as other servers' clients send them."""
+    body = {"model": "smollm2-135m", "prompt": LOOP, "max_tokens": 48, "temperature": 0.0, "ignore_eos": True, **keys}
+    status, answer = server.post("/v1/completions", body)
+    if status != 200:
+        raise StartError(f"the server answered {status}: {answer}", where=str(server.log), fix="look at its log")
+    return " ".join(str(json.loads(answer)["choices"][0]["text"]).split())
+
+
+def _circles(text: str) -> int:
+    """How often the four words that come most often come."""
+    words = text.split()
+    runs = [tuple(words[at : at + 4]) for at in range(len(words) - 3)]
+    return max((runs.count(each) for each in runs), default=0)
 
 
 def _health(server: Server) -> str:

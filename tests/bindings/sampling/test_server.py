@@ -1,14 +1,16 @@
 """Planned samplers in a real server: the right rows only, keys wherever clients put them, bad values, failures."""
 
 import json
+import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vllm_graft.testing import Session, assert_active
+from vllm_graft.testing import Server, Session, assert_active
 
-SOURCE = '''
-from vllm_graft import SamplingStrategy
+ACME = '''
+from vllm_graft import Key, Sampler, SamplingStrategy
 
 class Force(SamplingStrategy):
     """Forces one token, so that nobody can mistake what it did."""
@@ -25,61 +27,241 @@ class Force(SamplingStrategy):
         return True
     def step(self, logits, rows):
         logits[rows.rows] = float("-inf")
-        for row, slot in zip(rows.rows.tolist(), rows.slots.tolist()):
+        for row, slot in rows.pairs:
             logits[row, self.tokens[slot]] = 0.0
 
-class Raises(SamplingStrategy):
-    keys = ("raises",)
+class Second(Sampler):
+    """Picks the token of that rank."""
+    keys = (Key("rank", "int", 0, low=0, high=9, switch=True),)
+    def sample(self, logits, params):
+        order = logits.argsort(dim=-1, descending=True)
+        return [int(order[row, each["rank"]]) for row, each in enumerate(params)]
+'''
+
+BETA = '''
+import random
+
+from vllm_graft import Key, SamplingStrategy
+
+class Bend(SamplingStrategy):
+    """Turns the logits round: the least probable token becomes the most probable."""
+    keys = (Key("bend", "bool", False, switch=True),)
+    stage = "transform"
     def open(self, slot, params):
         return True
     def step(self, logits, rows):
-        raise RuntimeError("no such table")
+        logits[rows.rows] *= -1
+
+class Fragile(SamplingStrategy):
+    """Spoils what it is given, and raises one time in five."""
+    keys = (Key("fragile", "bool", False, switch=True),)
+    def __init__(self, options=None):
+        super().__init__(options)
+        self.random = random.Random(4)
+    def open(self, slot, params):
+        return True
+    def step(self, logits, rows):
+        logits[rows.rows] = float("nan")
+        if self.random.random() < 0.2:
+            raise RuntimeError("no such table")
+        logits[rows.rows] = 0.0
+
+class Raises(SamplingStrategy):
+    """Always raises."""
+    keys = (Key("raises", "bool", False, switch=True),)
+    def open(self, slot, params):
+        return True
+    def step(self, logits, rows):
+        raise RuntimeError("no such row")
 '''
 
+PLAN = """
+[defaults]
+samplers = ["force", "second", "bend", "fragile", "raises", "dry", "xtc", "no-repeat-ngram"]
+[options.fragile]
+on_error = "request"
+"""
 
-@pytest.mark.server
-@pytest.mark.compiled
-def test_strategies_on_the_real_server(graft: Session):
-    """Six requests at once, each asking for something else; then bad values, then a strategy that raises."""
-    entries = {"force": "strategies:Force", "raises": "strategies:Raises"}
-    graft.package("strategies", {"vllm_graft.plugins": entries}, {"strategies": SOURCE})
-    graft.plan('[defaults]\nsamplers = ["force", "raises"]\n')
-    ask = {"prompt": ["x"], "max_tokens": 5, "model": "m", "temperature": 0, "ignore_eos": True}
-    with graft.server("--served-model-name", "m") as server:
-
-        def text(**extra: object) -> str:
-            status, body = server.post("/v1/completions", {**ask, **({"vllm_xargs": extra} if extra else {})})
-            assert status == 200, body
-            return str(json.loads(body)["choices"][0]["text"])
-
-        plain = text()
-        wanted: list[dict[str, object]] = [{"force": 65}, {}, {"force": 66}, {}, {"force": 67}, {"force": 65}]
-        with ThreadPoolExecutor(len(wanted)) as pool:
-            answers = list(pool.map(lambda extra: text(**extra), wanted))
-        assert answers == ["AAAAA", plain, "BBBBB", plain, "CCCCC", "AAAAA"]
-        status, body = server.post("/v1/completions", {**ask, "vllm_xargs": {"force": -3}})
-        assert status == 400
-        assert "force must be a token id, and is -3" in body
-        status, body = server.post("/v1/completions", {**ask, "vllm_xargs": {"force": "many"}})
-        assert status == 400, body
-        assert text(raises=1) == plain
-        assert text(force=65) == "AAAAA"
-        view = server.run_view()
-        (worker,) = assert_active(view, "force")
-        assert worker.calls("force") >= 15
-        raised = worker.record.item("raises")
-        assert raised is not None
-        assert raised.state == "quarantined"
-        assert "RuntimeError: no such table" in raised.reason
+ASK = {"prompt": "x", "max_tokens": 5, "model": "m", "temperature": 0, "ignore_eos": True}
 
 
-@pytest.mark.engine
-def test_a_sampler_where_nothing_computes_logits_stops_the_start(graft: Session):
-    """The simulated accelerator has no logits to change, and says so before it serves."""
-    graft.simulate()
-    graft.package("strategies", {"vllm_graft.plugins": {"force": "strategies:Force"}}, {"strategies": SOURCE})
-    graft.plan('[defaults]\nsamplers = ["force"]\n')
-    done = graft.script("from vllm import LLM\nLLM(MODEL, max_model_len=256)")
-    assert done.returncode != 0
-    line = done.stderr.strip().splitlines()[-1]
-    assert "logits processors need logits" in line, done.stderr[-2000:]
+def lay_out(session: Session) -> None:
+    """Two packages, each with strategies of its own."""
+    acme = {"force": "acme:Force", "second": "acme:Second"}
+    beta = {"bend": "beta:Bend", "fragile": "beta:Fragile", "raises": "beta:Raises"}
+    session.package("acme", {"vllm_graft.plugins": acme}, {"acme": ACME})
+    session.package("beta", {"vllm_graft.plugins": beta}, {"beta": BETA})
+    session.plan(PLAN)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server with all of them."""
+    session = Session(tmp_path_factory.mktemp("samplers"))
+    lay_out(session)
+    with session.server("--served-model-name", "m", "--max-num-seqs", "64", "--trust-request-chat-template") as started:
+        yield started
+    session.close()
+
+
+def complete(server: Server, **more: object) -> tuple[int, dict]:
+    status, body = server.post("/v1/completions", {**ASK, **more})
+    return status, json.loads(body)
+
+
+def text(server: Server, **more: object) -> str:
+    status, body = complete(server, **more)
+    assert status == 200, body
+    return str(body["choices"][0]["text"])
+
+
+pytestmark = [pytest.mark.server, pytest.mark.compiled]
+
+
+def test_two_packages_strategies_chosen_per_request(server: Server):
+    """All at once in one batch, each request asking for something else, some for nothing."""
+    plain, bent = text(server), text(server, bend=True)
+    assert bent != plain
+    wanted: list[dict[str, object]] = [{"force": 65}, {}, {"bend": True}, {"force": 66}, {}, {"force": 67}, {"rank": 0}]
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        answers = list(pool.map(lambda extra: text(server, vllm_xargs=extra), wanted))
+    assert answers == ["AAAAA", plain, bent, "BBBBB", plain, "CCCCC", plain]
+
+
+def test_keys_at_the_top_level_and_in_xargs(server: Server):
+    """As other servers' clients send them; xargs count more, and chat requests have them too."""
+    assert text(server, force=65) == "AAAAA"
+    assert text(server, vllm_xargs={"force": 66}) == "BBBBB"
+    assert text(server, force=65, vllm_xargs={"force": 66}) == "BBBBB"
+    chat = {
+        "model": "m",
+        "max_tokens": 3,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": "x"}],
+        "force": 67,
+    }
+    chat["chat_template"] = "{{ messages[0].content }}"
+    status, body = server.post("/v1/chat/completions", {**chat, "ignore_eos": True})
+    assert status == 200, body
+    assert json.loads(body)["choices"][0]["message"]["content"] == "CCC"
+
+
+REFUSED = [
+    ({"force": -3}, "force must be a token id, and is -3"),
+    ({"force": "many"}, "invalid literal"),
+    ({"rank": 77}, "rank must be a whole number, with a value from 0 to 9, and is 77"),
+    ({"dry_multiplier": -0.5}, "dry_multiplier must be a number, with a value of at least 0, and is -0.5"),
+    ({"dry_multiplier": "x"}, "and is 'x'"),
+    ({"dry_mutliplier": 0.8}, "dry_mutliplier is no key of this server's samplers (did you mean 'dry_multiplier'?)"),
+    ({"xtc_propability": 0.8}, "did you mean 'xtc_probability'?"),
+    ({"top_n_sigma": 1.0}, "the sampler 'top-n-sigma' cannot be used: this server does not load it"),
+    ({"dry_range": 3, "dry_penalty_last_n": 4}, "contradict one another"),
+]
+
+
+@pytest.mark.parametrize(("extra", "said"), REFUSED, ids=[str(extra)[:30] for extra, _ in REFUSED])
+@pytest.mark.parametrize("where", ["top level", "xargs"])
+def test_bad_requests_are_told_what_is_wrong(server: Server, extra: dict[str, object], said: str, where: str):
+    """A 400 with key, value and what is allowed."""
+    status, body = complete(server, **(extra if where == "top level" else {"vllm_xargs": extra}))
+    assert status == 400, body
+    assert said in json.dumps(body, ensure_ascii=False)
+
+
+def test_what_means_off_is_let_through(server: Server):
+    """Clients send every key they know; only those that ask for something count."""
+    off = {"dry_multiplier": 0, "xtc_probability": 0, "top_n_sigma": -1, "nsigma": 0, "mirostat_mode": 0, "tfs": 1}
+    assert text(server, **{key: value for key, value in off.items() if key != "nsigma"}) == text(server)
+
+
+def test_a_thousand_bad_requests_are_a_thousand_400s(server: Server):
+    """And the server still answers."""
+    generator = random.Random(7)
+    extras = [dict(generator.choice(REFUSED)[0]) for _ in range(1000)]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda extra: complete(server, vllm_xargs=extra)[0], extras))
+    assert answers == [400] * 1000
+    assert text(server, force=65) == "AAAAA"
+
+
+def test_log_probabilities_stay_the_models(server: Server):
+    """Whatever was picked, the client sees what the model thought of it."""
+    _, plain = complete(server, logprobs=3, max_tokens=1)
+    _, second = complete(server, logprobs=3, max_tokens=1, rank=1)
+    best, picked = plain["choices"][0]["logprobs"], second["choices"][0]["logprobs"]
+    assert picked["top_logprobs"][0].items() >= best["top_logprobs"][0].items()
+    ranked = sorted(best["top_logprobs"][0].values(), reverse=True)
+    assert picked["token_logprobs"][0] == pytest.approx(ranked[1])
+    assert best["token_logprobs"][0] == pytest.approx(ranked[0])
+
+
+def test_several_answers_to_one_request_are_each_their_own(server: Server):
+    """n > 1: the seeds differ, the strategy holds for all."""
+    status, body = complete(server, n=3, temperature=1.0, seed=5, no_repeat_ngram_size=1, max_tokens=12)
+    assert status == 200, body
+    answers = [choice["text"] for choice in body["choices"]]
+    assert len(set(answers)) == 3
+    again = [choice["text"] for choice in complete(server, n=3, temperature=1.0, seed=5, no_repeat_ngram_size=1, max_tokens=12)[1]["choices"]]  # fmt: skip  # noqa: E501
+    assert again == answers
+
+
+def test_a_long_prompt_that_is_read_in_parts(server: Server):
+    """Chunked prefill: nothing is picked until all of it is in, and nothing is changed but the pick."""
+    long = "abcdefgh" * 24
+    assert text(server, prompt=long, force=65, max_tokens=3) == "AAA"
+    banned = text(server, prompt=long, no_repeat_ngram_size=2, max_tokens=8)
+    plain = text(server, prompt=long, max_tokens=8)
+    pairs = {long[at : at + 2] for at in range(len(long) - 1)}
+    assert not any((long[-1] + banned)[at : at + 2] in pairs for at in range(len(banned)))
+    assert len(plain) <= 8
+
+
+def test_a_strategy_that_raises_at_random_loses_no_other_request(server: Server):
+    """A thousand requests, a third of them at risk: those end well or with an error of their own, all others well."""
+    plain = text(server, max_tokens=3)
+    kinds: list[dict[str, object]] = [{"fragile": True}, {}, {"force": 65}]
+
+    def one(number: int) -> tuple[int, int, str]:
+        status, body = complete(server, max_tokens=3, **kinds[number % 3])
+        return number % 3, status, str(body["choices"][0]["text"]) if status == 200 else json.dumps(body)
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(one, range(1000)))
+    assert {(status, said) for kind, status, said in answers if kind == 1} == {(200, plain)}
+    assert {(status, said) for kind, status, said in answers if kind == 2} == {(200, "AAA")}
+    at_risk = [status for kind, status, _ in answers if kind == 0]
+    assert set(at_risk) == {200, 500}
+    assert 0.02 < at_risk.count(500) / len(at_risk) < 0.3
+    (worker,) = [view for view in server.run_view().processes if "worker" in view.record.roles]
+    assert worker.record.item("fragile").state == "applied"
+    assert server.health() == 200
+
+
+def test_or_it_is_put_aside_and_its_requests_go_on(server: Server):
+    """The policy where the plan says nothing: the logits pass as they are, and status says so."""
+    plain = text(server)
+    assert text(server, raises=True) == plain
+    assert text(server, force=65, raises=True) == "AAAAA"
+    view = server.run_view()
+    (worker,) = assert_active(view, "force")
+    assert worker.calls("force") >= 15
+    raised = worker.record.item("raises")
+    assert raised is not None
+    assert raised.state == "quarantined"
+    assert "RuntimeError: no such row" in raised.reason
+
+
+def test_the_server_says_what_it_has(server: Server):
+    """GET /graft/samplers: what is loaded with its keys, and what ships besides."""
+    status, body = server.get("/graft/samplers")
+    assert status == 200
+    listed = json.loads(body)
+    by_name = {row["name"]: row for row in listed["samplers"]}
+    assert list(by_name) == ["force", "second", "bend", "fragile", "raises", "dry", "xtc", "no-repeat-ngram"]
+    assert by_name["second"]["contract"] == "Sampler"
+    assert by_name["bend"]["package"] == "beta"
+    (multiplier, *_) = by_name["dry"]["keys"]
+    assert multiplier["name"] == "dry_multiplier"
+    assert multiplier["switch"] is True
+    assert multiplier["min"] == 0
+    assert {row["name"] for row in listed["not_loaded"]} >= {"top-n-sigma", "constrained-json"}
