@@ -89,10 +89,14 @@ def test_the_status_route_asks_for_the_servers_key(server: Server, headers: dict
     assert "processes" not in body
 
 
-def run_status(session: Session, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_command(session: Session, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in {**os.environ, **session.env}.items() if value is not None}
-    command = [sys.executable, "-m", "vllm_graft.cli", "status", *arguments]
+    command = [sys.executable, "-m", "vllm_graft.cli", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def run_status(session: Session, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_command(session, "status", *arguments)
 
 
 def test_the_status_command_shows_a_row_per_process(server: Server, planned_module: Session):
@@ -105,6 +109,32 @@ def test_the_status_command_shows_a_row_per_process(server: Server, planned_modu
     assert asked.returncode == 0, asked.stderr
     assert json.loads(asked.stdout)[0]["findings"] == []
     refused = run_status(planned_module, "--url", server.url, "--api-key", "wrong")
+    assert refused.returncode == 2
+    assert "give the server's key with --api-key" in refused.stderr
+
+
+STRANGER = """
+import os, sys
+from vllm_graft.ledger import Ledger
+from vllm_graft.ledger.record import Record
+Ledger().open(Record.of_this_process(sys.argv[1], sys.argv[2], "m", ["worker"], "0.32.0", "V1"))
+os._exit(0)
+"""
+
+
+def test_the_doctor_asks_the_server_too(server: Server, planned_module: Session):
+    """A sound server adds nothing; what it says of itself is added: here a record of a process that is gone."""
+    asked = ("doctor", "--url", server.url, "--api-key", "secret", "--json")
+    codes = {finding["code"] for finding in json.loads(run_command(planned_module, *asked).stdout)["findings"]}
+    assert not any(code.startswith("S") for code in codes)
+    view = server.run_view()
+    assert view is not None
+    environment = {name: value for name, value in {**os.environ, **planned_module.env}.items() if value is not None}
+    subprocess.run([sys.executable, "-c", STRANGER, view.run, view.plan.hash], env=environment, check=True)
+    worse = run_command(planned_module, *asked)
+    assert worse.returncode == 1
+    assert "S006" in {finding["code"] for finding in json.loads(worse.stdout)["findings"]}
+    refused = run_command(planned_module, "doctor", "--url", server.url, "--api-key", "wrong")
     assert refused.returncode == 2
     assert "give the server's key with --api-key" in refused.stderr
 
