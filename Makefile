@@ -6,7 +6,7 @@ ARGS ?=
 RELEASES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test matrix cpu-matrix catalogue lint format clean
+.PHONY: help setup demo test matrix cpu-matrix catalogue pictures lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ cpu-matrix: setup ## run the end-to-end tests on three vLLM releases, each a rea
 
 catalogue: setup ## build the catalogue of vLLM's releases anew, or add some to it (RELEASES=0.33.0)
 	@$(BIN)/python scripts/catalogue.py $(if $(RELEASES),--add '$(RELEASES)')
+
+pictures: setup ## draw the pictures of docs/samplers anew
+	@$(BIN)/python scripts/sampler_pictures.py
 
 lint: setup ## check style, formatting, types and who imports whom
 	$(BIN)/ruff check .
