@@ -45,6 +45,7 @@ SUITES = (
         "patches",
         ("tests/patching", "tests/test_docs.py::TestExamples::test_patches_name_what_the_installed_vllm_has"),
     ),
+    Suite("doctor", ("tests/doctor/test_real_vllm.py", "tests/doctor/test_real_server.py")),
     Suite("plan", ("tests/plan",)),
     Suite("ledger", ("tests/ledger",)),
 )

@@ -132,6 +132,15 @@ def test_d021_the_rust_front_end_takes_the_place_of_the_python_one(beside, site,
     assert [finding.subject for finding in site.found("D021")] == ["stat logger 'stats'"]
 
 
+def test_d027_a_plan_at_fault_refuses_the_start_in_the_same_words(beside, site, tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[defaults]\nstats = ["reqest-log"]\n')
+    site.environ["GRAFT_CONFIG"] = str(plan)
+    refused = beside.vllm("from vllm import EngineArgs\nEngineArgs(model='org/model').create_engine_config()")
+    (finding,) = site.found("D027")
+    assert refused.error == f"ConfigError: {finding.where}: {finding.what}. Next: {finding.fix}"
+
+
 def python(*words: str, path: list[Path], bare: bool = False) -> subprocess.CompletedProcess[str]:
     """A Python with these folders on its path, and without its own packages where it is to be bare."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_PLUGINS", "GRAFT_"))}
