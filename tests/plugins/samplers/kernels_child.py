@@ -20,7 +20,8 @@ from vllm_graft.plugins.samplers import xtc_kernels
 from vllm_graft.plugins.samplers.dry import Dry
 from vllm_graft.plugins.samplers.matching import kernels, writes
 from vllm_graft.plugins.samplers.no_repeat_ngram import NoRepeatNgram
-from vllm_graft.plugins.samplers.xtc import exclude_top
+from vllm_graft.plugins.samplers.top_n_sigma import TopNSigma
+from vllm_graft.plugins.samplers.xtc import Xtc, exclude_top
 
 VOCABULARY = 70
 SLOTS = 5
@@ -164,6 +165,37 @@ def check_mask():
         truncation._mask_by_row(expected, rows, limits)
         truncation_kernels.mask_by_triton(found, rows, limits)
         assert torch.equal(expected, found)
+
+
+def check_whole_strategies():
+    """As on a GPU: set up, opened, and a step by kernels alone, beside the same by torch."""
+    kernels._BLOCK = xtc_kernels._PIECE = truncation_kernels._PIECE = 64
+    text = [1, 2, 3, 1, 2, 3, 1, 2]
+    asked = {
+        Dry: {"dry_multiplier": 1.0},
+        NoRepeatNgram: {"no_repeat_ngram_size": 2},
+        Xtc: {"xtc_probability": 1.0},
+        TopNSigma: {"top_n_sigma": 1.0},
+    }
+    for kind, keys in asked.items():
+        found = []
+        for answer in (True, False):
+            truncation.has_triton = lambda tensor, answer=answer: answer
+            strategy = made(kind, VOCABULARY, slots=2)
+            strategy.open(1, params_of(kind, **keys))
+            logits = torch.linspace(0, 4, VOCABULARY).repeat(3, 1)
+            logits[:, 5:7] = 9.0
+            logits[:, 7] = 9.5
+            rows = rows_of({2: 1, 0: 2}, Tensors({1: text, 2: text}), {1: 0.0, 2: 0.0})
+            if kind is TopNSigma:
+                stats = truncation.statistics(logits, rows.rows)
+                truncation.mask_below(logits, rows.rows, strategy.threshold(stats, rows))
+            else:
+                strategy.step(logits, rows)
+            found.append(logits)
+        torch.testing.assert_close(*found)
+        assert not torch.equal(found[0][2], found[0][1]), kind
+        assert torch.equal(found[0][0], found[0][1]), kind
 
 
 def main():

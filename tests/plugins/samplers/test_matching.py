@@ -1,6 +1,7 @@
 """Where the end of a text occurred before: the host's and the device's answer equal what looking finds."""
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -61,24 +62,24 @@ def test_the_host_takes_many_tokens_at_a_time(seed, window, shortest, most):
 def test_a_circle_goes_in_and_out_of_the_dense_form():
     """Many matches are kept in another form, and few again in the first; both agree with looking."""
     draw = random.Random(5)
-    text, forms = [], set()
-    matcher = Matcher(2, 120, flags({7}))
-    for _ in range(12):
-        part = draw.choices(range(7), k=draw.choice([1, 2, 5]))
-        for token in part * draw.choice([2, 60]) + [draw.choice([5, 6, 7])]:
+    text, forms = [], []
+    matcher = Matcher(2, 150, flags({7}))
+    for _ in range(14):
+        part = draw.choices(range(7), k=draw.choice([1, 1, 2, 5]))
+        for token in part * draw.choice([2, 100 // len(part)]) + [draw.choice([5, 6, 7])]:
             text.append(token)
             matcher.catch_up(Lists({0: text}), 0)
-            forms.add(matcher._dense is None)
-            assert matcher.followers() == followers(text, 120, 2, {7})
-    assert forms == {True, False}
+            forms.append(matcher._many)
+            assert matcher.followers() == followers(text, 150, 2, {7})
+    assert sum(one != next for one, next in pairwise(forms)) > 4
 
 
 def test_followers_of_many_kinds_are_all_found():
-    """More distinct tokens after a match than are looked for one by one."""
-    text = [token for other in range(2, 80) for token in (1, other, 0)] + [1]
+    """More distinct tokens after a match than are looked for one by one, some of them twice."""
+    text = [token for other in [*range(2, 80), 5, 6] for token in (1, other, 0)] + [1]
     matcher = Matcher(1, 4096)
     matcher.catch_up(Lists({0: text}), 0)
-    assert matcher._dense is not None
+    assert matcher._many
     assert matcher.followers() == followers(text, 4096, 1)
 
 

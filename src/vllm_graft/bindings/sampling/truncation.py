@@ -15,8 +15,10 @@ from vllm_graft.contracts import Statistics
 if TYPE_CHECKING:
     import torch
 
-_SAFE: Final = 60.0
-"""Exponentials of up to this, and sums of them, are finite in float32."""
+_NOTHING: Final = -80.0
+"""An exponential that is lost beside that of 0, even a million times."""
+_LEAST: Final = -3.4e38
+"""About the least number of float32."""
 
 
 def has_triton(tensor: torch.Tensor) -> bool:
@@ -91,19 +93,27 @@ def _of_row(row: torch.Tensor, scratch: torch.Tensor) -> tuple[float, float, flo
     greatest = row.amax().item()
     if greatest == -math.inf:
         return -math.inf, -math.inf, 0.0, 0.0
-    total = row.sum().item()
-    if total == -math.inf:
-        row = row[row > -math.inf]
-        total = row.sum().item()
-    count = row.numel()
-    mean = total / count
-    around = torch.sub(row, mean, out=scratch[:count])
+    total, count = row.sum().item(), row.numel()
+    if total > -math.inf:
+        mean = total / count
+        around = torch.sub(row, mean, out=scratch)
+    else:
+        # Relative to what is above all, only those that do not count are 0.
+        above = greatest + max(1.0, abs(greatest))
+        below = torch.threshold(row, _LEAST, above, out=scratch).sub_(above)
+        count = int(below.count_nonzero())
+        mean = above + below.sum().item() / count
+        around = torch.threshold(row, _LEAST, mean, out=scratch).sub_(mean)
     std = math.sqrt(torch.dot(around, around).item() / count)
-    pivot = mean
-    if greatest - mean > _SAFE:
-        pivot = greatest
-        torch.sub(row, pivot, out=around)
-    return greatest, pivot + math.log(around.exp_().sum().item()), mean, std
+    return greatest, greatest + log_of_sum(row, greatest, scratch), mean, std
+
+
+def log_of_sum(row: torch.Tensor, greatest: float, scratch: torch.Tensor) -> float:
+    """The logarithm of the sum of exponentials of a row on the host, all relative to its greatest."""
+    import torch
+
+    # Exponentials of -inf are many times as slow as those of numbers, and what is clamped here is lost in the sum.
+    return math.log(torch.sub(row, greatest, out=scratch).clamp_(min=_NOTHING).exp_().sum().item())
 
 
 def _mask_by_row(logits: torch.Tensor, rows: torch.Tensor, limits: torch.Tensor) -> None:

@@ -15,7 +15,8 @@ from vllm_graft.contracts import Statistics
 _PIECE = 4096
 
 
-@triton.jit
+# What depends on the batch is not compiled in.
+@triton.jit(do_not_specialize=["plane"])
 def _pieces_kernel(logits, row_step, rows, vocabulary, pieces, parts, plane, PIECE: tl.constexpr):
     """Of one piece of a row: greatest, sum of exponentials, count, mean, and sum of squares around the mean."""
     number = tl.program_id(0)
@@ -37,7 +38,7 @@ def _pieces_kernel(logits, row_step, rows, vocabulary, pieces, parts, plane, PIE
     tl.store(out + 4 * plane, tl.sum(around * around, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["plane", "rows"])
 def _row_kernel(parts, plane, pieces, result, rows, PIECES: tl.constexpr):
     """The pieces of a row taken together."""
     number = tl.program_id(0)

@@ -11,6 +11,7 @@ from vllm_graft.contracts.request_keys import KeyValue
 from vllm_graft.contracts.sampling import Stage
 from vllm_graft.plugins.samplers.matching import LONGEST
 from vllm_graft.plugins.samplers.matching.options import read_window
+from vllm_graft.plugins.samplers.warming import warm_up
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +76,7 @@ class Dry(SamplingStrategy):
     def setup(self, model: ServedModel) -> None:
         """Make room for what requests ask for; the tokenizer is asked with the first list of breakers."""
         from vllm_graft.plugins.samplers.matching.breakers import Breakers
+        from vllm_graft.plugins.samplers.matching.lengths import no_tokens
         from vllm_graft.plugins.samplers.matching.sets import TokenSets
 
         self._vocabulary = model.vocabulary
@@ -86,6 +88,7 @@ class Dry(SamplingStrategy):
         self._windows = model.per_slot(0, whole=True)
         self._matchers: dict[int, Matcher] = {}
         self._penalties: dict[int, list[float]] = {}
+        warm_up(model, lambda logits, rows: self._lower_by_kernel(logits, rows, no_tokens(model, self.window)))
 
     def open(self, slot: int, params: Params) -> bool:
         """Read the request's keys."""

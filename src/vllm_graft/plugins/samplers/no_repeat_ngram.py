@@ -10,6 +10,7 @@ from vllm_graft.contracts.item import OptionValue
 from vllm_graft.contracts.sampling import Stage
 from vllm_graft.plugins.samplers.matching import LONGEST
 from vllm_graft.plugins.samplers.matching.options import read_window
+from vllm_graft.plugins.samplers.warming import warm_up
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +66,7 @@ class NoRepeatNgram(SamplingStrategy):
 
     def setup(self, model: ServedModel) -> None:
         """Make room for what requests ask for."""
+        from vllm_graft.plugins.samplers.matching.lengths import no_tokens
         from vllm_graft.plugins.samplers.matching.sets import TokenSets
 
         self._vocabulary = model.vocabulary
@@ -72,6 +74,7 @@ class NoRepeatNgram(SamplingStrategy):
         self._needed = model.per_slot(LONGEST + 1, whole=True)
         self._windows = model.per_slot(0, whole=True)
         self._matchers: dict[int, tuple[Matcher, TokenSet]] = {}
+        warm_up(model, lambda logits, rows: self._ban_by_kernel(logits, rows, no_tokens(model, self.window)))
 
     def open(self, slot: int, params: Params) -> bool:
         """Read the request's keys."""

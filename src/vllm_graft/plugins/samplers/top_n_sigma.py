@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from vllm_graft.contracts import Key, Params, Rows, ServedModel, Statistics, Truncation
 from vllm_graft.contracts.request_keys import KeyValue
+from vllm_graft.plugins.samplers.warming import warm_up
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,10 @@ class TopNSigma(Truncation):
 
     def setup(self, model: ServedModel) -> None:
         """Make room for what requests ask for."""
+        from vllm_graft.bindings.sampling.truncation import mask_below, statistics
+
         self._sigmas = model.per_slot(_OFF)
+        warm_up(model, lambda logits, rows: mask_below(logits, rows.rows, statistics(logits, rows.rows).max))
 
     def open(self, slot: int, params: Params) -> bool:
         """Read the request's key; a greedy request has nothing to lose."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from vllm_graft.contracts import Key, Params, Rows, SamplingStrategy, ServedModel
 from vllm_graft.contracts.sampling import Stage
+from vllm_graft.plugins.samplers.warming import warm_up
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,7 @@ class Xtc(SamplingStrategy):
         """Make room for what requests ask for."""
         self._chances = model.per_slot(0.0)
         self._logarithms = model.per_slot(math.inf)
+        warm_up(model, lambda logits, rows: self._exclude(logits, rows, self._chances.of(rows) > 0))
 
     def open(self, slot: int, params: Params) -> bool:
         """Read the request's keys; a greedy request keeps its most probable token."""
@@ -44,9 +46,11 @@ class Xtc(SamplingStrategy):
 
     def step(self, logits: torch.Tensor, rows: Rows) -> None:
         """Draw for each row, and take away where the draw says so."""
+        self._exclude(logits, rows, rows.uniform(_SALT) < self._chances.of(rows))
+
+    def _exclude(self, logits: torch.Tensor, rows: Rows, drawn: torch.Tensor) -> None:
         from vllm_graft.bindings.sampling.truncation import has_triton
 
-        drawn = rows.uniform(_SALT) < self._chances.of(rows)
         if has_triton(logits):
             from vllm_graft.plugins.samplers.xtc_kernels import exclude
 
@@ -58,24 +62,29 @@ class Xtc(SamplingStrategy):
 
     def _exclude_drawn(self, logits: torch.Tensor, rows: Rows, drawn: torch.Tensor) -> None:
         """On the host: row after row, while it is in the cache, and only those that were drawn."""
+        import torch
+
         which = drawn.nonzero().flatten()
         numbers, limits = rows.rows[which].tolist(), self._logarithms.of(rows)[which].tolist()
+        scratch = torch.empty(logits.shape[1])
         for row, limit in zip(numbers, limits, strict=True):
-            _exclude_in_row(logits[row], limit)
+            _exclude_in_row(logits[row], limit, scratch)
 
 
-def _exclude_in_row(row: torch.Tensor, logarithm: float) -> None:
+def _exclude_in_row(row: torch.Tensor, logarithm: float, scratch: torch.Tensor) -> None:
     """One row on the host: the probable tokens are few, and only blocks that have one are looked at twice."""
     import torch
+
+    from vllm_graft.bindings.sampling.truncation import log_of_sum
 
     size = min(_BLOCK, row.shape[0])
     whole = row.shape[0] - row.shape[0] % size
     blocks, rest = row[:whole].view(-1, size), row[whole:]
     tops = blocks.amax(1)
-    greatest = max(tops.max().item(), rest.max().item() if len(rest) else -math.inf)
+    greatest = torch.cat([tops, rest]).max().item()
     if greatest == -math.inf:
         return
-    limit = greatest + math.log((row - greatest).exp_().sum().item()) + logarithm
+    limit = greatest + log_of_sum(row, greatest, scratch) + logarithm
     (some,) = (tops >= limit).nonzero(as_tuple=True)
     near = blocks[some]
     probable = torch.cat([near.flatten(), rest])

@@ -65,7 +65,8 @@ def exclude(logits: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor, logar
     """Of the tokens that are at least as probable as the threshold only the least probable stays, where drawn."""
     vocabulary = logits.shape[1]
     count, pieces = rows.shape[0], triton.cdiv(vocabulary, _PIECE)
-    greatest, sums = torch.empty((2, count, pieces), dtype=torch.float32, device=logits.device).unbind()
+    # Apart, because halves of one would lie at addresses that Triton compiles for one by one.
+    greatest, sums = (torch.empty((count, pieces), dtype=torch.float32, device=logits.device) for _ in range(2))
     _pieces_kernel[(count, pieces)](
         logits, logits.stride(0), rows, drawn, vocabulary, pieces, greatest, sums, _PIECE
     )  # fmt: skip

@@ -10,31 +10,55 @@ import numpy as np
 from vllm_graft.plugins.samplers.matching import LONGEST
 
 _PEELS: Final = 8
+_ONE: Final = np.int16(1)
+_LONGEST: Final = np.int16(LONGEST)
 
 
 class DenseMatches:
-    """How many tokens up to each place equal the end of the text; ``run``: tokens at the end that are no breakers."""
+    """How many tokens up to each place of the window equal the end of the text."""
 
-    def __init__(self, tokens: Sequence[int], window: int, run: int) -> None:
+    def __init__(self, tokens: Sequence[int], window: int) -> None:
         self._window = window
         self._count = len(tokens)
         self._text = np.empty(2 * window, dtype=np.int64)
         self._text[: self._count] = tokens
         self._lengths = np.zeros(2 * window, dtype=np.int16)
-        self._measure(run)
+        self._reach = np.minimum(np.arange(1, window + 1), LONGEST).astype(np.int16)
 
-    def push(self, token: int, *, broken: bool) -> None:
-        """The text goes on with this token; ``broken``: matches end here."""
+    def append(self, token: int) -> None:
+        """The text goes on, and lengths are not asked for."""
         if self._count == len(self._text):
             self._make_room()
-        low, count = max(0, self._count - self._window), self._count
-        before = self._lengths[low : count - 1] + np.int16(1)
-        self._lengths[low] = 1
-        self._lengths[low + 1 : count] = np.minimum(before, LONGEST)
-        self._lengths[low:count] *= (self._text[low:count] == token) & (not broken)
-        self._text[count] = token
-        self._lengths[count] = 0
+        self._text[self._count] = token
         self._count += 1
+
+    def push(self, token: int, *, broken: bool) -> None:
+        """The text goes on, and the lengths with it; ``broken``: all matches end here."""
+        if self._count == len(self._text):
+            self._make_room()
+        low, count, lengths = max(0, self._count - self._window), self._count, self._lengths
+        if broken:
+            lengths[low:count] = 0
+        else:
+            before = lengths[low : count - 1] + _ONE
+            lengths[low] = 1
+            np.minimum(before, _LONGEST, out=lengths[low + 1 : count])
+            lengths[low:count] *= self._text[low:count] == token
+        self._text[count] = token
+        lengths[count] = 0
+        self._count += 1
+
+    def measure(self, run: int) -> None:
+        """Find the lengths without knowledge of those before; ``run``: tokens at the end that are no breakers."""
+        low, last, text, lengths = max(0, self._count - self._window), self._count - 1, self._text, self._lengths
+        lengths[low : last + 1] = 0
+        at = low + np.flatnonzero(text[low:last] == text[last])
+        length = 0
+        while len(at) and length < min(run, LONGEST):
+            length += 1
+            lengths[at] = length
+            at = at[at.searchsorted(low + length) :]
+            at = at[text[at - length] == text[last - length]]
 
     def count(self, shortest: int) -> int:
         """How many matches are at least this long."""
@@ -70,17 +94,7 @@ class DenseMatches:
     def _within(self) -> np.ndarray:
         """The lengths of all places in the window but the last, none reaching out of the window."""
         low, count = max(0, self._count - self._window), self._count - 1
-        return np.minimum(self._lengths[low:count], np.arange(1, count - low + 1, dtype=np.int64)).astype(np.int16)
-
-    def _measure(self, run: int) -> None:
-        text, count = self._text, self._count
-        alive = np.arange(count) < count - 1
-        for length in range(min(run, LONGEST)):
-            alive[:length] = False
-            alive[length:] &= text[: count - length] == text[count - 1 - length]
-            if not alive.any():
-                return
-            self._lengths[:count] += alive
+        return np.minimum(self._lengths[low:count], self._reach[: count - low])
 
     def _make_room(self) -> None:
         keep = self._window

@@ -7,7 +7,7 @@ just as long as the sequence is. Many matches at a time, as in a text that runs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from vllm_graft.contracts.rows import History
@@ -16,8 +16,8 @@ from vllm_graft.plugins.samplers.matching.dense import DenseMatches
 
 _SEQUENCE: Final = 3
 """The longest sequence that is indexed: longer ones make large keys and few places fewer."""
-_MANY: Final = 32
-_FEW: Final = 16
+_MANY: Final = 64
+_FEW: Final = 32
 
 
 class Matcher:
@@ -57,20 +57,22 @@ class Matcher:
             self._follow(tokens[0])
         elif len(tokens) > 1:
             self._push(tokens)
-            self._dense = None
+            self._dense, self._many = None, False
             self._live = self._found_anew()
 
     def followers(self) -> Mapping[int, int]:
         """The tokens that came after a match, each with the length of its longest match."""
         if self._shortest == 0:
             return dict.fromkeys(self._tokens[-self._window :], 0)
-        if self._dense is not None:
+        if self._dense is not None and self._many:
             return self._dense.followers(self._shortest)
         found: dict[int, int] = {}
+        shortest, tokens = self._shortest, self._tokens
+        after, before_window = 1 - self._base, self._start - 1
         for end, length in self._live.items():
-            length = min(length, end - self._start + 1, LONGEST)
-            if length >= self._shortest:
-                token = self._tokens[end + 1 - self._base]
+            length = min(length, end - before_window, LONGEST)
+            if length >= shortest:
+                token = tokens[end + after]
                 if length > found.get(token, 0):
                     found[token] = length
         return found
@@ -85,16 +87,18 @@ class Matcher:
         self._tokens, self._before = [], []
         self._index, self._older = {}, {}
         self._key = self._run = 0
-        self._live, self._dense = {}, None
+        self._live, self._dense, self._many = {}, None, False
 
     def _follow(self, token: int) -> None:
         """One token more."""
         self._push((token,))
-        if self._dense is not None:
+        if self._dense is not None and self._many:
             self._dense.push(token, broken=self._run == 0)
             if self._dense.count(self._size) <= _FEW:
-                self._live, self._dense = self._dense.ends(self._size, self._seen), None
+                self._live, self._many = self._dense.ends(self._size, self._seen), False
             return
+        if self._dense is not None:
+            self._dense.append(token)
         if self._before[-1] < 0:
             self._live = {}
             return
@@ -105,26 +109,28 @@ class Matcher:
         before, shorter = self._live, self._size - 1
         self._live = {end: before.get(end - 1, shorter) + 1 for end in ends}
 
-    def _push(self, tokens: Iterable[int]) -> None:
+    def _push(self, tokens: Sequence[int]) -> None:
         """Into the index."""
-        breakers, known = self._breakers, len(self._breakers)
+        breakers, known, size, mask = self._breakers, len(self._breakers), self._size, self._mask
+        index, older, before = self._index, self._older, self._before
+        at, run, key = self._seen, self._run, self._key
         for token in tokens:
-            at = self._seen
-            self._seen += 1
-            self._tokens.append(token)
+            last = -1
             if token < 0 or (token < known and breakers[token]):
-                self._run = 0
-                self._before.append(-1)
-                continue
-            self._run += 1
-            self._key = key = (self._key << 32 | token) & self._mask
-            if self._run < self._size:
-                self._before.append(-1)
-                continue
-            last = self._index.get(key)
-            self._before.append(self._older.get(key, -1) if last is None else last)
-            self._index[key] = at
-        if self._seen >= self._turn:
+                run = 0
+            else:
+                run += 1
+                key = (key << 32 | token) & mask
+                if run >= size:
+                    last = index.get(key, -1)
+                    if last < 0:
+                        last = older.get(key, -1)
+                    index[key] = at
+            before.append(last)
+            at += 1
+        self._tokens.extend(tokens)
+        self._seen, self._run, self._key = at, run, key
+        if at >= self._turn:
             self._forget()
 
     def _forget(self) -> None:
@@ -153,7 +159,10 @@ class Matcher:
             return {}
         ends = self._ends()
         if ends is None:
-            self._dense = DenseMatches(self._tokens[-self._window :], self._window, self._run)
+            if self._dense is None:
+                self._dense = DenseMatches(self._tokens[-self._window :], self._window)
+            self._dense.measure(self._run)
+            self._many = True
             return {}
         return {end: self._length(end) for end in ends}
 

@@ -165,7 +165,7 @@ def lower_repetitions(
     greatest: float,
 ) -> None:
     """Lower what would continue a repetition; ``windows`` to ``allowed`` have an entry for each slot."""
-    tokens = tokens.contiguous()
+    tokens, slots = tokens.to(torch.int32).contiguous(), slots.to(torch.int64)
     count, columns = tokens.shape
     lowered = torch.empty((count, columns), dtype=torch.float32, device=logits.device)
     grid = (count, triton.cdiv(columns, _BLOCK))
@@ -189,7 +189,7 @@ def ban_repetitions(
     vocabulary: int,
 ) -> None:
     """Ban what would complete a sequence; ``windows`` to ``needed`` have an entry for each slot."""
-    tokens = tokens.contiguous()
+    tokens, slots = tokens.to(torch.int32).contiguous(), slots.to(torch.int64)
     count, columns = tokens.shape
     banned = torch.empty_like(tokens)
     _banned_kernel[(count, triton.cdiv(columns, _BLOCK))](
@@ -200,6 +200,7 @@ def ban_repetitions(
 
 def ban(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
     """Set logits to -inf; a row of ``tokens`` [rows, k] that would leave nothing possible changes nothing."""
+    tokens = tokens.to(torch.int32)
     count, columns = tokens.shape
     before = torch.empty((count, columns), dtype=torch.float32, device=logits.device)
     _write_banned_kernel[(count,)](

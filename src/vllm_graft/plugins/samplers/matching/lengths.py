@@ -9,6 +9,8 @@ from vllm_graft.plugins.samplers.matching import LONGEST
 if TYPE_CHECKING:
     import torch
 
+    from vllm_graft.contracts import ServedModel
+
 
 def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Tensor | None = None) -> torch.Tensor:
     """How many tokens right before each column equal the end of its row.
@@ -41,3 +43,10 @@ def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Ten
 def newest_first(tokens: torch.Tensor) -> torch.Tensor:
     """The last tokens of each row, as many as a match can be long, the newest in the first column."""
     return tokens[:, -LONGEST:].flip(1)
+
+
+def no_tokens(model: ServedModel, window: int) -> torch.Tensor:
+    """The history of one row that has none."""
+    import torch
+
+    return torch.full((1, window), -1, dtype=torch.int32, device=model.device)
