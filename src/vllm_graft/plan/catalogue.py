@@ -21,6 +21,7 @@ SHIPPED: Final[Mapping[str, str]] = {
     "async-history": "vllm_graft.plugins.patches.async_history:AsyncHistory",
     "lora-path-guard": "vllm_graft.plugins.patches.lora_path_guard:LoraPathGuard",
     "stat-logger-guard": "vllm_graft.plugins.patches.stat_logger_guard:StatLoggerGuard",
+    "constrained-json": "vllm_graft.plugins.samplers.constrained_json:ConstrainedJSONSampler",
     "dry": "vllm_graft.plugins.samplers.dry:Dry",
     "no-repeat-ngram": "vllm_graft.plugins.samplers.no_repeat_ngram:NoRepeatNgram",
     "top-n-sigma": "vllm_graft.plugins.samplers.top_n_sigma:TopNSigma",

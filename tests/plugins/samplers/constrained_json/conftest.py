@@ -90,7 +90,8 @@ def write(sampler, tokenizer):
     def run(*writers: Writer, forget: bool = False) -> list[str]:
         while going := [writer for writer in writers if not writer.done]:
             logits = torch.stack([writer.logits() for writer in going])
-            for writer, token in zip(going, sampler.sample(logits, [writer.params for writer in going]), strict=True):
+            picked = sampler.sample(logits, [writer.params for writer in going]).tolist()
+            for writer, token in zip(going, picked, strict=True):
                 writer.generated.append(token)
                 if forget:
                     writer.params.state.clear()

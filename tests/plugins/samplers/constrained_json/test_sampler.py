@@ -70,7 +70,7 @@ class TestDocuments:
         writer = request_of()
         writer.generated += tokenizer.encode('{"a": 1}')
         for _ in range(3):
-            writer.generated += sampler.sample(writer.logits()[None].clone(), [writer.params])
+            writer.generated += sampler.sample(writer.logits()[None].clone(), [writer.params]).tolist()
         assert writer.generated[-3:] == [tokenizer.eos_token_id] * 3
 
     def test_no_special_token_is_picked(self, request_of, sampler, tokenizer):
@@ -80,7 +80,7 @@ class TestDocuments:
         logits = writer.logits()[None].clone()
         logits[:, tokenizer.all_special_ids] = 1e4
         logits[:, len(tokenizer) :] = 1e4
-        (token,) = sampler.sample(logits, [writer.params])
+        (token,) = sampler.sample(logits, [writer.params]).tolist()
         assert token not in tokenizer.all_special_ids
         assert token < len(tokenizer)
 
@@ -90,7 +90,7 @@ class TestDocuments:
         while not writer.done:
             logits = writer.logits()[None].clone()
             logits[:, blank] += 100.0
-            writer.generated += sampler.sample(logits, [writer.params])
+            writer.generated += sampler.sample(logits, [writer.params]).tolist()
         json.loads(tokenizer.decode(writer.generated, skip_special_tokens=True))
 
     def test_where_all_allowed_tokens_were_taken_away_it_ends_the_document(self, request_of, sampler, tokenizer):
@@ -101,7 +101,7 @@ class TestDocuments:
             while not writer.done:
                 logits = torch.full((1, writer.noise.shape[1]), float("-inf"))
                 logits[0, 5] = 1.0
-                writer.generated += sampler.sample(logits, [writer.params])
+                writer.generated += sampler.sample(logits, [writer.params]).tolist()
             assert json.loads(tokenizer.decode(writer.generated, skip_special_tokens=True)) == {"a": [1, "b"]}
 
 
@@ -130,8 +130,8 @@ class TestRepeating:
 
     def test_a_step_that_is_computed_twice_gives_the_same(self, request_of, sampler):
         writer = request_of(seed=None)
-        first = sampler.sample(writer.logits()[None].clone(), [writer.params])
-        assert sampler.sample(writer.logits()[None].clone(), [writer.params]) == first
+        first = sampler.sample(writer.logits()[None].clone(), [writer.params]).tolist()
+        assert sampler.sample(writer.logits()[None].clone(), [writer.params]).tolist() == first
 
     def test_without_a_seed_two_ranks_agree_and_two_requests_differ(self, sampler, request_of):
         texts = []
@@ -141,7 +141,9 @@ class TestRepeating:
             writers = [request_of(seed=None) for _ in range(2)]
             for _ in range(20):
                 logits = torch.stack([writer.logits() for writer in writers])
-                for writer, token in zip(writers, rank.sample(logits, [w.params for w in writers]), strict=True):
+                for writer, token in zip(
+                    writers, rank.sample(logits, [w.params for w in writers]).tolist(), strict=True
+                ):
                     writer.generated.append(token)
             texts.append([writer.generated for writer in writers])
         assert texts[0] == texts[1]
@@ -169,7 +171,7 @@ class TestRefusals:
         writer.generated += [sampler._masks._trie.tokens(1)[0]]
         logits = writer.logits()[None].clone()
         with caplog.at_level(logging.WARNING):
-            tokens = [sampler.sample(logits.clone(), [writer.params]) for _ in range(2)]
+            tokens = [sampler.sample(logits.clone(), [writer.params]).tolist() for _ in range(2)]
         assert tokens == [[int(logits.argmax())]] * 2
         assert [record.getMessage() for record in caplog.records if "something else picked it" in record.getMessage()]
         assert len(caplog.records) == 1
@@ -203,5 +205,5 @@ def test_importing_it_does_not_import_torch():
 def test_params_need_no_more_than_the_contract_has(sampler, model):
     """The defaults of ``Params`` will do."""
     params = Params({key.name: key.default for key in ConstrainedJSONSampler.request_keys()})
-    (token,) = sampler.sample(torch.zeros(1, model.vocabulary), [params])
+    (token,) = sampler.sample(torch.zeros(1, model.vocabulary), [params]).tolist()
     assert sampler._texts[token].lstrip().startswith(b"{")

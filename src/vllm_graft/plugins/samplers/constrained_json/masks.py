@@ -50,7 +50,8 @@ class Allowed:
         for _, parts in self._groups[:allowed]:
             for tokens in parts:
                 mask.index_fill_(0, torch.frombuffer(tokens, dtype=torch.int64), 0.0)
-        return mask.to(self._device)
+        # Through pinned memory, the device is not waited for.
+        return mask if self._device.type == "cpu" else mask.pin_memory().to(self._device, non_blocking=True)
 
 
 class Masks:

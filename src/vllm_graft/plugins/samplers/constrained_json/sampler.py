@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -16,7 +15,7 @@ from vllm_graft.contracts.rows import ServedModel
 from vllm_graft.errors import ConfigError
 from vllm_graft.plugins.samplers.constrained_json.automaton import END, Root, State, complete, start, step
 from vllm_graft.plugins.samplers.constrained_json.masks import Masks
-from vllm_graft.plugins.samplers.constrained_json.pick import pick
+from vllm_graft.plugins.samplers.constrained_json.pick import pick, tensor
 from vllm_graft.plugins.samplers.constrained_json.vocabulary import token_bytes
 
 if TYPE_CHECKING:
@@ -94,18 +93,18 @@ class ConstrainedJSONSampler(Sampler):
         self._masks = Masks(self._texts, model.eos, model.vocabulary, model.device)
         self._requests = itertools.count()
 
-    def sample(self, logits: torch.Tensor, params: Sequence[Params]) -> list[int]:
+    def sample(self, logits: torch.Tensor, params: Sequence[Params]) -> torch.Tensor:
         """The token of each row: one mask over the logits, then a draw from what is left."""
+        import torch
+
         choices = [self._choice(one) for one in params]
         for row, choice in zip(logits, choices, strict=True):
             row.add_(choice.mask)
         picked = pick(logits, params, [choice.number for choice in choices])
-        scores = logits.gather(1, picked[:, None])[:, 0].tolist()
         # Where something before this took away all that the document allows, the shortest way to its end is taken.
-        return [
-            choice.way_out if score == -math.inf else token
-            for token, score, choice in zip(picked.tolist(), scores, choices, strict=True)
-        ]
+        nothing_left = logits.gather(1, picked[:, None])[:, 0].isneginf()
+        ways_out = tensor([choice.way_out for choice in choices], logits.device)
+        return torch.where(nothing_left, ways_out, picked)
 
     def _choice(self, params: Params) -> _Choice:
         document = self._document(params)
@@ -135,6 +134,7 @@ class ConstrainedJSONSampler(Sampler):
         if token in self._eos and complete(state):
             return END
         after: State | None = state
+        # A token without a text is as good as a zero byte: it may stand nowhere.
         for byte in self._texts.get(token, b"\0"):
             after = after and step(after, byte, depth)
         if after is None:
