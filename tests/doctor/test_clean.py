@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+from vllm_graft.doctor import examine
+
 SCRIPT = """
 import json, sys, time
 from vllm_graft.doctor import Facts, examine
@@ -31,3 +33,21 @@ def test_the_real_environment_has_no_errors_and_is_read_without_importing_vllm(t
     assert [row for row in told["findings"] if row["level"] == "error"] == []
     assert told["heavy"] == []
     assert told["seconds"] < 1
+
+
+def test_who_does_what_a_finding_says_is_not_told_off_for_it(site, tmp_path, monkeypatch):
+    """The lists that D005 and D006 propose name vLLM's own plugins too, which then have nothing to do."""
+    monkeypatch.chdir(tmp_path)
+    entries = {
+        "vllm.endpoint_plugins": {"routes": "mine:register"},
+        "vllm.stat_logger_plugins": {"stats": "mine:Stats"},
+    }
+    site.package("mine", entries, {"mine": "class Stats: ...\ndef register(): ...\n"})
+    site.path += sys.path
+    (finding,) = site.found("D006")
+    site.environ["VLLM_PLUGINS"] = finding.fix.removeprefix("set VLLM_PLUGINS=").partition(", which")[0]
+    assert {finding.level for finding in examine(site.facts())} <= {"info"}
+    site.environ["VLLM_PLUGINS"] = "graft,routes"
+    (finding,) = (finding for finding in site.found("D005") if finding.level == "warning")
+    site.environ["VLLM_PLUGINS"] = finding.fix.removeprefix("to have them, set VLLM_PLUGINS=")
+    assert {finding.level for finding in examine(site.facts())} <= {"info"}

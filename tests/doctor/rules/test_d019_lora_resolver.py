@@ -71,6 +71,10 @@ def test_a_resolver_that_is_named_without_a_source_does_nothing(site):
     site.environ.update({"VLLM_PLUGINS": "lora_filesystem_resolver", UPDATING: "1"})
     (finding,) = site.found("D019")
     assert finding.what.endswith("VLLM_LORA_RESOLVER_CACHE_DIR is not set")
+    assert finding.level == "warning"
+    site.environ[UPDATING] = "0"
+    (finding,) = site.found("D019")
+    assert finding.level == "info", "a list may name it only to keep on what is on without a list"
 
 
 def test_the_one_that_downloads_must_be_named(site):

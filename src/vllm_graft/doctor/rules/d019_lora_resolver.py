@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vllm_graft.doctor import engine, resolvers
 from vllm_graft.doctor.facts import Facts
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, Level
 
 CODE = "D019"
 TITLE = "A LoRA resolver that is never asked"
@@ -39,7 +39,7 @@ def _own(facts: Facts, name: str, source: str) -> Iterator[Finding]:
     if missing:
         yield Finding(
             CODE,
-            "error" if _is_meant(facts, name) else "warning",
+            _level(facts, name, source),
             f"plugin {name!r}",
             f"this LoRA resolver is asked for and will not resolve anything: {_and(missing)}",
             source if facts.environ.get(source) else "VLLM_PLUGINS",
@@ -58,10 +58,13 @@ def _own(facts: Facts, name: str, source: str) -> Iterator[Finding]:
         )
 
 
-def _is_meant(facts: Facts, name: str) -> bool:
-    """Whether more than the folder, which may be part of an image, says that this server is to resolve adapters."""
+def _level(facts: Facts, name: str, source: str) -> Level:
+    """An error where two settings ask for it: a source may be part of an image, a name of a list that keeps all on."""
     lora = facts.arguments.switched("--enable-lora") and not facts.arguments.given("--lora-modules")
-    return bool(engine.switched_on(facts, resolvers.UPDATING) or lora or name in (facts.allowed or ()))
+    meant = bool(engine.switched_on(facts, resolvers.UPDATING) or lora)
+    if not facts.environ.get(source):
+        return "warning" if meant else "info"
+    return "error" if meant or name in (facts.allowed or ()) else "warning"
 
 
 def _missing(facts: Facts) -> dict[str, str]:
