@@ -92,6 +92,20 @@ def check_longest():
     torch.testing.assert_close(first, second, rtol=1e-4, atol=0)
 
 
+def check_tokens_that_are_not_known():
+    """They match nothing, not even one another."""
+    kernels._BLOCK = 16
+    dry = made(Dry, VOCABULARY, slots=SLOTS, options={"window": 20})
+    dry.open(0, params_of(Dry, dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=1, dry_sequence_breakers=[]))
+    for text, expected in (([4, -1, 5, 4, -1], []), ([4, -1, 2, 5, 4, -1, 2], [[0, 5]])):
+        rows = rows_of({0: 0}, Tensors({0: text}))
+        for way in (dry._lower_by_torch, dry._lower_by_kernel):
+            logits = torch.zeros(1, VOCABULARY)
+            way(logits, rows, rows.history.tokens(rows, 20))
+            assert logits.nonzero().tolist() == expected, (text, way)
+            assert logits.sum() == -len(expected)
+
+
 def check_no_repeat_ngram():
     """Sizes, windows, whitelists, rows in which nothing would stay, nobody's rows."""
     kept = 0

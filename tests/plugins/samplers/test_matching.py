@@ -74,6 +74,18 @@ def test_a_circle_goes_in_and_out_of_the_dense_form():
     assert sum(one != next for one, next in pairwise(forms)) > 4
 
 
+def test_many_matches_end_at_the_window_too():
+    """The longest match of a token is the one that reaches out of the window."""
+    phrase = list(range(10, 20))
+    text = [*phrase, 1, *[17, 18, 19, 2] * 70, *phrase]
+    for window in range(len(text) - 9, len(text) + 1):
+        matcher = Matcher(2, window)
+        for end in range(1, len(text) + 1):
+            matcher.catch_up(Lists({0: text[:end]}), 0)
+        assert matcher._many
+        assert matcher.followers() == followers(text, window, 2)
+
+
 def test_followers_of_many_kinds_are_all_found():
     """More distinct tokens after a match than are looked for one by one, some of them twice."""
     text = [token for other in [*range(2, 80), 5, 6] for token in (1, other, 0)] + [1]
