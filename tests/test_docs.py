@@ -12,16 +12,23 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 
 import vllm_graft
 from vllm_graft import contracts
+from vllm_graft.bindings.sampling.mux import Mux
+from vllm_graft.bindings.sampling.planned import Planned
+from vllm_graft.bindings.sampling.requests import Catalogue, listing, offered
+from vllm_graft.bindings.sampling.steps import HostStep, Tokens
 from vllm_graft.cli import COMMANDS, main
 from vllm_graft.cli.serve import check_plugins_variable
 from vllm_graft.cli.status import render
-from vllm_graft.contracts import BatchRecord, RequestRecord
+from vllm_graft.contracts import BatchRecord, Key, RequestRecord, ServedModel
+from vllm_graft.contracts.request_keys import read_keys
+from vllm_graft.contracts.sampling import Chosen
 from vllm_graft.errors import GraftError
 from vllm_graft.ledger import Ledger, missing, runs
 from vllm_graft.ledger.folder import home_in, state_folder
@@ -518,7 +525,8 @@ class TestNames:
 
     def test_every_method_of_a_contract_has_a_docstring(self):
         for name in contracts.__all__:
-            for method, value in vars(getattr(contracts, name)).items():
+            contract = getattr(contracts, name)
+            for method, value in vars(contract).items() if isinstance(contract, type) else ():
                 if inspect.isfunction(value) and not method.startswith("_"):
                     assert value.__doc__, f"{name}.{method}"
 
@@ -561,7 +569,15 @@ class TestNames:
         text = next(path for path in DOCS.rglob("*.md") if f"\n## {item}\n" in path.read_text(encoding="utf-8"))
         rows = re.findall(r"^\| `(\w+)` \| `?(.+?)`? \|", section(text.read_text(encoding="utf-8"), item), re.MULTILINE)
         options = getattr(load(SHIPPED[item], item, "vllm-graft"), "options", {})
-        assert rows == [(name, str(default)) for name, default in options.items()]
+        rows = [(name, shown.lower() if shown in ("True", "False") else shown) for name, shown in rows]
+        expected = [(name, _in_toml(default)) for name, default in options.items()]
+        # What every sampler has is on the page of all samplers, and may be left out.
+        assert rows in (expected, [row for row in expected if row[0] not in Chosen.options])
+
+    def test_the_options_of_every_sampler_are_in_their_table(self):
+        text = section(page("samplers.md"), "Options of every sampler")
+        rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", text, re.MULTILINE)
+        assert rows == [(name, _in_toml(default)) for name, default in Chosen.options.items()]
 
     def test_every_method_of_a_session_is_in_its_table(self, tmp_path: Path):
         rows = re.findall(r"^\| `(\w+)(\(?)", section(page("testing.md"), "Session"), re.MULTILINE)
@@ -576,11 +592,150 @@ class TestNames:
         text = section(page("how-it-works.md"), "Our own places in vLLM")
         assert re.findall(r"^\| (`vllm.+?`) \|", text, re.MULTILINE) == places
 
+    def test_the_places_of_the_sampler_point_are_listed(self):
+        from vllm_graft.bindings.sampling.places import PLACES
+
+        hooks = [(place.declaration.target, hook.attribute) for place in PLACES for hook in place.declaration.hooks]
+        text = section(page("how-it-works.md"), "The places of the sampler point")
+        listed = re.findall(r"^\| (`vllm.+?`) \|", text, re.MULTILINE)
+        assert listed == [f"`{target}.{attribute}`" for target, attribute in hooks]
+
     def test_the_changelog_knows_this_version_and_every_command(self):
         text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
         assert f"## [{vllm_graft.__version__}]" in text
         for command in COMMANDS:
             assert f"`{command}`" in text
+
+
+SAMPLERS = ("dry", "no-repeat-ngram", "top-n-sigma", "xtc")
+OWN = DOCS / "samplers" / "write-your-own.md"
+
+
+class TestSamplers:
+    """The pages of the samplers: keys, messages, and a tutorial whose code runs."""
+
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_every_key_is_in_the_table_of_its_page(self, name: str):
+        rows = re.findall(r"^\| (`.+) \|$", section(page(f"samplers/{name}.md"), "Keys"), re.MULTILINE)
+        found = [[cell.strip() for cell in row.split("|")][:5] for row in rows]
+        assert found == [_key_row(key) for key in sampler(name).request_keys()]
+
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_the_example_of_a_page_is_a_good_request(self, name: str):
+        (block,) = blocks("json", DOCS / "samplers" / f"{name}.md")
+        request = json.loads(block.text)
+        kind = sampler(name)
+        found = read_keys(kind.request_keys(), {**request, **request.get("vllm_xargs", {})})
+        kind.check(found)
+        assert kind.asked(found)
+
+    def test_every_one_that_ships_is_in_the_table_with_its_stage(self):
+        text = section(page("samplers.md"), "What ships")
+        rows = re.findall(r"^\| `([\w-]+)` \| .+? \| (`.+?`) \| (\w+) \|", text, re.MULTILINE)
+        shipped = [name for name, target in SHIPPED.items() if ".plugins.samplers." in target]
+        assert sorted(name for name, _, _ in rows) == sorted(shipped)
+        for name, main_keys, stage in rows:
+            kind = sampler(name)
+            assert {key.strip("` ") for key in main_keys.split(",")} <= {key.name for key in kind.request_keys()}
+            assert stage == getattr(kind, "stage", "picks")
+
+    def test_a_bad_request_gets_the_message(self):
+        catalogue = Catalogue(offered(_samplers("dry", "xtc"), None))
+        rows = rows_of("samplers.md", "bad requests")
+        assert len(rows) == 6
+        for row in rows:
+            request = re.match(r"`(.+?)`", row[0])
+            assert request is not None
+            with pytest.raises(ValueError, match="^" + re.escape(row[1].strip("`")) + "$"):
+                catalogue.check(json.loads(request[1]))
+
+    def test_what_a_server_has_is_what_the_page_shows(self):
+        shown = json.loads(blocks("json", DOCS / "samplers.md")[1].text)
+        assert listing(_samplers("xtc"), None)["samplers"] == [shown]
+
+    def test_the_strategy_of_the_tutorial_works_as_a_package(self, site: Path):
+        """In the multiplexer of a worker, on a row whose limit is known."""
+        import torch
+
+        package(site, "samplers/write-your-own.md", "samplers")
+        (item,) = planned("samplers/write-your-own.md").items
+        assert (item.name, item.package, item.roles) == ("top-a", "acme-graft", ("worker",))
+        logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 2).log()
+        _step(load(item.target, item.name, item.package), logits, [{"top_a": 0.8}, {}])
+        assert logits[0].exp().tolist() == pytest.approx([0.5, 0.3, 0, 0])
+        assert logits[1].exp().tolist() == pytest.approx([0.5, 0.3, 0.15, 0.05])
+
+    def test_the_unit_tests_of_the_tutorial_pass(self, site: Path):
+        package(site, "samplers/write-your-own.md", "samplers")
+        scope: dict[str, object] = {"__name__": "example"}
+        block = blocks("python", OWN)[1]
+        exec(compile(block.text, str(block), "exec"), scope)
+        tests = [value for name, value in scope.items() if name.startswith("test_") and callable(value)]
+        assert len(tests) == 2
+        for test in tests:
+            test()
+
+    def test_the_other_strategies_of_the_tutorial_do_what_they_say(self):
+        import torch
+
+        scope: dict[str, object] = {"__name__": "example"}
+        for block in blocks("python", OWN):
+            if "class Fresh" in block.text or "class Settle" in block.text:
+                exec(compile(block.text, str(block), "exec"), scope)
+        logits = torch.zeros(3, 5)
+        _step(scope["Fresh"], logits, [{"fresh": 2.0}, {}, {"fresh": 2.0, "fresh_chance": 0.0}], [1, 3, 3])
+        assert logits.tolist() == [[0, -2, 0, -2, 0], [0] * 5, [0] * 5]
+        logits = torch.ones(2, 5)
+        mux = _step(scope["Settle"], logits, [{"settle": 0.5}, {}])
+        assert logits.tolist() == [[1] * 5] * 2
+        mux.after(torch.tensor([0, 0]))
+        mux.run(logits, HostStep(mux.seeds, {0: Tokens([], []), 1: Tokens([], [])}), [0, 1])
+        assert logits.tolist() == [[1.5] * 5, [1] * 5]
+
+
+def sampler(name: str) -> type[Chosen]:
+    """The class behind a name that ships."""
+    return load(SHIPPED[name], name, "vllm-graft")
+
+
+def _samplers(*names: str) -> Plan:
+    return Plan(tuple(PlanItem("sampler", name, SHIPPED[name], "vllm-graft", ("worker",)) for name in names))
+
+
+def _key_row(key: Key) -> list[str]:
+    """A key as a table has it: name, aliases, type, range, default."""
+    least, most = key.low, key.high
+    if key.kind.startswith("list"):
+        span = f"up to {most}"
+    elif most is not None:
+        span = f"{least:g} to {most:g}"
+    else:
+        span = "any" if least is None else f"{least:g} and more"
+    aliases = ", ".join(f"`{name}`" for name in key.aliases)
+    return [f"`{key.name}`", aliases, key.kind, span, f"`{json.dumps(key.default)}`"]
+
+
+def _in_toml(default: object) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _step(kind: type[Chosen], logits: object, requests: list[dict[str, object]], text: list[int] | None = None) -> Mux:
+    """One step of a sampler over these logits, a row for each request, all with the same text before it."""
+    import torch
+
+    model = ServedModel("m", logits.shape[1], len(requests), torch.device("cpu"))
+    book = Ledger()
+    book.set_item("sampler", "one", "applied")
+    made = Planned(PlanItem("sampler", "one", "m:C", "p", ("worker",), kind.options), kind(), model, book, None)
+    made.setup(model)
+    mux = Mux([made], model, 0)
+    for slot, extra in enumerate(requests):
+        asked = SimpleNamespace(extra_args=extra, temperature=1.0, top_p=1.0, top_k=0, seed=1, max_tokens=9)
+        assert mux.enter(slot, asked, tuple) == bool(extra)
+    texts = {slot: Tokens(text or [], []) for slot in range(len(requests))}
+    mux.run(logits, HostStep(mux.seeds, texts), list(range(len(requests))))
+    assert not made.aside
+    return mux
 
 
 class TestLinks:
