@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from vllm_graft.bindings.sampling.mux import Mux
 from vllm_graft.bindings.sampling.planned import Planned
 from vllm_graft.bindings.sampling.processor import Batch
-from vllm_graft.bindings.sampling.steps import HostStep, Tokens, uniform
-from vllm_graft.contracts import Key, Sampler, SamplingStrategy, ServedModel, Truncation
+from vllm_graft.bindings.sampling.steps import DeviceStep, FedHistory, HostStep, Tokens, uniform
+from vllm_graft.contracts import Key, Rows, Sampler, SamplingStrategy, ServedModel, Truncation
 from vllm_graft.contracts.sampling import Chosen
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
@@ -378,3 +378,25 @@ def test_history_that_vllm_has_not_filled_in_is_an_error_not_a_guess():
     assert Tokens([1, 2], [3]).since(1) == [2, 3]
     assert Tokens([1, 2], [3]).since(2) == [3]
     assert Tokens([1, 2], [3]).since(3) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=30), st.integers(1, 7))
+def test_tokens_sent_to_a_device_are_those_of_the_lists(events, window):
+    """Slots change hands, requests grow by one token or by many; what the device has is what vLLM's lists say."""
+    tokens: dict[int, Tokens] = {slot: Tokens([slot], []) for slot in range(4)}
+    fed = FedHistory(tokens, SLOTS, window, torch.device("cpu"))
+    device, host = DeviceStep(MODEL.per_slot(0, whole=True), fed), HostStep(MODEL.per_slot(0, whole=True), tokens)
+    for slot, number in events:
+        if number == 9:
+            tokens[slot] = Tokens(list(range(slot, slot + 5)), [])
+            fed.enter(slot)
+        else:
+            tokens[slot].output.extend(range(number))
+        pairs = [(row, (slot + row) % 4) for row in range(3)]
+        rows, slots = (torch.tensor(each) for each in zip(*pairs, strict=True))
+        fed.begin(pairs)
+        device.begin(torch.tensor([len(tokens[each]) for _, each in pairs]))
+        seen = [Rows(rows, slots, step, pairs) for step in (device, host)]
+        assert torch.equal(seen[0].history.tokens(seen[0], window), seen[1].history.tokens(seen[1], window))
+        assert torch.equal(seen[0].positions, seen[1].positions)

@@ -15,7 +15,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from sampler_steps import Tensors, made, params_of, rows_of
 
-from vllm_graft.bindings.sampling import truncation, truncation_kernels
+from vllm_graft.bindings.sampling import random_kernel, steps, truncation, truncation_kernels
 from vllm_graft.plugins.samplers import xtc_kernels
 from vllm_graft.plugins.samplers.dry import Dry
 from vllm_graft.plugins.samplers.matching import kernels, writes
@@ -35,6 +35,17 @@ def some_logits(draw, rows, width=VOCABULARY, step=0):
         masked = torch.rand(width + step, generator=generator) < draw.choice([0.0, 0.3, 0.97, 1.0])
         logits[row, masked] = -math.inf
     return logits[:, :width]
+
+
+def check_randomness():
+    """Numbers that do not fit wrap in the kernel as they do in torch."""
+    draw = random.Random(3)
+    for count in (1, 255, 600):
+        seeds = torch.tensor([draw.randrange(-(2**63), 2**63) for _ in range(count)])
+        positions = torch.tensor([draw.randrange(2**20) for _ in range(count)])
+        for salt in (0, 1, 0x585443):
+            found = random_kernel.uniform_by_triton(seeds, positions, salt)
+            assert torch.equal(found, steps.uniform(seeds, positions, salt))
 
 
 def some_text(draw):

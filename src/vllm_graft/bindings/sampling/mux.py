@@ -65,6 +65,11 @@ class Mux:
         found = list(slots)
         return any(slot in each.opened for each in self.planned if each.opened for slot in found)
 
+    def with_history(self, layout: Sequence[int | None]) -> list[tuple[int, int]]:
+        """Row and slot of the requests whose sampler looks at their tokens."""
+        wanted = [each.opened for each in self.planned if each.made.window and each.opened]
+        return [(row, slot) for row, slot in enumerate(layout) if slot is not None and any(slot in o for o in wanted)]
+
     def run(self, logits: torch.Tensor, step: Step, layout: Sequence[int | None]) -> None:
         """A step in which the host knows whose each row is."""
         if self._layout != layout:
@@ -151,7 +156,7 @@ def _truncate(logits: torch.Tensor, truncations: Sequence[tuple[Planned, Rows]])
         limit = each.threshold(own, rows)
         if limit is not None:
             limits[at] = torch.maximum(limits[at], limit.nan_to_num(nan=float("-inf"), posinf=float("inf")))
-    mask_below(logits, every, limits)
+    mask_below(logits, every, limits, stats.max)
 
 
 def _joined(each: Sequence[Rows], device: torch.device) -> torch.Tensor:

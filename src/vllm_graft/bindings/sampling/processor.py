@@ -14,7 +14,7 @@ from vllm_graft.bindings.sampling import failures, places, requests
 from vllm_graft.bindings.sampling.injection import v2_takes_samplers
 from vllm_graft.bindings.sampling.mux import Mux
 from vllm_graft.bindings.sampling.planned import Planned
-from vllm_graft.bindings.sampling.steps import DeviceHistory, DeviceStep, HostStep, Tokens
+from vllm_graft.bindings.sampling.steps import DeviceHistory, DeviceStep, FedHistory, HostStep, Tokens, tensor
 from vllm_graft.contracts import ServedModel
 from vllm_graft.contracts.sampling import Chosen
 from vllm_graft.ledger import current
@@ -68,8 +68,9 @@ def _ends(model: Any) -> tuple[int, ...]:
 class Batch:
     """The V1 runner's batch: requests under an index that moves, each given a slot that stays."""
 
-    def __init__(self, mux: Mux, tokens: dict[int, Tokens], slots: int) -> None:
+    def __init__(self, mux: Mux, tokens: dict[int, Tokens], slots: int, fed: FedHistory | None = None) -> None:
         self._mux = mux
+        self._fed = fed
         self._tokens = tokens
         self._free = list(range(slots - 1, -1, -1))
         self._slots: dict[int, int] = {}
@@ -95,6 +96,8 @@ class Batch:
         self._slots[index] = slot
         self._tokens[slot] = Tokens(prompt if prompt is not None else (), output)
         self._mux.enter(slot, params, lambda: output)
+        if self._fed is not None:
+            self._fed.enter(slot)
 
     def _leave(self, index: int) -> None:
         # An index that is filled again in the same step is not among those removed.
@@ -145,8 +148,12 @@ class Processor:
         self.mux = build_mux(model, int(config.model_config.seed or 0), self._fail)
         self.mux.overrides = places.in_force("v1-picks")
         self._after_penalties = places.in_force("after-penalties")
-        self._batch = Batch(self.mux, tokens, slots)
+        self._fed = FedHistory(tokens, slots, self.mux.window, device) if device.type != "cpu" else None
+        self._batch = Batch(self.mux, tokens, slots, self._fed)
         self._host = HostStep(self.mux.seeds, tokens)
+        self._tokens = tokens
+        if self._fed is not None:
+            self._device = DeviceStep(self.mux.seeds, self._fed)
 
     def _begin_v2(self, config: Any, states: Any) -> None:
         model = served_model(config, int(states.max_num_reqs), states.device)
@@ -192,8 +199,17 @@ class Processor:
 
     def run(self, logits: torch.Tensor) -> None:
         """V1: work on a step's logits, once vLLM's penalties are in them."""
-        if self.mux.concerns(self._batch.layout):
-            self.mux.run(logits, self._host, self._batch.layout)
+        layout = self._batch.layout
+        if not self.mux.concerns(layout):
+            return
+        if self._fed is None:
+            self.mux.run(logits, self._host, layout)
+            return
+        lengths = [len(self._tokens[slot]) if slot is not None else 0 for slot in layout]
+        self._device.begin(tensor(lengths, logits.device))
+        if self.mux.window:
+            self._fed.begin(self.mux.with_history(layout))
+        self.mux.run(logits, self._device, layout)
 
     def _apply_v2(self, logits: torch.Tensor, ctx: Any) -> None:
         layout = ctx.idx_mapping_np.tolist()

@@ -1,7 +1,8 @@
 """What a step offers behind ``Rows``: row and slot on the host, positions, randomness that needs no generator, history.
 
-The V1 model runner keeps a request's tokens in lists on the host, the V2 runner on the device. ``HostStep`` and
-``DeviceStep`` offer the same from either.
+The V1 model runner keeps a request's tokens in lists on the host, the V2 runner on the device. ``HostStep`` works where
+logits and tokens are both on the host, ``DeviceStep`` where the logits are on a device: there the last tokens are kept
+beside them, whichever runner they come from.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, salt: int) -> torch.Te
     """Numbers in [0, 1), each a hash of seed, position and salt; the same on every device."""
     import torch
 
+    from vllm_graft.bindings.sampling.truncation import has_triton
+
+    if has_triton(seeds):
+        from vllm_graft.bindings.sampling.random_kernel import uniform_by_triton
+
+        return uniform_by_triton(seeds, positions, salt)
     mixed = _mix(seeds + _mix(positions + (salt << 32)))
     return ((mixed >> 40) & 0xFFFFFF).to(torch.float32) / 16777216.0
 
@@ -72,7 +79,7 @@ def _shifted(number: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 class HostStep:
-    """A step of the V1 model runner: everything but the logits is on the host."""
+    """A step of the V1 model runner on a CPU: everything is on the host."""
 
     def __init__(self, seeds: PerSlot, tokens: dict[int, Tokens]) -> None:
         self._seeds = seeds
@@ -117,16 +124,133 @@ class HostHistory:
         return tensor([token for line in lines for token in line], rows.rows.device).view(len(lines), window)
 
 
-class DeviceStep:
-    """A step of the V2 model runner: rows, positions and tokens are on the device."""
+class Ring:
+    """The last tokens of each slot, near the device.
 
-    def __init__(self, seeds: PerSlot, history: DeviceHistory) -> None:
+    A token stands at its position modulo the ring's size, so that drafts which were refused are overwritten by what
+    came instead, and a step that is computed twice writes the same again.
+    """
+
+    def __init__(self, slots: int, window: int, device: torch.device) -> None:
+        import torch
+
+        self.size = window + _DRAFTS
+        self.device = device
+        self._tokens = torch.full((slots + 1, self.size), -1, dtype=torch.int32, device=device)
+        self._back = torch.arange(self.size, 0, -1, device=device)
+
+    def write(self, slots: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Put tokens where they belong; positions count from 0."""
+        self._tokens[slots, positions % self.size] = tokens.to(self._tokens.dtype)
+
+    def last(self, slots: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
+        """The tokens before each position, [slots, window], the newest in the last column, -1 where there is none."""
+        import torch
+
+        at = positions[:, None] - self._back[self.size - window :]
+        return torch.where(at >= 0, self._tokens[slots[:, None], at % self.size], -1)
+
+
+class DeviceHistory:
+    """The V2 runner's tokens: it keeps them in memory of the host that the device reads over its bus, and those that
+    are wanted are copied into a ring when a request enters, and with each step that feeds one more."""
+
+    on_host = False
+
+    def __init__(self, states: Any, window: int) -> None:
+        self.slots: int = states.max_num_reqs
+        self._states = states
+        self._ring = Ring(self.slots, window, states.device)
+        self._new: list[int] = []
+
+    def enter(self, slot: int) -> None:
+        """A request has this slot now; its tokens are fetched with the next step."""
+        self._new.append(slot)
+
+    def begin(self, slots: torch.Tensor, positions: torch.Tensor, fed: torch.Tensor) -> None:
+        """Keep up with a step: ``fed`` is each row's newest token, ``positions`` counts it in."""
+        if self._new:
+            self._fetch(tensor(sorted(set(self._new)), self._ring.device))
+            self._new.clear()
+        self._ring.write(slots, positions - 1, fed)
+
+    def _fetch(self, slots: torch.Tensor) -> None:
+        import torch
+
+        ages = torch.arange(self._ring.size, device=self._ring.device)
+        at = self._states.total_len.gpu[slots].to(torch.int64)[:, None] - 1 - ages
+        tokens = self._states.all_token_ids.gpu[slots[:, None], at.clamp(min=0)]
+        self._ring.write(slots[:, None], at, torch.where(at >= 0, tokens, -1))
+
+    def length(self, slot: int) -> int:
+        """How many tokens the request has; waits for the device."""
+        return int(self._states.total_len.gpu[slot].item())
+
+    def since(self, slot: int, start: int) -> Sequence[int]:
+        """The request's tokens from an index on; waits for the device."""
+        found: list[int] = self._states.all_token_ids.gpu[slot, start : self.length(slot)].tolist()
+        return found
+
+    def tokens(self, rows: Rows, window: int) -> torch.Tensor:
+        """The last tokens of each row, the newest in the last column."""
+        return self._ring.last(rows.slots, rows.positions, window)
+
+
+class FedHistory:
+    """The V1 runner's tokens where the logits are on a device: vLLM's lists, of which what is new is sent along."""
+
+    on_host = False
+
+    def __init__(self, tokens: dict[int, Tokens], slots: int, window: int, device: torch.device) -> None:
+        self.slots = slots
+        self._tokens = tokens
+        self._ring = Ring(slots, window, device)
+        self._sent: dict[int, int] = {}
+
+    def enter(self, slot: int) -> None:
+        """A request has this slot now; its tokens are sent with the next step."""
+        self._sent.pop(slot, None)
+
+    def begin(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Send the tokens that these requests have and the device has not: for most of them the last one."""
+        slots: list[int] = []
+        positions: list[int] = []
+        tokens: list[int] = []
+        for _, slot in pairs:
+            held = self._tokens[slot]
+            end = len(held)
+            new = held.since(max(self._sent.get(slot, 0), end - self._ring.size))
+            self._sent[slot] = end
+            slots += [slot] * len(new)
+            positions += range(end - len(new), end)
+            tokens += new
+        if tokens:
+            sent = tensor([*slots, *positions, *tokens], self._ring.device).view(3, -1)
+            self._ring.write(sent[0], sent[1], sent[2])
+
+    def length(self, slot: int) -> int:
+        """How many tokens the request has."""
+        return len(self._tokens[slot])
+
+    def since(self, slot: int, start: int) -> Sequence[int]:
+        """The request's tokens from an index on."""
+        return self._tokens[slot].since(start)
+
+    def tokens(self, rows: Rows, window: int) -> torch.Tensor:
+        """The last tokens of each row, the newest in the last column."""
+        return self._ring.last(rows.slots, rows.positions, window)
+
+
+class DeviceStep:
+    """A step whose logits, positions and last tokens are on a device."""
+
+    def __init__(self, seeds: PerSlot, history: DeviceHistory | FedHistory) -> None:
         self._seeds = seeds
         self.history = history
         self._positions: torch.Tensor | None = None
 
     def begin(self, positions: torch.Tensor) -> None:
-        """A step: how many tokens stand before the one to be picked, for every row of the logits."""
+        """How many tokens stand before the one to be picked, for every row of the logits."""
         self._positions = positions
 
     def pairs(self, rows: Rows) -> Sequence[tuple[int, int]]:
@@ -143,61 +267,3 @@ class DeviceStep:
     def uniform(self, rows: Rows, salt: int) -> torch.Tensor:
         """A hash of seed and position."""
         return uniform(self._seeds.of(rows), self.positions(rows), salt)
-
-
-class DeviceHistory:
-    """Tokens on the device: a ring of the last ones of each slot.
-
-    vLLM keeps all tokens in memory of the host that the device reads over its bus. The ring is a copy near the device,
-    made when a request enters and kept up with the tokens that each step is fed. A token stands at its position
-    modulo the ring's size, so that drafts which were refused are overwritten by what came instead, and a step that is
-    computed twice writes the same again.
-    """
-
-    on_host = False
-
-    def __init__(self, states: Any, window: int) -> None:
-        import torch
-
-        self.slots: int = states.max_num_reqs
-        self._states = states
-        self._size = window + _DRAFTS
-        self._ring = torch.full((self.slots + 1, self._size), -1, dtype=torch.int32, device=states.device)
-        self._ages = torch.arange(self._size, device=states.device)
-        self._new: list[int] = []
-
-    def enter(self, slot: int) -> None:
-        """A request has this slot now; its tokens are fetched with the next step."""
-        self._new.append(slot)
-
-    def begin(self, slots: torch.Tensor, positions: torch.Tensor, fed: torch.Tensor) -> None:
-        """Keep up with a step: ``fed`` is each row's newest token, ``positions`` counts it in."""
-        if self._new:
-            self._fetch(tensor(sorted(set(self._new)), self._ring.device))
-            self._new.clear()
-        self._ring[slots, (positions - 1) % self._size] = fed.to(self._ring.dtype)
-
-    def _fetch(self, slots: torch.Tensor) -> None:
-        import torch
-
-        total = self._states.total_len.gpu[slots].to(torch.int64)[:, None]
-        at = total - 1 - self._ages
-        tokens = self._states.all_token_ids.gpu[slots[:, None], at.clamp(min=0)]
-        self._ring[slots[:, None], at % self._size] = torch.where(at >= 0, tokens, -1).to(self._ring.dtype)
-
-    def length(self, slot: int) -> int:
-        """How many tokens the request has; waits for the device."""
-        return int(self._states.total_len.gpu[slot].item())
-
-    def since(self, slot: int, start: int) -> Sequence[int]:
-        """The request's tokens from an index on; waits for the device."""
-        found: list[int] = self._states.all_token_ids.gpu[slot, start : self.length(slot)].tolist()
-        return found
-
-    def tokens(self, rows: Rows, window: int) -> torch.Tensor:
-        """The last tokens of each row, the newest in the last column."""
-        import torch
-
-        back = torch.arange(window, 0, -1, device=self._ring.device)
-        at = rows.positions[:, None] - back
-        return torch.where(at >= 0, self._ring[rows.slots[:, None], at % self._size], -1)

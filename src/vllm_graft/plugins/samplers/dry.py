@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from vllm_graft.plugins.samplers.matching.host import Matcher
+
+_LOG: Final = logging.getLogger("vllm.graft")
 
 GREATEST: Final = 1e30
 """Penalties are no greater than this: finite in float32, also after a division by a low temperature."""
@@ -80,6 +83,9 @@ class Dry(SamplingStrategy):
         from vllm_graft.plugins.samplers.matching.sets import TokenSets
 
         self._vocabulary = model.vocabulary
+        self._breaks = model.load_tokenizer is not None
+        if not self._breaks:
+            _LOG.warning("vllm-graft: dry: %s is served without a tokenizer, so no sequence breaker holds", model.name)
         self._breakers = Breakers(lambda: model.tokenizer, model.vocabulary)
         self._sets = TokenSets(model)
         self._multipliers = model.per_slot(0.0)
@@ -104,7 +110,7 @@ class Dry(SamplingStrategy):
         window = min(last, self.window) if last > 0 else self.window
         texts = params["dry_sequence_breakers"]
         assert isinstance(texts, list)
-        breakers = self._breakers.tokens(map(str, texts))
+        breakers = self._breakers.tokens(map(str, texts if self._breaks else ()))
         self._matchers[slot] = Matcher(allowed, window, breakers.flags)
         self._penalties[slot] = [_penalty(multiplier, base, length - allowed) for length in range(LONGEST + 1)]
         self._sets.assign(slot, breakers)
