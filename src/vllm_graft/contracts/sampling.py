@@ -27,10 +27,11 @@ class Chosen(Item):
     """
 
     keys: ClassVar[Sequence[Key | str]] = ()
-    options: ClassVar[Mapping[str, OptionValue]] = {"on_error": "quarantine", "required": False}
-    """Every sampler has these two, whatever options it declares besides: ``on_error`` says what an exception costs,
+    options: ClassVar[Mapping[str, OptionValue]] = {"on_error": "quarantine", "required": False, "budget_us": 0}
+    """Every sampler has these, whatever options it declares besides: ``on_error`` says what an exception costs,
     ``quarantine`` the sampler or ``request`` the request it was raised for; ``required`` refuses a start at which the
-    sampler cannot be used, where else it is left out and its requests are answered with a 400."""
+    sampler cannot be used, where else it is left out and its requests are answered with a 400; ``budget_us`` is what a
+    step may cost, 0 the point's own budget."""
     window: int = 0
     """How many of a request's last tokens are wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
 
@@ -156,6 +157,10 @@ class Sampler(Chosen):
 
     Not with speculative decoding, where rows are no requests: such a request is answered with a 400.
     """
+
+    waits: ClassVar[bool] = True
+    """Whether ``sample`` looks at values on the host. A device is then waited for before the call, and the wait is not
+    counted as this sampler's; set it to False where all of ``sample`` is work that the device does by itself."""
 
     def sample(self, logits: torch.Tensor, params: Sequence[Params]) -> Sequence[int] | torch.Tensor:
         """The token id of each row: ``logits`` is [rows, vocabulary] in float32, a copy."""

@@ -51,7 +51,7 @@ class Planned:
         self._fail = fail if item.options.get("on_error") == "request" else None
         self._ledger = ledger
         self._setup = self._guarded("setup", made.setup, _nothing)
-        self._methods(budget_us(model))
+        self._methods(float(item.options.get("budget_us") or 0) or budget_us(model))
 
     def _methods(self, budget: float) -> None:
         made = self.made
@@ -144,6 +144,9 @@ class Planned:
         """The tokens of these rows; None where vLLM is to pick them."""
         if self._sample is None or self.aside:
             return None
+        if logits.device.type != "cpu" and cast("Sampler", self.made).waits:
+            # What is waited for is the model, and not the sampler's to pay.
+            logits[0, 0].item()
         return cast("torch.Tensor | None", self._sample(logits, rows))
 
     def sampled(self, tokens: torch.Tensor, rows: Rows) -> None:

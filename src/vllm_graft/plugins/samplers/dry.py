@@ -161,7 +161,7 @@ class Dry(SamplingStrategy):
         broken = self._sets.contains(rows.slots, newest_first(tokens))
         lengths = match_lengths(tokens, self._windows.of(rows), broken)
         beyond = (lengths - self._allowed.of(rows)[:, None]).clamp(min=-1)
-        growth = torch.pow(self._bases.of(rows)[:, None], beyond.float()).clamp(max=GREATEST)
+        growth = torch.pow(self._bases.of(rows)[:, None], beyond.float())
         penalties = (self._multipliers.of(rows)[:, None] * growth).clamp(max=GREATEST)
         meant = (beyond >= 0) & (tokens >= 0) & (tokens < self._vocabulary) & (penalties > 0)
         lower(logits, rows.rows, torch.where(meant, tokens, -1), penalties)

@@ -7,9 +7,10 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
 from vllm_graft.contracts import Key, Params, Sampler
+from vllm_graft.contracts.item import OptionValue
 from vllm_graft.contracts.request_keys import KeyValue
 from vllm_graft.contracts.rows import ServedModel
 from vllm_graft.errors import ConfigError
@@ -66,6 +67,8 @@ class ConstrainedJSONSampler(Sampler):
     same requests in the same order get the same answers.
     """
 
+    # Rows are worked on one by one on the host, and an answer that is put aside half-way is no document.
+    options: ClassVar[Mapping[str, OptionValue]] = {"budget_us": 5000}
     keys = (
         Key("json_sampler", "bool", False, switch=True, help="true: the answer is a JSON document"),
         Key("json_max_depth", "int", 8, low=1, high=32, help="how many objects and arrays may be open at a time"),

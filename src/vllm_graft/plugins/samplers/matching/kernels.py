@@ -71,7 +71,7 @@ def _lowered_kernel(
     which = tl.load(set_of_slot + slot)
     lengths = _match(line, at, start, columns, sets, words, which, vocabulary, wanted, True, LONGEST)
     meant = wanted & (lengths >= least)
-    growth = tl.minimum(tl.exp2(tl.log2(tl.load(bases + slot)) * (lengths - least).to(tl.float32)), GREATEST)
+    growth = tl.exp2(tl.log2(tl.load(bases + slot)) * (lengths - least).to(tl.float32))
     penalty = tl.minimum(multiplier * growth, GREATEST)
     row = tl.load(rows + number).to(tl.int64)
     logit = tl.load(logits + row * row_step + token, mask=meant, other=0.0)

@@ -1,0 +1,70 @@
+"""What planned samplers need of the engine's arguments, and when an engine cannot have them."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_graft.bindings.sampling import injection
+from vllm_graft.bindings.sampling.injection import QUALNAME, arguments, left_out
+from vllm_graft.errors import ConfigError
+from vllm_graft.plan import Plan, PlanItem
+
+
+def plan(**options: object) -> Plan:
+    return Plan((PlanItem("sampler", "force", "m:C", "p", ("worker",), options, "graft.toml:2"),))
+
+
+def given(*processors: str) -> SimpleNamespace:
+    return SimpleNamespace(logits_processors=list(processors) or None)
+
+
+def test_the_users_own_logits_processors_are_kept():
+    """Ours comes after them, once."""
+    assert arguments(given("my.mod:Mine"), plan()) == {"logits_processors": ["my.mod:Mine", QUALNAME]}  # type: ignore[arg-type]
+    assert arguments(given("my.mod:Mine", QUALNAME), plan())["logits_processors"].count(QUALNAME) == 1  # type: ignore[arg-type]
+    assert arguments(given("my.mod:Mine"), Plan()) == {}  # type: ignore[arg-type]
+
+
+def test_a_v2_runner_that_takes_no_samplers_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """In 0.26 to 0.30 the order VLLM_USE_V2_MODEL_RUNNER=1 and a sampler contradict one another."""
+    monkeypatch.setattr(injection, "v2_takes_samplers", lambda: False)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(
+        ConfigError, match=r"VLLM_USE_V2_MODEL_RUNNER=1: the sampler 'force' \(graft.toml:2\) cannot run"
+    ):
+        arguments(given(), plan())  # type: ignore[arg-type]
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    assert arguments(given(), plan())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"on_error": "ignore"}, "on_error = 'ignore', which is none of quarantine, request"),
+        ({"budget_us": -1}, "budget_us = -1, which is no time"),
+    ],
+)
+def test_absurd_options_are_refused(options: dict[str, object], said: str):
+    """With the place that asked for the sampler, and where to correct it."""
+    with pytest.raises(ConfigError, match=rf"graft.toml:2: the sampler 'force' has {said}.*\[options.force\]"):
+        arguments(given(), plan(**options))  # type: ignore[arg-type]
+
+
+def engine(runner: str = "generate", *, drafts: bool = False, v2: bool = False) -> SimpleNamespace:
+    model = SimpleNamespace(runner_type=runner)
+    return SimpleNamespace(model_config=model, speculative_config=object() if drafts else None, use_v2_model_runner=v2)
+
+
+def test_engines_that_cannot_have_samplers():
+    """Pooling models, and the V1 runner with drafts; each with its reason."""
+    assert left_out(engine(), plan()) == {}  # type: ignore[arg-type]
+    assert left_out(engine(drafts=True, v2=True), plan()) == {}  # type: ignore[arg-type]
+    assert "picks no tokens" in left_out(engine("pooling"), plan())["force"]  # type: ignore[arg-type]
+    assert "speculative decoding" in left_out(engine(drafts=True), plan())["force"]  # type: ignore[arg-type]
+    assert left_out(engine("pooling"), Plan()) == {}  # type: ignore[arg-type]
+
+
+def test_a_required_sampler_stops_the_start():
+    """Where else it would be left out."""
+    with pytest.raises(ConfigError, match="the sampler 'force' is required and cannot be used: a pooling model"):
+        left_out(engine("pooling"), plan(required=True))  # type: ignore[arg-type]
