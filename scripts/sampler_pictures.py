@@ -172,7 +172,7 @@ def run(name: str, logits: torch.Tensor, words: Sequence[str] = (), **keys: obje
     ledger.set_item("sampler", name, "applied")
     item = PlanItem("sampler", name, SHIPPED[name], "vllm-graft", ("worker",), kind.options)
     planned = Planned(item, kind(), model, ledger, None)
-    planned.setup(model)
+    planned.made.setup(model)
     mux = Mux([planned], model, 0)
     asked = SimpleNamespace(extra_args=keys, temperature=1.0, top_p=1.0, top_k=0, seed=1, max_tokens=None)
     assert mux.enter(0, asked, tuple), f"{name} has nothing to do with {keys}"

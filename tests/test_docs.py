@@ -727,7 +727,7 @@ def _step(kind: type[Chosen], logits: object, requests: list[dict[str, object]],
     book = Ledger()
     book.set_item("sampler", "one", "applied")
     made = Planned(PlanItem("sampler", "one", "m:C", "p", ("worker",), kind.options), kind(), model, book, None)
-    made.setup(model)
+    made.made.setup(model)
     mux = Mux([made], model, 0)
     for slot, extra in enumerate(requests):
         asked = SimpleNamespace(extra_args=extra, temperature=1.0, top_p=1.0, top_k=0, seed=1, max_tokens=9)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class History(Protocol):
     """The tokens of requests so far, prompt and answer.
 
-    On the V1 model runner they are lists in host memory, on the V2 runner a tensor on the device. ``on_host`` tells
-    which is free; the other way works too and costs a copy.
+    Where the logits are in host memory the tokens are there too, as lists; where they are on a device, the last tokens
+    are beside them, as a tensor. ``on_host`` tells which is free; the other way works too and may cost a copy.
     """
 
     @property
@@ -24,11 +24,11 @@ class History(Protocol):
         ...
 
     def length(self, slot: int) -> int:
-        """How many tokens the slot's request has so far. Waits for the device where they are there."""
+        """How many tokens the slot's request has so far. On the V2 model runner it waits for the device."""
         ...
 
     def since(self, slot: int, start: int) -> Sequence[int]:
-        """The tokens of the slot's request from index ``start`` on. Waits for the device where they are there."""
+        """The tokens of the slot's request from index ``start`` on. On the V2 model runner it waits for the device."""
         ...
 
     def tokens(self, rows: Rows, window: int) -> torch.Tensor:
@@ -153,11 +153,12 @@ class ServedModel:
 
     name:           as the server was told it
     vocabulary:     how many logits a row has
-    slots:          how many requests there can be at a time: slots are 0 to slots - 1
+    slots:          slots are numbered from 0 to slots - 1
     device:         where the logits are
     eos:            the tokens that end an answer
     speculative:    whether drafts are verified, so that a request has several rows in a step
     load_tokenizer: see ``tokenizer``
+    at_a_time:      how many requests there can be at a time
     """
 
     name: str
@@ -167,6 +168,7 @@ class ServedModel:
     eos: tuple[int, ...] = ()
     speculative: bool = False
     load_tokenizer: Callable[[], object] | None = None
+    at_a_time: int = 0
 
     def per_slot(self, default: float = 0.0, *, whole: bool = False) -> PerSlot:
         """A number for each slot, on the device: in float32, or a whole number in int64."""

@@ -152,7 +152,7 @@ class Sampler(Chosen):
 
             def sample(self, logits, params):
                 best = logits.topk(2).indices
-                side = [hash((p.seed, len(p.generated))) & 1 for p in params]
+                side = [hash((p.seed or 0, len(p.generated))) & 1 for p in params]
                 return [row[s] for row, s in zip(best.tolist(), side)]
 
     Not with speculative decoding, where rows are no requests: such a request is answered with a 400.

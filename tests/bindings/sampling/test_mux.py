@@ -116,7 +116,7 @@ class Bench:
             self.ledger.set_item("sampler", name, "applied")
             item = PlanItem("sampler", name, "m:C", "p", ("worker",), {**kind.options, **options})
             made.append(Planned(item, kind({}), MODEL, self.ledger, self.failed.__setitem__))
-            made[-1].setup(MODEL)
+            made[-1].made.setup(MODEL)
         self.mux = Mux(made, MODEL, 7)
         self.tokens: dict[int, Tokens] = {}
         self.batch = Batch(self.mux, self.tokens, SLOTS)
@@ -400,3 +400,27 @@ def test_tokens_sent_to_a_device_are_those_of_the_lists(events, window):
         seen = [Rows(rows, slots, step, pairs) for step in (device, host)]
         assert torch.equal(seen[0].history.tokens(seen[0], window), seen[1].history.tokens(seen[1], window))
         assert torch.equal(seen[0].positions, seen[1].positions)
+
+
+class Odd(AtLeast):
+    """A limit that is computed for all but raises for one."""
+
+    keys = (Key("odd", "float", 0.0, switch=True),)
+
+    def open(self, slot, params):
+        self.below[slot] = params.number("odd")
+        return True
+
+    def threshold(self, stats, rows):
+        if any(self.below[slot] == 13 for _, slot in rows.pairs):
+            raise RuntimeError("thirteen")
+        return super().threshold(stats, rows)
+
+
+def test_a_limit_that_raises_costs_its_request_too():
+    """The others' limits hold."""
+    bench = Bench(Odd, on_error="request")
+    bench.change(added=[(0, {"odd": 0.025}), (1, {"odd": 13}), (2, {"odd": 0.015})])
+    kept = [int(row.isfinite().sum()) for row in bench.run(3)]
+    assert kept == [3, VOCABULARY, 2]
+    assert [bench.batch.index(slot) for slot in bench.failed] == [1]

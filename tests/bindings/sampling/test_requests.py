@@ -7,6 +7,7 @@ import pytest
 from vllm_graft.bindings.sampling.requests import Catalogue, Offered, lift, offered
 from vllm_graft.contracts import Key, Sampler, SamplingStrategy
 from vllm_graft.plan import Plan, PlanItem, Run, carry, drop
+from vllm_graft.plan.catalogue import SHIPPED
 
 
 class Warm(SamplingStrategy):
@@ -133,3 +134,15 @@ def test_top_level_keys_are_lifted_and_xargs_count_more(monkeypatch: pytest.Monk
         assert untouched.extra_args is None
     finally:
         drop()
+
+
+def test_names_of_vllms_own_processors_are_left_to_them():
+    """An OCR model's own keys pass where no-repeat-ngram is not loaded; other names are refused as the client said them."""
+    catalogue = Catalogue(offered(Plan((PlanItem("sampler", "dry", SHIPPED["dry"], "vllm-graft", ("worker",)),)), None))
+    catalogue.check({"ngram_size": 20, "window_size": 90, "whitelist_token_ids": [1]})
+    with pytest.raises(ValueError, match="no_repeat_ngram_size: the sampler 'no-repeat-ngram' cannot be used"):
+        catalogue.check({"no_repeat_ngram_size": 3})
+    with pytest.raises(
+        ValueError, match="nsigma: the sampler 'top-n-sigma' cannot be used: this server does not load it"
+    ):
+        catalogue.check({"nsigma": 1.0})

@@ -10,7 +10,7 @@ from sampler_steps import Lists, Tensors, lengths_of, made, params_of, rows_of
 
 from vllm_graft.contracts.request_keys import read_keys
 from vllm_graft.errors import ConfigError
-from vllm_graft.plugins.samplers.dry import Dry
+from vllm_graft.plugins.samplers.dry import GREATEST, Dry
 
 VOCABULARY = 12
 WINDOW = 48
@@ -44,7 +44,7 @@ def reference(logits, text, multiplier, request):
         if beyond >= 0 and 0 <= token < VOCABULARY:
             # Logarithms, because the greatest powers are beyond any float.
             magnitude = math.log(multiplier) + beyond * math.log(get["dry_base"])
-            greatest[token] = max(math.exp(min(magnitude, math.log(1e30))), greatest.get(token, 0.0))
+            greatest[token] = max(math.exp(min(magnitude, math.log(GREATEST))), greatest.get(token, 0.0))
     return torch.tensor([value - greatest.get(token, 0.0) for token, value in enumerate(logits.tolist())])
 
 
@@ -137,7 +137,7 @@ def test_the_penalty_is_finite_whatever_is_asked():
         dry.open(0, params_of(Dry, dry_multiplier=1e300, dry_base=1e300, dry_allowed_length=1))
         logits = torch.zeros(1, VOCABULARY)
         dry.step(logits, rows_of({0: 0}, history({0: [5] * 40})))
-        assert logits[0, 5].item() == pytest.approx(-1e30)
+        assert logits[0, 5].item() == pytest.approx(-GREATEST)
 
 
 def test_keys_as_clients_send_them():

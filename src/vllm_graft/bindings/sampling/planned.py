@@ -35,7 +35,7 @@ def budget_us(model: ServedModel) -> float:
     budget = point("sampler").budget_us or 0.0
     if model.device.type != "cpu":
         return budget
-    return budget + model.slots * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US
+    return budget + model.at_a_time * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US
 
 
 class Planned:
@@ -50,8 +50,8 @@ class Planned:
         self._defaults: Mapping[str, KeyValue] = {key.name: key.default for key in self.keys}
         self._fail = fail if item.options.get("on_error") == "request" else None
         self._ledger = ledger
-        self._setup = self._guarded("setup", made.setup, _nothing)
-        self._methods(float(item.options.get("budget_us") or 0) or budget_us(model))
+        own = item.options.get("budget_us")
+        self._methods(float(own) if isinstance(own, int | float) and own > 0 else budget_us(model))
 
     def _methods(self, budget: float) -> None:
         made = self.made
@@ -61,7 +61,7 @@ class Planned:
             if type(made).sampled is not SamplingStrategy.sampled:
                 self._sampled = self._guarded("sampled", made.sampled, _nothing, budget)
         if isinstance(made, Truncation):
-            self._threshold = self._guarded("threshold", made.threshold, _nothing, budget)
+            self._threshold = self._guarded("threshold", self._limiting(made), _nothing, budget)
         elif isinstance(made, SamplingStrategy):
             self._step = self._guarded("step", self._stepping(made), _nothing, budget)
         elif isinstance(made, Sampler):
@@ -96,12 +96,8 @@ class Planned:
     @property
     def aside(self) -> bool:
         """Whether any of its methods has failed for good: half a strategy is none."""
-        guards = (self._setup, self._open, self._step, self._sampled, self._threshold, self._sample)
+        guards = (self._open, self._step, self._sampled, self._threshold, self._sample)
         return any(guard is not None and guard.aside for guard in guards)
-
-    def setup(self, model: ServedModel) -> None:
-        """Tell it of the model."""
-        self._setup(model)
 
     def enter(
         self, slot: int, extra: Mapping[str, object], request: Callable[[Mapping[str, KeyValue]], Params]
@@ -191,6 +187,27 @@ class Planned:
             if before is not None:
                 logits[rows.rows] = before
             raise
+
+    def _limiting(self, made: Truncation) -> Callable[[Statistics, Rows], torch.Tensor]:
+        def limited(stats: Statistics, rows: Rows) -> torch.Tensor:
+            try:
+                return made.threshold(stats, rows)
+            except Exception:
+                if self._fail is None:
+                    raise
+                limits = stats.max.new_full(stats.max.shape, float("-inf"))
+                numbers = {row: number for number, row in enumerate(rows.rows.tolist())}
+                for each in _singly(rows):
+                    at = numbers[each.pairs[0][0]]
+                    part = slice(at, at + 1)
+                    own = Statistics(stats.max[part], stats.logsumexp[part], stats.mean[part], stats.std[part])
+                    try:
+                        limits[part] = made.threshold(own, each)
+                    except Exception as error:
+                        self._end(each.pairs[0][1], error)
+                return limits
+
+        return limited
 
     def _picking(self, made: Sampler) -> Callable[[torch.Tensor, Rows], torch.Tensor]:
         def picked(logits: torch.Tensor, rows: Rows) -> torch.Tensor:

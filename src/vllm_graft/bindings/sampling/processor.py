@@ -17,6 +17,7 @@ from vllm_graft.bindings.sampling.planned import Planned
 from vllm_graft.bindings.sampling.steps import DeviceHistory, DeviceStep, FedHistory, HostStep, Tokens, tensor
 from vllm_graft.contracts import ServedModel
 from vllm_graft.contracts.sampling import Chosen
+from vllm_graft.errors import GraftError, StartError
 from vllm_graft.ledger import current
 from vllm_graft.plan import carried
 
@@ -32,9 +33,26 @@ def build_mux(model: ServedModel, seed: int, fail: Any) -> Mux:
         chosen = make(item, Chosen, plan, ledger)  # type: ignore[arg-type]
         if chosen is not None:
             made.append(Planned(item, chosen, model, ledger, fail))
-    for each in made:
-        each.setup(model)
-    return Mux(made, model, seed)
+    return Mux([each for each in made if _set_up(each, model)], model, seed)
+
+
+def _set_up(planned: Planned, model: ServedModel) -> bool:
+    """Tell a sampler of the model; one that raises is refused, and with a strict plan so is the start."""
+    plan, ledger = carried(), current()
+    try:
+        planned.made.setup(model)
+    except Exception as error:
+        reason = str(error) if isinstance(error, GraftError) else f"{type(error).__name__}: {error}"
+        ledger.set_item("sampler", planned.name, "refused", reason)
+        ledger.save()
+        if plan is None or not plan.strict:
+            return False
+        raise StartError(
+            f"the sampler {planned.name!r} cannot be set up for {model.name}: {reason}",
+            where="worker",
+            fix="mend the sampler or its options, or take it out of the plan",
+        ) from error
+    return True
 
 
 def served_model(config: Any, slots: int, device: torch.device) -> ServedModel:
@@ -51,6 +69,7 @@ def served_model(config: Any, slots: int, device: torch.device) -> ServedModel:
         vocabulary=int(model.get_vocab_size()),
         slots=slots,
         device=device,
+        at_a_time=int(config.scheduler_config.max_num_seqs),
         eos=_ends(model),
         speculative=config.speculative_config is not None,
         load_tokenizer=None if model.skip_tokenizer_init else load_tokenizer,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from vllm_graft.contracts import Key, Sampler, SamplingStrategy
+from vllm_graft.contracts import Key, Sampler, SamplingStrategy, Truncation
 from vllm_graft.contracts.request_keys import KeyValue, read_keys
 from vllm_graft.contracts.sampling import Chosen
 from vllm_graft.plan import Plan, Run, carried, carried_run
@@ -21,6 +22,9 @@ from vllm_graft.plan.carry import PLAN_VARIABLE, RUN_VARIABLE
 from vllm_graft.plan.catalogue import SHIPPED, load
 
 _CLOSE: Final = 0.8
+_CONTRACTS: Final = (Sampler, Truncation, SamplingStrategy)
+_OF_OTHERS: Final = frozenset({"ngram_size", "window_size", "whitelist_token_ids"})
+"""Names by which vLLM's own processor for OCR models is asked for: nobody's business where ours is not loaded."""
 _HOME: Final = "vllm_graft.plugins.samplers."
 
 
@@ -41,20 +45,21 @@ class Offered:
         if not found:
             return found
         if self.refused and self.kind.asked(found):
-            raise ValueError(f"{', '.join(found)}: the sampler {self.name!r} cannot be used: {self.refused}")
+            said = [name for key in self.keys for name in (key.name, *key.aliases) if name in extra]
+            raise ValueError(f"{', '.join(said)}: the sampler {self.name!r} cannot be used: {self.refused}")
         if not self.refused:
             self._check(found)
         return found
 
     def as_dict(self) -> dict[str, object]:
         """The sampler with stable lower-case keys, for ``GET /graft/samplers``."""
-        doc = (self.kind.__doc__ or "").strip().splitlines()
+        doc = inspect.cleandoc(self.kind.__doc__ or "").split("\n\n")
         return {
             "name": self.name,
             "package": self.package,
-            "contract": "Sampler" if issubclass(self.kind, Sampler) else "SamplingStrategy",
+            "contract": next(each.__name__ for each in _CONTRACTS if issubclass(self.kind, each)),
             "stage": getattr(self.kind, "stage", "select"),
-            "about": doc[0] if doc else "",
+            "about": " ".join(doc[0].split()),
             "refused": self.refused,
             "keys": [key.as_dict() for key in self.keys],
         }
@@ -120,8 +125,13 @@ def offered(plan: Plan, run: Run | None) -> list[Offered]:
         if target.startswith(_HOME) and all(each.name != name for each in made):
             kind = _loaded(target, name, "vllm-graft")
             refused = f"this server does not load it (it has: {loaded}); add it to `samplers` in graft.toml"
-            made.append(Offered(name, "vllm-graft", kind, kind.request_keys(), refused))
+            keys = tuple(replace(key, aliases=_without_others(key.aliases)) for key in kind.request_keys())
+            made.append(Offered(name, "vllm-graft", kind, keys, refused))
     return made
+
+
+def _without_others(aliases: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(alias for alias in aliases if alias not in _OF_OTHERS)
 
 
 def _loaded(target: str, name: str, package: str) -> type[Chosen]:

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
-GREATEST: Final = 1e30
-"""Penalties are no greater than this: finite in float32, also after a division by a low temperature."""
+GREATEST: Final = 100.0
+"""Penalties are no greater than this, which leaves a token nothing: its probability falls to e^-100 of what it was.
+Greater ones would do the same, and pull the spread of the logits along, which top-n-sigma goes by."""
+_LARGE: Final = 1e30
 
 _LONGEST_BREAKER: Final = 64
 
@@ -101,7 +103,7 @@ class Dry(SamplingStrategy):
         from vllm_graft.plugins.samplers.matching.host import Matcher
 
         multiplier = min(params.number("dry_multiplier"), GREATEST)
-        base = min(params.number("dry_base"), GREATEST)
+        base = min(params.number("dry_base"), _LARGE)
         allowed = int(params.number("dry_allowed_length"))
         if multiplier == 0 or allowed > LONGEST:
             self._close(slot)
