@@ -20,13 +20,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from vllm_graft.testing.packages import lay_out, python_path
 
 PLAN = """
 [defaults]
-samplers = ["dry", "xtc", "top-n-sigma", "no-repeat-ngram", "raises", "last"]
+samplers = ["dry", "xtc", "top-n-sigma", "no-repeat-ngram", "constrained-json", "raises", "last"]
 [options.raises]
 on_error = "request"
 """
@@ -57,9 +58,11 @@ MIXES = [
     {"top_n_sigma": 1.0},
     {"dry_multiplier": 0.8, "dry_sequence_breakers": [], "xtc_probability": 1.0, "xtc_threshold": 0.005},
     {"last": 2},
+    {"json_sampler": True},
 ]
 
-REQUESTS = 48
+PICKS = ("last", "json_sampler")
+REQUESTS = 54
 
 CASES = {
     "V1": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
@@ -88,8 +91,8 @@ def child(model: str) -> None:
         dtype="bfloat16",
         max_model_len=512,
         max_num_seqs=32,
-        gpu_memory_utilization=0.2,
-        skip_tokenizer_init=True,
+        gpu_memory_utilization=0.1,
+        kv_cache_memory_bytes=1 << 28,
         disable_log_stats=False,
         **arguments,
     )
@@ -98,7 +101,7 @@ def child(model: str) -> None:
     for number in range(REQUESTS):
         extra = dict(MIXES[number % len(MIXES)])
         if os.environ.get("NO_PICKS"):
-            extra.pop("last", None)
+            extra = {key: value for key, value in extra.items() if key not in PICKS}
         if os.environ.get("RAISING") and number % 5 == 0:
             extra["raises"] = True
         params.append(
@@ -107,7 +110,7 @@ def child(model: str) -> None:
                 temperature=1.0 if "xtc_probability" in extra or "top_n_sigma" in extra else 0.0,
                 top_k=1,
                 seed=number,
-                ignore_eos=True,
+                ignore_eos="json_sampler" not in extra,
                 detokenize=False,
                 extra_args=extra or None,
             )
@@ -115,11 +118,14 @@ def child(model: str) -> None:
     llm.generate(prompts[:1], SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False), use_tqdm=False)
     outputs = llm.generate(prompts, params, use_tqdm=False)
     preempted = sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
+    texts = [llm.get_tokenizer().decode(one.outputs[0].token_ids, skip_special_tokens=True) for one in outputs]
+    documents = [texts[n] for n in range(REQUESTS) if "json_sampler" in MIXES[n % len(MIXES)]]
     accepted = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
     result = {
         "runner": "V2" if getattr(llm.llm_engine.vllm_config, "use_v2_model_runner", False) else "V1",
         "preemptions": preempted,
         "accepted_drafts": accepted,
+        "documents": documents,
         "outputs": [list(output.outputs[0].token_ids) for output in outputs],
         "reasons": [output.outputs[0].finish_reason for output in outputs],
         "items": {
@@ -159,9 +165,9 @@ def summary(found: dict, base: dict) -> dict[str, object]:
     if "failed" in found:
         return found
     pairs = list(zip(found["outputs"], base.get("outputs", found["outputs"]), strict=True))
-    picks = [n for n in range(REQUESTS) if "last" in MIXES[n % len(MIXES)]]
+    picks = [n for n in range(REQUESTS) if set(PICKS) & set(MIXES[n % len(MIXES)])]
     compared = [n for n in range(REQUESTS) if not (CASES[found["case"]].get("NO_PICKS") and n in picks)]
-    ended = [n for n in range(REQUESTS) if found["reasons"][n] != "length"]
+    ended = [n for n in range(REQUESTS) if found["reasons"][n] not in ("length", "stop")]
     return {
         "case": found["case"],
         "runner": found["runner"],
@@ -171,8 +177,16 @@ def summary(found: dict, base: dict) -> dict[str, object]:
         "ended_otherwise": {n: found["reasons"][n] for n in ended},
         "preemptions": found["preemptions"],
         "accepted_drafts": found["accepted_drafts"],
+        "documents": [parses(text) for text in found["documents"]],
         "items": found["items"],
     }
+
+
+def parses(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def main() -> int:
@@ -180,12 +194,13 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default=";".join(CASES), help="cases, separated by semicolons")
+    parser.add_argument("--at-a-time", type=int, default=3, help="engines on the GPU at a time")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child(args.model)
         return 0
-    cases = args.only.split(";")
+    cases = [case for case in args.only.split(";") if case != "V2"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lay_out(folder, "vllm-graft", {"vllm.general_plugins": {"graft": "vllm_graft.boot:register"}})
@@ -196,12 +211,11 @@ def main() -> int:
             {"gpu_samplers": ITEMS},
         )
         (folder / "graft.toml").write_text(PLAN, encoding="utf-8")
-        base = engine(args.model, folder, "V2")
-        results = [summary(base, base)]
-        print(json.dumps(results[0], indent=1), flush=True)
-        for case in (each for each in cases if each != "V2"):
-            results.append(summary(engine(args.model, folder, case), base))
-            print(json.dumps(results[-1], indent=1), flush=True)
+        with ThreadPoolExecutor(args.at_a_time) as pool:
+            base, *others = pool.map(lambda case: engine(args.model, folder, case), ["V2", *cases])
+        results = [summary(base, base), *(summary(found, base) for found in others)]
+    for found in results:
+        print(json.dumps(found, indent=1), flush=True)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
