@@ -3,9 +3,11 @@
     PYTHONPATH=src python -m benchmarks.sampling.strategies [--device cuda|cpu] [--batch 256] [--vocabulary 131072]
 
 Needs torch, and on a GPU Triton; no vLLM. Every row of the batch asks for the strategy, and XTC's draw always says yes.
-On a GPU a step's time is the median between two events, on the host CPU time of one thread; logits are put back before
-each step and that is not counted. Handing over the history is vLLM's and the bindings' part, and is not counted either:
-where tokens are "on the device" they are a tensor already, where they are "on the host" each step finds one token more.
+On a GPU a step's time is what the device takes, the median between two events, while the host is ahead of it; what the
+host takes is beside it. On the host it is CPU time of one thread. Logits are put back before each step and that is not
+counted. For the single strategies the history is at hand: where tokens are "on the device" as a tensor, where they are
+"on the host" each step finds one token more. "all four" goes through the multiplexer as in a worker: with guards,
+meters, and on a GPU the last tokens kept near the device.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator
 import torch
 from benchmarks.sampling import other_ways
 from benchmarks.sampling.batch import Batch, lists, rows_of, tensors
+from benchmarks.sampling.worker import Worker
 
 from vllm_graft.bindings.sampling.truncation import has_triton, mask_below
 from vllm_graft.bindings.sampling.truncation import statistics as row_statistics
@@ -30,6 +33,8 @@ from vllm_graft.plugins.samplers.top_n_sigma import TopNSigma
 from vllm_graft.plugins.samplers.xtc import Xtc, exclude_top
 
 LIMIT_US = 500.0
+_BUSY = 4_000_000
+"""Cycles: about two milliseconds."""
 WINDOW = 4096
 KEYS = {
     Dry: {"dry_multiplier": 0.8, "dry_sequence_breakers": []},
@@ -99,12 +104,11 @@ def cases(batch: Batch) -> Iterator[tuple[str, list[Way]]]:
         ],
     )
 
-    history, before = (device, nothing) if has_triton(batch.logits) else (host, host.grow)
-    stack = [opened(kind, batch) for kind in KEYS]
+    worker = Worker(batch, KEYS)
     yield (
         "all four",
         [
-            ("ours", lambda logits: all_of(stack, logits, rows_of(batch, history)), before),
+            ("ours", worker.step, worker.grow),
             ("eager torch", lambda logits: other_ways.all_eager(batch, logits, every, shares), nothing),
         ],
     )
@@ -144,14 +148,6 @@ def truncate(strategy: TopNSigma, logits: torch.Tensor, rows) -> None:
     mask_below(logits, rows.rows, strategy.threshold(stats, rows), stats.max)
 
 
-def all_of(stack: list, logits: torch.Tensor, rows) -> None:
-    for strategy in stack:
-        if isinstance(strategy, TopNSigma):
-            truncate(strategy, logits, rows)
-        else:
-            strategy.step(logits, rows)
-
-
 def measure(batch: Batch, step: Step, before: Callable[[], None], seconds: float) -> tuple[list[float], float]:
     """Microseconds of each step after some to warm up, and the CPU time that the host needs for one."""
     times, host = [], []
@@ -162,6 +158,8 @@ def measure(batch: Batch, step: Step, before: Callable[[], None], seconds: float
         began = time.thread_time()
         if batch.device.type == "cuda":
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            # The device is kept busy while the host hands over all of the step, as a model keeps it busy.
+            torch.cuda._sleep(_BUSY)
             first.record()
             step(logits)
             last.record()

@@ -137,7 +137,7 @@ def test_top_level_keys_are_lifted_and_xargs_count_more(monkeypatch: pytest.Monk
 
 
 def test_names_of_vllms_own_processors_are_left_to_them():
-    """An OCR model's own keys pass where no-repeat-ngram is not loaded; other names are refused as the client said them."""
+    """An OCR model's own keys pass where no-repeat-ngram is not loaded; others are refused as the client said them."""
     catalogue = Catalogue(offered(Plan((PlanItem("sampler", "dry", SHIPPED["dry"], "vllm-graft", ("worker",)),)), None))
     catalogue.check({"ngram_size": 20, "window_size": 90, "whitelist_token_ids": [1]})
     with pytest.raises(ValueError, match="no_repeat_ngram_size: the sampler 'no-repeat-ngram' cannot be used"):

@@ -15,7 +15,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from sampler_steps import Tensors, made, params_of, rows_of
 
-from vllm_graft.bindings.sampling import random_kernel, steps, truncation, truncation_kernels
+from vllm_graft.bindings.sampling import step_kernels, steps, truncation, truncation_kernels
 from vllm_graft.plugins.samplers import xtc_kernels
 from vllm_graft.plugins.samplers.dry import Dry
 from vllm_graft.plugins.samplers.matching import kernels, writes
@@ -44,8 +44,22 @@ def check_randomness():
         seeds = torch.tensor([draw.randrange(-(2**63), 2**63) for _ in range(count)])
         positions = torch.tensor([draw.randrange(2**20) for _ in range(count)])
         for salt in (0, 1, 0x585443):
-            found = random_kernel.uniform_by_triton(seeds, positions, salt)
+            found = step_kernels.uniform_by_triton(seeds, positions, salt)
             assert torch.equal(found, steps.uniform(seeds, positions, salt))
+
+
+def check_last_tokens():
+    """Out of a ring that has turned, for texts that are shorter than the window too."""
+    draw = random.Random(5)
+    step_kernels._COLUMNS = 16
+    for window in (1, 16, 40):
+        ring = steps.Ring(6, window, torch.device("cpu"))
+        slots, positions = torch.tensor([5, 0, 3]), torch.tensor([draw.randrange(1, 400) for _ in range(3)])
+        for slot, end in zip(slots.tolist(), positions.tolist(), strict=True):
+            at = torch.arange(max(0, end - ring.size), end)
+            ring.write(torch.full_like(at, slot), at, at + 1000 * slot)
+        found = step_kernels.last_by_triton(ring._tokens, slots, positions, window)
+        assert torch.equal(found, ring.last(slots, positions, window)), window
 
 
 def some_text(draw):
@@ -160,7 +174,10 @@ def check_xtc():
         logarithms = torch.tensor([draw.choice([0.0, 0.003, 0.0517, 0.1003, 0.2003]) for _ in range(6)]).log()
         first, second = logits.clone(), logits.clone()
         exclude_top(first, rows, drawn, logarithms)
-        xtc_kernels.exclude(second, rows, drawn, logarithms)
+        slots = torch.tensor(draw.sample(range(9), 6))
+        chances, table = torch.zeros(9), torch.zeros(9)
+        chances[slots], table[slots] = drawn.float() / 2, logarithms
+        xtc_kernels.exclude(second, rows, slots, torch.full((6,), 0.3), chances=chances, logarithms=table)
         assert torch.equal(first, second)
         changed += int((first != logits).any(1).sum())
     assert changed > 10

@@ -144,8 +144,14 @@ def _truncate(logits: torch.Tensor, truncations: Sequence[tuple[Planned, Rows]])
 
     from vllm_graft.bindings.sampling.truncation import mask_below, statistics
 
-    one = len(truncations) == 1
-    every = truncations[0][1].rows if one else _joined([rows for _, rows in truncations], logits.device)
+    if len(truncations) == 1:
+        ((one, rows),) = truncations
+        stats = statistics(logits, rows.rows)
+        limit = one.threshold(stats, rows)
+        if limit is not None:
+            mask_below(logits, rows.rows, limit, stats.max)
+        return
+    every = _joined([rows for _, rows in truncations], logits.device)
     stats = statistics(logits, every)
     place = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
     place[every] = torch.arange(every.shape[0], device=logits.device)

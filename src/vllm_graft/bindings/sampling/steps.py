@@ -55,7 +55,7 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, salt: int) -> torch.Te
     from vllm_graft.bindings.sampling.truncation import has_triton
 
     if has_triton(seeds):
-        from vllm_graft.bindings.sampling.random_kernel import uniform_by_triton
+        from vllm_graft.bindings.sampling.step_kernels import uniform_by_triton
 
         return uniform_by_triton(seeds, positions, salt)
     mixed = _mix(seeds + _mix(positions + (salt << 32)))
@@ -147,6 +147,12 @@ class Ring:
         """The tokens before each position, [slots, window], the newest in the last column, -1 where there is none."""
         import torch
 
+        from vllm_graft.bindings.sampling.truncation import has_triton
+
+        if has_triton(self._tokens):
+            from vllm_graft.bindings.sampling.step_kernels import last_by_triton
+
+            return last_by_triton(self._tokens, slots, positions, window)
         at = positions[:, None] - self._back[self.size - window :]
         return torch.where(at >= 0, self._tokens[slots[:, None], at % self.size], -1)
 

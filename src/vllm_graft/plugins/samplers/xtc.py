@@ -34,7 +34,7 @@ class Xtc(SamplingStrategy):
         """Make room for what requests ask for."""
         self._chances = model.per_slot(0.0)
         self._logarithms = model.per_slot(math.inf)
-        warm_up(model, lambda logits, rows: self._exclude(logits, rows, self._chances.of(rows) > 0))
+        warm_up(model, lambda logits, rows: self._exclude(logits, rows, self._chances.of(rows)))
 
     def open(self, slot: int, params: Params) -> bool:
         """Read the request's keys; a greedy request keeps its most probable token."""
@@ -46,16 +46,19 @@ class Xtc(SamplingStrategy):
 
     def step(self, logits: torch.Tensor, rows: Rows) -> None:
         """Draw for each row, and take away where the draw says so."""
-        self._exclude(logits, rows, rows.uniform(_SALT) < self._chances.of(rows))
+        self._exclude(logits, rows, rows.uniform(_SALT))
 
-    def _exclude(self, logits: torch.Tensor, rows: Rows, drawn: torch.Tensor) -> None:
+    def _exclude(self, logits: torch.Tensor, rows: Rows, draws: torch.Tensor) -> None:
         from vllm_graft.bindings.sampling.truncation import has_triton
 
         if has_triton(logits):
             from vllm_graft.plugins.samplers.xtc_kernels import exclude
 
-            exclude(logits, rows.rows, drawn, self._logarithms.of(rows))
-        elif logits.device.type == "cpu":
+            chances, logarithms = self._chances.all(), self._logarithms.all()
+            exclude(logits, rows.rows, rows.slots, draws, chances=chances, logarithms=logarithms)
+            return
+        drawn = draws < self._chances.of(rows)
+        if logits.device.type == "cpu":
             self._exclude_drawn(logits, rows, drawn)
         else:
             exclude_top(logits, rows.rows, drawn, self._logarithms.of(rows))

@@ -14,10 +14,12 @@ _PIECE = 4096
 
 
 @triton.jit
-def _pieces_kernel(logits, row_step, rows, drawn, vocabulary, pieces, greatest, sums, PIECE: tl.constexpr):
+def _pieces_kernel(
+    logits, row_step, rows, slots, draws, chances, vocabulary, pieces, greatest, sums, PIECE: tl.constexpr
+):
     """The greatest logit of each piece of a row, and the sum of exponentials relative to it."""
     number = tl.program_id(0)
-    if tl.load(drawn + number) == 0:
+    if tl.load(draws + number) >= tl.load(chances + tl.load(slots + number)):
         return
     piece = tl.program_id(1)
     at = piece * PIECE + tl.arange(0, PIECE)
@@ -31,12 +33,13 @@ def _pieces_kernel(logits, row_step, rows, drawn, vocabulary, pieces, greatest, 
 
 @triton.jit
 def _exclude_kernel(
-    logits, row_step, rows, drawn, logarithms, vocabulary, pieces, greatest, sums,
+    logits, row_step, rows, slots, draws, chances, logarithms, vocabulary, pieces, greatest, sums,
     PIECE: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """One program for each row: find the least of the probable logits, then take away what is above it."""
     number = tl.program_id(0)
-    if tl.load(drawn + number) == 0:
+    slot = tl.load(slots + number)
+    if tl.load(draws + number) >= tl.load(chances + slot):
         return
     each = tl.arange(0, PIECES)
     tops = tl.load(greatest + number * pieces + each, mask=each < pieces, other=float("-inf"))
@@ -44,7 +47,7 @@ def _exclude_kernel(
     if top == float("-inf"):
         return
     parts = tl.load(sums + number * pieces + each, mask=each < pieces, other=0.0)
-    limit = top + tl.log(tl.sum(parts * tl.exp(tops - top), 0)) + tl.load(logarithms + number)
+    limit = top + tl.log(tl.sum(parts * tl.exp(tops - top), 0)) + tl.load(logarithms + slot)
     row = logits + tl.load(rows + number).to(tl.int64) * row_step
     least = top
     for piece in range(0, pieces):
@@ -61,16 +64,25 @@ def _exclude_kernel(
                 tl.store(row + at, float("-inf"), mask=(at < vocabulary) & (values > least))
 
 
-def exclude(logits: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor, logarithms: torch.Tensor) -> None:
-    """Of the tokens that are at least as probable as the threshold only the least probable stays, where drawn."""
+def exclude(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    draws: torch.Tensor,
+    *,
+    chances: torch.Tensor,
+    logarithms: torch.Tensor,
+) -> None:
+    """Of the tokens that are at least as probable as the threshold only the least probable stays, where a row's draw is
+    below its chance; ``chances`` and ``logarithms`` have an entry for each slot."""
     vocabulary = logits.shape[1]
     count, pieces = rows.shape[0], triton.cdiv(vocabulary, _PIECE)
     # Apart, because halves of one would lie at addresses that Triton compiles for one by one.
     greatest, sums = (torch.empty((count, pieces), dtype=torch.float32, device=logits.device) for _ in range(2))
     _pieces_kernel[(count, pieces)](
-        logits, logits.stride(0), rows, drawn, vocabulary, pieces, greatest, sums, _PIECE
+        logits, logits.stride(0), rows, slots, draws, chances, vocabulary, pieces, greatest, sums, _PIECE
     )  # fmt: skip
     _exclude_kernel[(count,)](
-        logits, logits.stride(0), rows, drawn, logarithms, vocabulary, pieces, greatest, sums,
+        logits, logits.stride(0), rows, slots, draws, chances, logarithms, vocabulary, pieces, greatest, sums,
         _PIECE, triton.next_power_of_2(pieces), num_warps=8,
     )  # fmt: skip

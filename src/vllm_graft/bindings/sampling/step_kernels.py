@@ -1,4 +1,4 @@
-"""Randomness by Triton: the hash of ``steps.uniform`` in one launch, where torch takes thirty."""
+"""What a step offers, by Triton: random numbers and last tokens in one launch each, where torch takes many."""
 
 # What a kernel is given are pointers and numbers, whose types Triton takes from each call.
 # ruff: noqa: ANN001, ANN202
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 _BLOCK = 256
+_COLUMNS = 1024
 
 
 @triton.jit
@@ -38,4 +39,25 @@ def uniform_by_triton(seeds: torch.Tensor, positions: torch.Tensor, salt: int) -
     count = seeds.shape[0]
     result = torch.empty(count, dtype=torch.float32, device=seeds.device)
     _uniform_kernel[(triton.cdiv(count, _BLOCK),)](seeds, positions, result, count, salt << 32, _BLOCK)
+    return result
+
+
+@triton.jit(do_not_specialize=["window"])
+def _last_kernel(ring, size, slots, positions, result, window, COLUMNS: tl.constexpr):
+    """One piece of a row's last tokens, out of the ring."""
+    number = tl.program_id(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    line = ring + tl.load(slots + number).to(tl.int64) * size
+    at = tl.load(positions + number).to(tl.int64) - window + column
+    there = column < window
+    tokens = tl.load(line + tl.maximum(at, 0) % size, mask=there, other=-1)
+    tl.store(result + number.to(tl.int64) * window + column, tl.where(at >= 0, tokens, -1), mask=there)
+
+
+def last_by_triton(ring: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
+    """The tokens before each position, [slots, window], the newest in the last column, -1 where there is none."""
+    count = slots.shape[0]
+    result = torch.empty((count, window), dtype=ring.dtype, device=ring.device)
+    grid = (count, triton.cdiv(window, _COLUMNS))
+    _last_kernel[grid](ring, ring.shape[1], slots, positions, result, window, _COLUMNS)
     return result
