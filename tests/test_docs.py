@@ -653,6 +653,20 @@ class TestSamplers:
         shown = json.loads(blocks("json", DOCS / "samplers.md")[1].text)
         assert listing(_samplers("xtc"), None)["samplers"] == [shown]
 
+    def test_figures_are_those_of_the_records(self):
+        text = section(page("samplers.md"), "Measured")
+        costs = json.loads((ROOT / "benchmarks/sampling/strategies.json").read_text())["rows"]
+        ours = {row["strategy"]: row for row in reversed(costs) if row["way"].startswith("ours")}
+        shown = re.findall(r"^\| (.+?) \| ([\d,]+) µs \| ([\d,]+) µs \|", text, re.MULTILINE)
+        assert len(shown) == 6
+        for name, device, host in shown:
+            own = next(row for row in costs if row["strategy"] == name)
+            assert (device, host) == (f"{own['us']:,.0f}", f"{own['host_us']:,.0f}"), name
+        assert set(ours) == {name for name, _, _ in shown}
+        served = json.loads((ROOT / "benchmarks/sampling/serving.json").read_text())["rows"]
+        rows = re.findall(r"^\| (.+?) \| ([\d,]+) \| ([\d.]+) \|$", text, re.MULTILINE)
+        assert rows == [(row["case"], f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.3f}") for row in served]
+
     def test_the_strategy_of_the_tutorial_works_as_a_package(self, site: Path):
         """In the multiplexer of a worker, on a row whose limit is known."""
         import torch

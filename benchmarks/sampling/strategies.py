@@ -109,7 +109,7 @@ def cases(batch: Batch) -> Iterator[tuple[str, list[Way]]]:
         "all four",
         [
             ("ours", worker.step, worker.grow),
-            ("eager torch", lambda logits: other_ways.all_eager(batch, logits, every, shares), nothing),
+            ("loops and eager torch", lambda logits: other_ways.all_eager(batch, logits, every, shares), nothing),
         ],
     )
 
