@@ -15,7 +15,6 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from vllm_graft import ledger
-from vllm_graft.boot.process import OWN_PREFIX
 from vllm_graft.errors import PatchError
 from vllm_graft.patching import Engine, HookState, VLLMPatch, wrap
 from vllm_graft.points import Role
@@ -129,6 +128,6 @@ def install(engine: Engine, role: Role | None) -> None:
 
 
 def missing(engine: Engine) -> HookState | None:
-    """The first place of ours that the installed vLLM does not offer, or None."""
-    own = (hook for hook in engine.report() if hook.patch.startswith(OWN_PREFIX))
-    return next((hook for hook in own if hook.state == "refused"), None)
+    """The first of these places that this vLLM does not offer, or None; those of a single point may be missing."""
+    names = {place.declaration.name for place in OWN}
+    return next((hook for hook in engine.report() if hook.patch in names and hook.state == "refused"), None)
