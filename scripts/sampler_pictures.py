@@ -27,6 +27,7 @@ from vllm_graft.contracts.sampling import Chosen
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
 from vllm_graft.plan.catalogue import SHIPPED, load
+from vllm_graft.plugins.samplers.constrained_json.automaton import State, start, step
 
 FOLDER: Final = Path(__file__).parent.parent / "docs" / "samplers"
 
@@ -71,6 +72,7 @@ def pictures() -> dict[str, str]:
         "top-n-sigma.svg": top_n_sigma(),
         "dry.svg": dry(),
         "no-repeat-ngram.svg": no_repeat_ngram(),
+        "constrained-json.svg": constrained_json(),
     }
 
 
@@ -141,6 +143,36 @@ def _why_banned(words: Sequence[str], size: int) -> list[str]:
     for at in begins:
         tones[at + size - 1] = "gone"
     return tones
+
+
+def constrained_json() -> str:
+    """A document as it grows, and the characters with which a token may begin at each place."""
+    body, top = [title("with which characters a token may go on; all others are taken away before the pick")], 44
+    for begun in (
+        "",
+        "{",
+        '{"',
+        '{"n',
+        '{"n"',
+        '{"n":',
+        '{"n":-',
+        '{"n":-1',
+        '{"n":[tr',
+        '{"n":[true]',
+        '{"n":[true]}',
+    ):
+        state: State | None = start("object")
+        for byte in begun.encode():
+            state = step(state, byte, 8) if state is not None else None
+        assert state is not None, begun
+        next_ones = [chr(byte) for byte in range(32, 127) if step(state, byte, 8) is not None]
+        said = " ".join("blank" if each == " " else each for each in next_ones)
+        if len(next_ones) > 60:
+            said = "any character of a text" if len(next_ones) > 90 else said
+        body += strip([(begun or "(nothing)", "edge" if begun else "plain")], EDGE, top)[0]
+        body.append(f'<text x="{EDGE + 150}" y="{top + 17}">{escape(said or "the end of the answer")}</text>')
+        top += 30
+    return picture(body, top + 8, "constrained-json: what may come next as a document grows")
 
 
 class Words:

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import sampler_pictures
 
-NAMES = ["xtc.svg", "top-n-sigma.svg", "dry.svg", "no-repeat-ngram.svg"]
+NAMES = ["xtc.svg", "top-n-sigma.svg", "dry.svg", "no-repeat-ngram.svg", "constrained-json.svg"]
 
 
 @cache

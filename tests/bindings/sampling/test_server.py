@@ -52,6 +52,14 @@ class Bend(SamplingStrategy):
     def step(self, logits, rows):
         logits[rows.rows] *= -1
 
+class Flat(SamplingStrategy):
+    """Makes all tokens alike, so that whatever comes after it decides."""
+    keys = (Key("flat", "bool", False, switch=True),)
+    def open(self, slot, params):
+        return True
+    def step(self, logits, rows):
+        logits[rows.rows] = 0.0
+
 class Fragile(SamplingStrategy):
     """Spoils what it is given, and raises one time in five."""
     keys = (Key("fragile", "bool", False, switch=True),)
@@ -77,7 +85,7 @@ class Raises(SamplingStrategy):
 
 PLAN = """
 [defaults]
-samplers = ["force", "second", "bend", "fragile", "raises", "dry", "xtc", "no-repeat-ngram"]
+samplers = ["force", "second", "bend", "flat", "fragile", "raises", "dry", "xtc", "no-repeat-ngram"]
 [options.fragile]
 on_error = "request"
 """
@@ -88,7 +96,7 @@ ASK = {"prompt": "x", "max_tokens": 5, "model": "m", "temperature": 0, "ignore_e
 def lay_out(session: Session) -> None:
     """Two packages, each with strategies of its own."""
     acme = {"force": "acme:Force", "second": "acme:Second"}
-    beta = {"bend": "beta:Bend", "fragile": "beta:Fragile", "raises": "beta:Raises"}
+    beta = {"bend": "beta:Bend", "flat": "beta:Flat", "fragile": "beta:Fragile", "raises": "beta:Raises"}
     session.package("acme", {"vllm_graft.plugins": acme}, {"acme": ACME})
     session.package("beta", {"vllm_graft.plugins": beta}, {"beta": BETA})
     session.plan(PLAN)
@@ -195,6 +203,35 @@ def test_log_probabilities_stay_the_models(server: Server):
     assert best["token_logprobs"][0] == pytest.approx(ranked[0])
 
 
+def test_strategies_work_after_vllms_penalties(server: Server):
+    """As they do on the V2 runner: what they leave is what is picked from, and no penalty comes on top of it."""
+    status, body = complete(server, flat=True, presence_penalty=2.0, frequency_penalty=2.0, logprobs=1, max_tokens=6)
+    assert status == 200, body
+    assert len(set(body["choices"][0]["logprobs"]["tokens"])) == 1
+    plain = complete(server, presence_penalty=2.0, frequency_penalty=2.0, logprobs=1, max_tokens=6)[1]
+    assert len(set(plain["choices"][0]["logprobs"]["tokens"])) > 1
+
+
+@pytest.mark.parametrize(
+    "extra", [{"bend": True}, {"xtc_probability": 1.0, "xtc_threshold": 0.0}, {"dry_multiplier": 9}]
+)
+def test_what_a_grammar_forbids_stays_forbidden(server: Server, extra: dict[str, object]):
+    """Structured outputs mask the logits before any strategy sees them."""
+    allowed = {"choice": ["abcabcabc", "bcabcabca"]}
+    status, body = complete(
+        server,
+        prompt="abcabc",
+        max_tokens=20,
+        temperature=0.9,
+        seed=3,
+        ignore_eos=False,
+        structured_outputs=allowed,
+        **extra,
+    )
+    assert status == 200, body
+    assert body["choices"][0]["text"] in allowed["choice"]
+
+
 def test_several_answers_to_one_request_are_each_their_own(server: Server):
     """n > 1: the seeds differ, the strategy holds for all."""
     status, body = complete(server, n=3, temperature=1.0, seed=5, no_repeat_ngram_size=1, max_tokens=12)
@@ -257,7 +294,7 @@ def test_the_server_says_what_it_has(server: Server):
     assert status == 200
     listed = json.loads(body)
     by_name = {row["name"]: row for row in listed["samplers"]}
-    assert list(by_name) == ["force", "second", "bend", "fragile", "raises", "dry", "xtc", "no-repeat-ngram"]
+    assert list(by_name) == ["force", "second", "bend", "flat", "fragile", "raises", "dry", "xtc", "no-repeat-ngram"]
     assert by_name["second"]["contract"] == "Sampler"
     assert by_name["bend"]["package"] == "beta"
     (multiplier, *_) = by_name["dry"]["keys"]
