@@ -273,15 +273,15 @@ def chart(
 
 def _curves(bases: Sequence[float], top: int) -> list[str]:
     """Penalties on a logarithmic scale, by what the strategy did to a text that repeats itself."""
-    floor, left, right, longest = top + 180, EDGE + 40, WIDTH - 150, 14
+    floor, left, right, longest = top + 180, EDGE + 40, WIDTH - 150, 8
     x_of = _scale(1, longest, left, right)
-    y_of = _scale(math.log10(0.5), 4.0, floor, top)
+    y_of = _scale(math.log10(0.5), 2.0, floor, top)
     pieces = []
-    for tick in (1, 10, 100, 1000):
+    for tick in (1, 10, 100):
         y = y_of(math.log10(tick))
         pieces.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         pieces.append(f'<text class="s e" x="{left - 6}" y="{y + 4:.1f}">{tick}</text>')
-    for length in range(2, longest + 1, 2):
+    for length in range(2, longest + 1):
         pieces.append(f'<text class="s m" x="{x_of(length):.1f}" y="{floor + 16}">{length}</text>')
     pieces.append(f'<text class="s" x="{right + 12}" y="{floor + 16}">tokens repeated</text>')
     pieces.append(f'<line class="axis" x1="{left}" x2="{right}" y1="{floor}" y2="{floor}"/>')

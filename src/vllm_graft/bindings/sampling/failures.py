@@ -7,7 +7,6 @@ its output of the step, and the engine, when it takes that output in, finishes t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -40,17 +39,22 @@ def tell(runner: Any, output: Any) -> Any:
     return output
 
 
-def end(scheduler: Any, call: Callable[..., Any], scheduler_output: Any, output: Any, *more: Any) -> Any:
-    """The engine takes an output in: requests that are to end do so in the same step."""
+def end(scheduler: Any, output: Any, answers: Any) -> Any:
+    """The engine has taken an output in: requests that are to end do so with their first answer from now on.
+
+    One whose prompt is still being read has none yet, and is kept in mind until it has.
+    """
+    failed: dict[str, str] = {**getattr(scheduler, NAME, {}), **(getattr(output, NAME, None) or {})}
+    if not failed:
+        return answers
     from vllm.v1.engine import FinishReason
     from vllm.v1.request import RequestStatus
 
-    answers = call(scheduler_output, output, *more)
-    failed: dict[str, str] = getattr(output, NAME, None) or {}
-    for answer in answers.values() if failed else ():
+    for answer in answers.values():
         for one in answer.outputs:
             if one.request_id in failed and one.finish_reason is None:
                 one.finish_reason = FinishReason.ERROR
                 one.stop_reason = failed[one.request_id]
                 scheduler.finish_requests(one.request_id, RequestStatus.FINISHED_ERROR)
+    setattr(scheduler, NAME, {name: reason for name, reason in failed.items() if name in scheduler.requests})
     return answers

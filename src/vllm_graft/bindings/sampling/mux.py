@@ -32,6 +32,8 @@ class Mux:
         self._rows: dict[str, Rows | None] = {}
         self._picked: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._told: list[tuple[Planned, Rows]] = []
+        for each in self.planned:
+            each.ended = self._rows.clear
 
     @property
     def window(self) -> int:
@@ -51,7 +53,7 @@ class Mux:
         if any(concerned):
             own = sampling.seed
             # All ranks see requests enter in the same order; a seed of the request's own survives a second entry too.
-            self.seeds[slot] = own if own is not None else (self._seed << 32) + self._entered
+            self.seeds[slot] = _in_64_bits(own if own is not None else (self._seed << 32) + self._entered)
         return any(concerned)
 
     def leave(self, slot: int) -> None:
@@ -59,6 +61,13 @@ class Mux:
         self._rows.clear()
         for each in self.planned:
             each.leave(slot)
+
+    def put_aside(self, reason: str, *, history_only: bool = False) -> None:
+        """What samplers stand on has failed: none of them, or none that looks at tokens, can work any more."""
+        self._rows.clear()
+        for each in self.planned:
+            if each.made.window or not history_only:
+                each.put_aside(reason)
 
     def concerns(self, slots: Iterable[int | None]) -> bool:
         """Whether any of these slots' requests is a sampler's."""
@@ -170,6 +179,11 @@ def _joined(each: Sequence[Rows], device: torch.device) -> torch.Tensor:
     if any(rows.known is None for rows in each):
         return each[0].rows
     return tensor(sorted({row for rows in each for row, _ in rows.pairs}), device)
+
+
+def _in_64_bits(number: int) -> int:
+    """A seed as the table of seeds holds it: vLLM takes greater ones too."""
+    return ((number + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 def _params(values: Mapping[str, KeyValue], sampling: Any, generated: Generated) -> Params:

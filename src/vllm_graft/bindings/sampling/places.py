@@ -30,8 +30,8 @@ class AfterPenalties(VLLMPatch["vllm.v1.sample.sampler:Sampler"], name="graft.af
 
     @wrap
     @staticmethod
-    def apply_penalties(call: Callable[..., Any], logits: Any, sampling_metadata: Any, *args: Any) -> Any:
-        logits = call(logits, sampling_metadata, *args)
+    def apply_penalties(call: Callable[..., Any], logits: Any, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        logits = call(logits, sampling_metadata, *args, **kwargs)
         for processor in _ours(sampling_metadata.logitsprocs.non_argmax_invariant):
             processor.run(logits)
         return logits
@@ -44,7 +44,7 @@ class V1Picks(VLLMPatch["vllm.v1.sample.sampler:Sampler"], name="graft.v1-picks"
     def sample(self, call: Callable[..., Any], logits: Any, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         sampled, logprobs = call(logits, sampling_metadata, *args, **kwargs)
         for processor in _ours(sampling_metadata.logitsprocs.non_argmax_invariant):
-            processor.mux.after(sampled)
+            processor.after(sampled)
         return sampled, logprobs
 
 
@@ -55,7 +55,7 @@ class V2Picks(VLLMPatch["vllm.v1.worker.gpu.sample.sampler:Sampler"], name="graf
     def sample(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         sampled, logits = call(*args, **kwargs)
         for processor in _ours(self.logits_processors):
-            processor.mux.after(sampled)
+            processor.after(sampled)
         return sampled, logits
 
 
@@ -133,8 +133,11 @@ class EngineFailures(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="
     """End those requests with an error, in the engine."""
 
     @wrap
-    def update_from_output(self, call: Callable[..., Any], *args: Any) -> Any:
-        return failures.end(self, call, *args)
+    def update_from_output(
+        self, call: Callable[..., Any], scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        answers = call(scheduler_output, model_runner_output, *args, **kwargs)
+        return failures.end(self, model_runner_output, answers)
 
 
 PLACES: Final = (

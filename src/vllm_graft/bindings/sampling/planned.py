@@ -47,6 +47,9 @@ class Planned:
         self.keys = made.request_keys()
         self.opened: dict[int, Params] = {}
         self.mask = model.per_slot(0, whole=True)
+        self.ended: Callable[[], None] = _nothing
+        """Called when a request of its own ends within a step, and is its own no longer."""
+        self._broken = ""
         self._defaults: Mapping[str, KeyValue] = {key.name: key.default for key in self.keys}
         self._fail = fail if item.options.get("on_error") == "request" else None
         self._ledger = ledger
@@ -97,7 +100,14 @@ class Planned:
     def aside(self) -> bool:
         """Whether any of its methods has failed for good: half a strategy is none."""
         guards = (self._open, self._step, self._sampled, self._threshold, self._sample)
-        return any(guard is not None and guard.aside for guard in guards)
+        return bool(self._broken) or any(guard is not None and guard.aside for guard in guards)
+
+    def put_aside(self, reason: str) -> None:
+        """Something around it failed for good: it has no requests any more."""
+        if not self.aside:
+            self._ledger.put_aside(self.name, reason)
+        self._broken = reason
+        self.opened.clear()
 
     def enter(
         self, slot: int, extra: Mapping[str, object], request: Callable[[Mapping[str, KeyValue]], Params]
@@ -111,7 +121,12 @@ class Planned:
         except ValueError:
             # The front end refuses such a request; one that comes past it asks for nothing that could be given.
             return False
-        if not found or not self.made.asked(found):
+        try:
+            asked = bool(found) and self.made.asked(found)
+        except Exception as error:
+            self.put_aside(reason_of(error))
+            return False
+        if not asked:
             return False
         params = request({**self._defaults, **found})
         if self._open is not None and not self._open(slot, params):
@@ -191,7 +206,7 @@ class Planned:
     def _limiting(self, made: Truncation) -> Callable[[Statistics, Rows], torch.Tensor]:
         def limited(stats: Statistics, rows: Rows) -> torch.Tensor:
             try:
-                return made.threshold(stats, rows)
+                return _limits(made.threshold(stats, rows), stats)
             except Exception:
                 if self._fail is None:
                     raise
@@ -202,7 +217,7 @@ class Planned:
                     part = slice(at, at + 1)
                     own = Statistics(stats.max[part], stats.logsumexp[part], stats.mean[part], stats.std[part])
                     try:
-                        limits[part] = made.threshold(own, each)
+                        limits[part] = _limits(made.threshold(own, each), own)
                     except Exception as error:
                         self._end(each.pairs[0][1], error)
                 return limits
@@ -236,6 +251,17 @@ class Planned:
         self._ledger.note_error(self.name, f"raised for one request, which ends with an error: {reason_of(error)}")
         self._fail(slot, reason)
         self.leave(slot)
+        self.ended()
+
+
+def _limits(answer: object, stats: Statistics) -> torch.Tensor:
+    """What a truncation answered, as a limit for each row; a ValueError where it cannot be that."""
+    import torch
+
+    if not isinstance(answer, torch.Tensor) or answer.shape != stats.max.shape:
+        gave = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
+        raise ValueError(f"threshold must return {len(stats.max)} limits, one for each row, and gave {gave}")
+    return answer.to(stats.max)
 
 
 def _tokens(answer: Sequence[int] | torch.Tensor, logits: torch.Tensor, number: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ made it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_graft.bindings.making import make
@@ -19,6 +20,7 @@ from vllm_graft.contracts import ServedModel
 from vllm_graft.contracts.sampling import Chosen
 from vllm_graft.errors import GraftError, StartError
 from vllm_graft.ledger import current
+from vllm_graft.ledger.guard import reason_of
 from vllm_graft.plan import carried
 
 if TYPE_CHECKING:
@@ -152,6 +154,7 @@ class Processor:
 
     def __init__(self, vllm_config: Any, *runner: Any) -> None:
         self._v2 = len(runner) == 1
+        self._broken = False
         self.failed: dict[int, str] = {}
         if self._v2:
             self._begin_v2(vllm_config, runner[0])
@@ -180,7 +183,8 @@ class Processor:
         self.mux.overrides = places.in_force("v2-picks") and not model.speculative
         window = self.mux.window
         self._states = states
-        self._history = DeviceHistory(states, window)
+        drafts = config.speculative_config.num_speculative_tokens if model.speculative else 0
+        self._history = DeviceHistory(states, window, int(drafts or 0))
         self._keeps_history = window > 0
         self._device = DeviceStep(self.mux.seeds, self._history)
 
@@ -196,10 +200,13 @@ class Processor:
     def update_state(self, batch_update: Any) -> None:
         """V1: what has changed in the batch."""
         if batch_update is not None:
-            self._batch.update(batch_update)
+            self._contain(self._batch.update, batch_update)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """V2: a request enters, or enters again."""
+        return bool(self._contain(self._add, req_idx, sampling_params))
+
+    def _add(self, req_idx: int, sampling_params: Any) -> bool:
         mine = self.mux.enter(req_idx, sampling_params, lambda: self._generated(req_idx))
         if mine and self._keeps_history:
             self._history.enter(req_idx)
@@ -211,13 +218,38 @@ class Processor:
     def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
         """Both runners: where custom logits processors stand."""
         if ctx is not None:
-            self._apply_v2(logits, ctx)
+            self._contain(self._apply_v2, logits, ctx)
         elif not self._after_penalties:
             self.run(logits)
         return logits
 
     def run(self, logits: torch.Tensor) -> None:
         """V1: work on a step's logits, once vLLM's penalties are in them."""
+        self._contain(self._apply_v1, logits)
+
+    def after(self, sampled: torch.Tensor) -> None:
+        """Both runners: vLLM has picked a token for each row."""
+        self._contain(self.mux.after, sampled)
+
+    def _contain(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Call what must not end the engine: where it fails, every sampler is put aside and requests go on."""
+        if self._broken:
+            return None
+        try:
+            return call(*args)
+        except Exception as error:
+            self._broken = True
+            self.mux.put_aside(reason_of(error))
+            return None
+
+    def _keep_up(self, call: Callable[..., None], *args: Any) -> None:
+        """Bring the history up to a step: where that fails, those who look at it are put aside."""
+        try:
+            call(*args)
+        except Exception as error:
+            self.mux.put_aside(reason_of(error), history_only=True)
+
+    def _apply_v1(self, logits: torch.Tensor) -> None:
         layout = self._batch.layout
         if not self.mux.concerns(layout):
             return
@@ -227,7 +259,7 @@ class Processor:
         lengths = [len(self._tokens[slot]) if slot is not None else 0 for slot in layout]
         self._device.begin(tensor(lengths, logits.device))
         if self.mux.window:
-            self._fed.begin(self.mux.with_history(layout))
+            self._keep_up(self._fed.begin, self.mux.with_history(layout))
         self.mux.run(logits, self._device, layout)
 
     def _apply_v2(self, logits: torch.Tensor, ctx: Any) -> None:
@@ -237,7 +269,8 @@ class Processor:
         positions = ctx.pos + 1
         self._device.begin(positions)
         if self._keeps_history:
-            self._history.begin(ctx.expanded_idx_mapping, positions, ctx.input_ids)
+            read = zip(layout, ctx.seq_lens_upper_bound_np.tolist(), strict=False)
+            self._keep_up(self._history.begin, ctx.expanded_idx_mapping, positions, ctx.input_ids, read)
         if len(layout) == logits.shape[0]:
             self.mux.run(logits, self._device, layout)
         else:

@@ -7,7 +7,7 @@ beside them, whichever runner they come from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 _DRAFTS: Final = 64
-"""How many positions beyond the last certain one a step may look at: drafts that are yet to be verified."""
+"""How many positions beyond the last certain one a step may look at, at least: drafts that are yet to be verified."""
 
 
 @dataclass(slots=True)
@@ -131,10 +131,10 @@ class Ring:
     came instead, and a step that is computed twice writes the same again.
     """
 
-    def __init__(self, slots: int, window: int, device: torch.device) -> None:
+    def __init__(self, slots: int, window: int, device: torch.device, drafts: int = _DRAFTS) -> None:
         import torch
 
-        self.size = window + _DRAFTS
+        self.size = window + drafts
         self.device = device
         self._tokens = torch.full((slots + 1, self.size), -1, dtype=torch.int32, device=device)
         self._back = torch.arange(self.size, 0, -1, device=device)
@@ -163,22 +163,29 @@ class DeviceHistory:
 
     on_host = False
 
-    def __init__(self, states: Any, window: int) -> None:
+    def __init__(self, states: Any, window: int, drafts: int = 0) -> None:
         self.slots: int = states.max_num_reqs
         self._states = states
-        self._ring = Ring(self.slots, window, states.device)
-        self._new: list[int] = []
+        self._ring = Ring(self.slots, window, states.device, max(_DRAFTS, drafts + 1))
+        self._new: set[int] = set()
 
     def enter(self, slot: int) -> None:
-        """A request has this slot now; its tokens are fetched with the next step."""
-        self._new.append(slot)
+        """A request has this slot now; its tokens are fetched with its steps until all of its prompt is read."""
+        self._new.add(slot)
 
-    def begin(self, slots: torch.Tensor, positions: torch.Tensor, fed: torch.Tensor) -> None:
-        """Keep up with a step: ``fed`` is each row's newest token, ``positions`` counts it in."""
-        if self._new:
-            self._fetch(tensor(sorted(set(self._new)), self._ring.device))
-            self._new.clear()
+    def begin(
+        self, slots: torch.Tensor, positions: torch.Tensor, fed: torch.Tensor, read: Iterable[tuple[int, int]]
+    ) -> None:
+        """Keep up with a step: ``fed`` is each row's newest token, ``positions`` counts it in, and ``read`` says of
+        each request's slot how many tokens the model has read after it."""
         self._ring.write(slots, positions - 1, fed)
+        if not self._new:
+            return
+        here = [(slot, end) for slot, end in read if slot in self._new]
+        if here:
+            # After the write: a prompt that is read in parts feeds tokens from before the window.
+            self._fetch(tensor([slot for slot, _ in here], self._ring.device))
+            self._new.difference_update(slot for slot, end in here if end >= self._states.prefill_len.np[slot])
 
     def _fetch(self, slots: torch.Tensor) -> None:
         import torch
