@@ -294,6 +294,38 @@ def test_a_pick_that_cannot_be_is_vllms_again(policy: str):
         assert bench.state("last") == "quarantined"
 
 
+def test_a_request_that_ended_is_not_asked_for_again():
+    """With asynchronous scheduling it has a row in the next step too, and the sampler must not pay for that."""
+    bench = Bench(Last, on_error="request")
+    bench.mux.overrides = True
+    bench.change(added=[(0, {"last": 13}), (1, {"last": 3})])
+    for _ in range(2):
+        bench.run(2)
+        sampled = torch.zeros(2, dtype=torch.int64)
+        bench.mux.after(sampled)
+        assert int(sampled[1]) == VOCABULARY - 3
+    assert len(bench.failed) == 1
+    assert bench.state("last") == "applied"
+
+
+class Asks(Doubles):
+    """Cannot tell whether it is asked for."""
+
+    keys = ("asks",)
+
+    @classmethod
+    def asked(cls, params):
+        raise KeyError("asked")
+
+
+def test_a_question_that_raises_costs_the_sampler_not_the_engine():
+    """Nothing of a sampler's may raise where a request enters."""
+    bench = Bench(Asks, Adds)
+    bench.change(added=[(0, {"asks": 1, "adds": 1})])
+    assert bench.first(1) == [2]
+    assert bench.state("asks") == "quarantined"
+
+
 class Hears(SamplingStrategy):
     """Remembers what it is told."""
 
@@ -370,6 +402,16 @@ def test_a_request_without_a_seed_gets_one_that_all_ranks_agree_on():
     assert len(set(seeds[0])) == 2
 
 
+@pytest.mark.parametrize("seed", [2**63, 2**64 - 1, -(2**63), 2**70])
+def test_any_seed_that_vllm_takes_fits(seed: int):
+    """vLLM takes seeds of more than 63 bits, of a server and of a request."""
+    bench = Bench(Adds)
+    bench.mux._seed = 2**32 - 1
+    for index, own in enumerate((None, seed)):
+        bench.mux.enter(index, request(seed=own, adds=1), list)
+    assert bench.mux.seeds[0] != bench.mux.seeds[1]
+
+
 def test_history_that_vllm_has_not_filled_in_is_an_error_not_a_guess():
     """With asynchronous scheduling the last token may be a placeholder."""
     tokens = Tokens([1, 2], [3, -1])
@@ -424,3 +466,19 @@ def test_a_limit_that_raises_costs_its_request_too():
     kept = [int(row.isfinite().sum()) for row in bench.run(3)]
     assert kept == [3, VOCABULARY, 2]
     assert [bench.batch.index(slot) for slot in bench.failed] == [1]
+
+
+@pytest.mark.parametrize("answer", [0.5, torch.zeros(3, 1), torch.zeros(1), None], ids=str)
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_a_limit_that_is_none_costs_the_truncation(answer: object, kinds: int):
+    """A number, or limits in another shape, would raise outside of anybody's guard."""
+
+    class Wrong(AtLeast):
+        def threshold(self, stats, rows):
+            return answer
+
+    bench = Bench(*(Wrong, AtLeastToo)[:kinds])
+    bench.change(added=[(row, {"at_least": 0.025, "at_least_too": 0.035}) for row in range(3)])
+    kept = [int(row.isfinite().sum()) for row in bench.run(3)]
+    assert kept == [VOCABULARY if kinds == 1 else 4] * 3
+    assert bench.state("wrong") == "quarantined"

@@ -15,6 +15,7 @@ import torch
 from vllm_graft import ledger
 from vllm_graft.bindings.sampling import processor as room
 from vllm_graft.bindings.sampling.injection import v2_takes_samplers
+from vllm_graft.bindings.sampling.steps import DeviceStep, FedHistory, Ring
 from vllm_graft.contracts import Key, SamplingStrategy
 from vllm_graft.plan import Plan, PlanItem, Run, carry, drop
 
@@ -119,13 +120,22 @@ class Device:
             self.states.all_token_ids.gpu[slot, at] = token
             self.states.total_len.gpu[slot] = at + 1
 
-    def apply(self, logits: torch.Tensor, names: list[str], drafts: dict[str, list[int]] | None = None) -> torch.Tensor:
-        """One call as the sampler makes it: a row for each request, and one more for each of its drafts."""
+    def apply(
+        self,
+        logits: torch.Tensor,
+        names: list[str],
+        drafts: dict[str, list[int]] | None = None,
+        read: int | None = None,
+    ) -> torch.Tensor:
+        """One call as the sampler makes it: a row for each request, and one more for each of its drafts.
+
+        ``read``: how many tokens of the prompts have been read, where it is not all.
+        """
         from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
 
         slots, local, fed, positions, ends = [], [], [], [], []
         for name in names:
-            known = self.tokens(name)
+            known = self.tokens(name)[:read]
             line = [*known, *(drafts or {}).get(name, [])]
             for number, position in enumerate(range(len(known) - 1, len(line))):
                 slots.append(self.states.req_id_to_index[name])
@@ -326,3 +336,54 @@ def test_a_long_history_is_looked_at_through_a_window(device: Device):
     device.apply(torch.zeros(1, VOCABULARY), ["a"])
     assert Shows.seen[-1]["tokens"] == {0: [34, 35, 36, 37, 38, 39]}
     assert json.dumps(Shows.seen[-1]["positions"]) == '{"0": 68}'
+
+
+def test_a_prompt_that_is_read_in_parts_is_known_whole(device: Device):
+    """Each part has a row, whose token comes from before the window: it must not stand where a later one does."""
+    prompt = list(range(1, 48)) * 2
+    device.processor._history._ring = Ring(SLOTS, 12, torch.device("cpu"), 8)
+    device.add("a", prompt, shows=1)
+    for read in (26, 66, None):
+        device.apply(torch.zeros(1, VOCABULARY), ["a"], read=read)
+    device.append("a", 49)
+    device.apply(torch.zeros(1, VOCABULARY), ["a"])
+    assert Shows.seen[-1]["tokens"] == {0: [43, 44, 45, 46, 47, 49]}
+    slot, at = device.states.req_id_to_index["a"], torch.arange(len(prompt) - 11, len(prompt)) % 20
+    assert device.processor._history._ring._tokens[slot, at].tolist() == prompt[-11:]
+
+
+def test_what_fails_around_samplers_puts_them_aside_and_the_engine_goes_on(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever raises where vLLM calls us would end every request there is."""
+    device.add("a", [1, 2, 3], shows=1, xtc_probability=0.0, top_n_sigma=1.0)
+    monkeypatch.setattr(device.processor._history, "_fetch", _fail)
+    logits = torch.arange(VOCABULARY).float()[None]
+    changed = device.apply(logits.clone(), ["a"])
+    assert changed.isneginf().any(), "who looks at no tokens works on"
+    assert not Shows.seen
+    monkeypatch.setattr(device.processor.mux, "run", _fail)
+    assert torch.equal(device.apply(logits.clone(), ["a"]), logits)
+    assert device.processor.add_request(3, sampling(shows=1)) is False
+    states = {item.name: item.state for item in ledger.current()._items.values()}
+    assert states["shows"] == states["top-n-sigma"] == "quarantined"
+
+
+def test_v1_a_token_that_is_not_known_costs_no_engine(planned: None, monkeypatch: pytest.MonkeyPatch):
+    """A placeholder where vLLM has not filled in the last token."""
+    host = HostBatch()
+    host.add("a", [1, 2], shows=1, top_n_sigma=1.0)
+    processor = host.processor
+    processor._fed = FedHistory(processor._tokens, 2 * SLOTS, 12, torch.device("cpu"))
+    processor._device = DeviceStep(processor.mux.seeds, processor._fed)
+    host.outputs["a"].append(-1)
+    assert host.apply(torch.arange(VOCABULARY).float()[None]).isneginf().any()
+    assert not Shows.seen
+    monkeypatch.setattr(processor._batch, "update", _fail)
+    processor.update_state(SimpleNamespace(added=[], removed=[], moved=[]))
+    logits = torch.arange(VOCABULARY).float()[None]
+    assert torch.equal(host.apply(logits.clone()), logits)
+
+
+def _fail(*args: object) -> None:
+    raise RuntimeError("out of order")

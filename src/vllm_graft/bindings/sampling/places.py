@@ -30,7 +30,9 @@ class AfterPenalties(VLLMPatch["vllm.v1.sample.sampler:Sampler"], name="graft.af
 
     @wrap
     @staticmethod
-    def apply_penalties(call: Callable[..., Any], logits: Any, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_penalties(
+        call: Callable[..., Any], logits: Any, sampling_metadata: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         logits = call(logits, sampling_metadata, *args, **kwargs)
         for processor in _ours(sampling_metadata.logitsprocs.non_argmax_invariant):
             processor.run(logits)

@@ -233,14 +233,13 @@ class Processor:
 
     def _contain(self, call: Callable[..., Any], *args: Any) -> Any:
         """Call what must not end the engine: where it fails, every sampler is put aside and requests go on."""
-        if self._broken:
-            return None
-        try:
-            return call(*args)
-        except Exception as error:
-            self._broken = True
-            self.mux.put_aside(reason_of(error))
-            return None
+        if not self._broken:
+            try:
+                return call(*args)
+            except Exception as error:
+                self._broken = True
+                self.mux.put_aside(reason_of(error))
+        return None
 
     def _keep_up(self, call: Callable[..., None], *args: Any) -> None:
         """Bring the history up to a step: where that fails, those who look at it are put aside."""

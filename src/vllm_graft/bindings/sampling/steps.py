@@ -178,14 +178,12 @@ class DeviceHistory:
     ) -> None:
         """Keep up with a step: ``fed`` is each row's newest token, ``positions`` counts it in, and ``read`` says of
         each request's slot how many tokens the model has read after it."""
-        self._ring.write(slots, positions - 1, fed)
-        if not self._new:
-            return
-        here = [(slot, end) for slot, end in read if slot in self._new]
+        here = [(slot, end) for slot, end in read if slot in self._new] if self._new else ()
         if here:
-            # After the write: a prompt that is read in parts feeds tokens from before the window.
+            # A prompt that is read in parts feeds tokens from before the window: until its end all is fetched anew.
             self._fetch(tensor([slot for slot, _ in here], self._ring.device))
             self._new.difference_update(slot for slot, end in here if end >= self._states.prefill_len.np[slot])
+        self._ring.write(slots, positions - 1, fed)
 
     def _fetch(self, slots: torch.Tensor) -> None:
         import torch
