@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_graft.bindings.sampling.requests import Catalogue, Offered, lift, offered
+from vllm_graft.bindings.sampling.requests import Catalogue, Offered, lift, offered, refuse_beams
 from vllm_graft.contracts import Key, Sampler, SamplingStrategy
 from vllm_graft.plan import Plan, PlanItem, Run, carry, drop
 from vllm_graft.plan.catalogue import SHIPPED
@@ -67,6 +67,8 @@ BAD = [
     ({"warm_mode": "boom"}, "warm_mode: KeyError: 'boom'"),
     ({"warm_facter": 1}, r"warm_facter is no key of this server's samplers \(did you mean 'warm_factor'\?\)"),
     ({"warm_step": 1}, "did you mean 'warm_steps'"),
+    ({"warm_factor": 10**400}, "warm_factor must be a number"),
+    ({"warm_words": "[" * 100_000}, "warm_words must be a list of texts"),
     ({"warm_words": "x" * 200}, r"and is 'x{50,60}\.\.\.$"),
 ]
 
@@ -130,6 +132,7 @@ def test_top_level_keys_are_lifted_and_xargs_count_more(monkeypatch: pytest.Monk
         assert params.extra_args == {"warm_factor": 0.5, "warm_steps": 2, "warm_wodrs": ["x"]}
         untouched = SimpleNamespace(extra_args=None)
         lift({"unrelated": 1}, untouched)
+        lift({"warm_factor": None, "warm_wodrs": [], "warm_moed": None}, untouched)
         lift(None, untouched)
         assert untouched.extra_args is None
     finally:
@@ -146,3 +149,58 @@ def test_names_of_vllms_own_processors_are_left_to_them():
         ValueError, match="nsigma: the sampler 'top-n-sigma' cannot be used: this server does not load it"
     ):
         catalogue.check({"nsigma": 1.0})
+
+
+def everything() -> Catalogue:
+    names = [name for name, target in SHIPPED.items() if ".samplers." in target]
+    items = tuple(PlanItem("sampler", name, SHIPPED[name], "vllm-graft", ("worker",)) for name in names)
+    return Catalogue(offered(Plan(items), None))
+
+
+STRANGERS = """
+    messages temperature top_p top_k min_p top_a tfs_z typical_p mirostat_mode mirostat_tau mirostat_eta rep_pen
+    rep_pen_range repetition_penalty repeat_last_n penalty_last_n penalty_range smoothing_factor smoothing_curve
+    dynatemp_min dynatemp_max dynatemp_range dynatemp_exponent skew n_predict n_probs cache_prompt samplers
+    sampler_order sampler_priority sampler_seed dry_max_ngram dry_max_occurrences dry_early_exit_match_len grammar
+    json_schema json_mode guided_json response_format structured_outputs encoder_no_repeat_ngram_size max_ngram_size
+    ban_eos_token epsilon_cutoff eta_cutoff penalty_alpha truncation_length custom_token_bans banned_strings
+    prompt_token_ids stop_token_ids allowed_token_ids logprob_token_ids return_token_ids kv_transfer_params vllm_xargs
+    thinking_token_budget adaptive_target adaptive_decay repetition_detection chat_template_kwargs cache_salt
+    mm_processor_kwargs sliding_window loop_detect_window add_generation_prompt
+""".split()  # noqa: SIM905
+
+
+def test_keys_that_other_servers_clients_send_are_no_mistakes():
+    """They are close to one of ours at most by accident."""
+    known = everything()
+    assert [name for name in STRANGERS if name in known.names or known.close(name)] == []
+    # Aphrodite's clients send this one empty; with something in it, somebody asks for what we do not have.
+    assert known.lifted({"dry_sequence_breaker_ids": []}) == {}
+    with pytest.raises(ValueError, match="did you mean 'dry_sequence_breakers'"):
+        known.check(known.lifted({"dry_sequence_breaker_ids": [7]}))
+
+
+def test_a_request_with_very_many_keys_costs_little():
+    """Names are compared in the process that serves everybody."""
+    import time
+
+    known, started = everything(), time.process_time()
+    known.lifted({f"dry_zzz{number:06d}q": 1 for number in range(100_000)} | {"dry_base" * 500_000: 1})
+    assert time.process_time() - started < 1
+    assert "dry_base" in known.lifted({f"x{number}": 1 for number in range(1000)} | {"dry_base": 2.0})
+
+
+def test_beam_search_refuses_who_asks_for_a_sampler(monkeypatch: pytest.MonkeyPatch):
+    """vLLM makes requests of its own for it, which carry no keys."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, Warm.__module__, sys.modules[__name__])
+    carry(Plan((item("warm", Warm),)), Run("beams", 1))
+    try:
+        refuse_beams(None, None)
+        refuse_beams({"warm_factor": 0, "unrelated": 1}, {"warm_steps": 2})
+        for top_level, xargs in (({"warm_factor": 0.5}, None), (None, {"warm_factor": 0.5})):
+            with pytest.raises(ValueError, match="warm_factor: the sampler 'warm' cannot be used: beam search"):
+                refuse_beams(top_level, xargs)
+    finally:
+        drop()

@@ -3,6 +3,7 @@
 - V1 ``Sampler.apply_penalties``  strategies work after vLLM's penalties, as they do on the V2 runner
 - ``Sampler.sample`` of both      what a sampler picked takes the place of what vLLM picked
 - ``to_sampling_params``          keys at the top level of a request, which vLLM drops without a word
+- ``to_beam_search_params``       beam search, with which vLLM drops all keys without a word
 - the builders of processors      an engine that cannot have samplers is started without ours
 - ``sample_tokens``, ``update_from_output``  a request whose sampler raised ends with an error
 """
@@ -99,6 +100,30 @@ class ResponsesKeys(
         return params
 
 
+class ChatBeams(
+    VLLMPatch["vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest"],
+    name="graft.chat-beams",
+    why=_WHY,
+):
+    """Refuse a chat request for beam search that asks for a sampler."""
+
+    @wrap
+    def to_beam_search_params(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        requests.refuse_beams(self.model_extra, self.vllm_xargs)
+        return call(*args, **kwargs)
+
+
+class CompletionBeams(
+    VLLMPatch["vllm.entrypoints.openai.completion.protocol:CompletionRequest"], name="graft.completion-beams", why=_WHY
+):
+    """The same for a completion request."""
+
+    @wrap
+    def to_beam_search_params(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        requests.refuse_beams(self.model_extra, self.vllm_xargs)
+        return call(*args, **kwargs)
+
+
 class V1Builder(VLLMPatch["vllm.v1.sample.logits_processor"], name="graft.v1-builder", why=_WHY):
     """Start an engine that cannot have samplers without ours; their requests are refused in the front end."""
 
@@ -143,8 +168,8 @@ class EngineFailures(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="
 
 
 PLACES: Final = (
-    AfterPenalties, V1Picks, V2Picks, ChatKeys, CompletionKeys, ResponsesKeys, V1Builder, V2Builder, V1Failures,
-    V2Failures, EngineFailures,
+    AfterPenalties, V1Picks, V2Picks, ChatKeys, CompletionKeys, ResponsesKeys, ChatBeams, CompletionBeams, V1Builder,
+    V2Builder, V1Failures, V2Failures, EngineFailures,
 )  # fmt: skip
 """Every place of the sampler point."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +23,13 @@ from vllm_graft.plan.carry import PLAN_VARIABLE, RUN_VARIABLE
 from vllm_graft.plan.catalogue import SHIPPED, load
 
 _CLOSE: Final = 0.8
+_LOOKED_AT: Final = 500
+"""How many names that are none of ours are compared with ours, in one request: no client sends so many."""
 _CONTRACTS: Final = (Sampler, Truncation, SamplingStrategy)
 _OF_OTHERS: Final = frozenset({"ngram_size", "window_size", "whitelist_token_ids"})
 """Names by which vLLM's own processor for OCR models is asked for: nobody's business where ours is not loaded."""
+_STRANGERS: Final = frozenset({"encoder_no_repeat_ngram_size", "max_ngram_size", "penalty_last_n"})
+"""Names that other servers have, which are close to one of ours and mean something else."""
 _HOME: Final = "vllm_graft.plugins.samplers."
 
 
@@ -79,6 +84,8 @@ class Catalogue:
     def __init__(self, offered: Iterable[Offered]) -> None:
         self.offered = tuple(offered)
         self.names = frozenset(name for each in self.offered for key in each.keys for name in (key.name, *key.aliases))
+        # With a longer name not enough would be alike.
+        self._longest = max(map(len, self.names), default=0) * (2 / _CLOSE - 1)
 
     def check(self, extra: Mapping[str, object]) -> None:
         """Refuse a request whose keys cannot be right."""
@@ -86,20 +93,35 @@ class Catalogue:
             return
         for each in self.offered:
             each.read(extra)
-        for name in extra:
+        for name in self._unknown(extra):
             if near := self.close(name):
                 raise ValueError(f"{name} is no key of this server's samplers (did you mean {near!r}?)")
 
     def close(self, name: str) -> str:
         """The key of ours that a name which is none was probably meant for; empty where there is none."""
-        if name in self.names:
+        if name in self.names or name in _STRANGERS or len(name) > self._longest:
             return ""
         found = difflib.get_close_matches(name, self.names, n=1, cutoff=_CLOSE)
         return found[0] if found else ""
 
     def lifted(self, top_level: Mapping[str, object]) -> dict[str, object]:
-        """What of a request's unknown top-level keys is ours, or was meant to be."""
-        return {name: value for name, value in top_level.items() if name in self.names or self.close(name)}
+        """What of a request's unknown top-level keys is ours, or was meant to be; null and an empty list where no name
+        of ours stands say nothing."""
+        ours = {name: value for name, value in top_level.items() if name in self.names and value is not None}
+        meant = (name for name in self._unknown(top_level) if top_level[name] not in (None, [], ""))
+        return ours | {name: top_level[name] for name in meant if self.close(name)}
+
+    def refuse(self, extra: Mapping[str, object], why: str) -> None:
+        """Refuse a request that asks for any sampler, where none can work."""
+        self.check(extra)
+        for each in self.offered:
+            found = each.read(extra)
+            if found and each.kind.asked(found):
+                raise ValueError(f"{', '.join(found)}: the sampler {each.name!r} cannot be used: {why}")
+
+    def _unknown(self, names: Iterable[object]) -> Iterable[str]:
+        found = (name for name in names if isinstance(name, str) and name not in self.names)
+        return itertools.islice(found, _LOOKED_AT)
 
 
 def catalogue() -> Catalogue:
@@ -164,6 +186,12 @@ def lift(top_level: Mapping[str, object] | None, params: Any) -> None:
     found = catalogue().lifted(top_level)
     if found:
         params.extra_args = {**found, **(getattr(params, "extra_args", None) or {})}
+
+
+def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, object] | None) -> None:
+    """Refuse a request for beam search that asks for a sampler: vLLM hands none of its keys on, and says nothing."""
+    known = catalogue()
+    known.refuse({**known.lifted(top_level or {}), **(xargs or {})}, "beam search picks the tokens (use_beam_search)")
 
 
 def listing(plan: Plan, run: Run | None) -> dict[str, Sequence[dict[str, object]]]:
