@@ -35,7 +35,7 @@ def budget_us(model: ServedModel) -> float:
     budget = point("sampler").budget_us or 0.0
     if model.device.type != "cpu":
         return budget
-    return budget + model.at_a_time * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US
+    return round(budget + model.at_a_time * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US, -2)
 
 
 class Planned:
