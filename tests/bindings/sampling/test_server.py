@@ -44,13 +44,14 @@ import random
 from vllm_graft import Key, SamplingStrategy
 
 class Bend(SamplingStrategy):
-    """Turns the logits round: the least probable token becomes the most probable."""
+    """Turns the logits round: the least probable token becomes the most probable, the forbidden stay so."""
     keys = (Key("bend", "bool", False, switch=True),)
     stage = "transform"
     def open(self, slot, params):
         return True
     def step(self, logits, rows):
-        logits[rows.rows] *= -1
+        own = logits[rows.rows]
+        logits[rows.rows] = -own.masked_fill(own == float("-inf"), float("inf"))
 
 class Flat(SamplingStrategy):
     """Makes all tokens alike, so that whatever comes after it decides."""
@@ -174,6 +175,16 @@ def test_bad_requests_are_told_what_is_wrong(server: Server, extra: dict[str, ob
     status, body = complete(server, **(extra if where == "top level" else {"vllm_xargs": extra}))
     assert status == 400, body
     assert said in json.dumps(body, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("place", ["top level", "xargs"])
+def test_beam_search_is_refused_to_who_asks_for_a_sampler(server: Server, place: str):
+    """vLLM hands no keys on there; a request that asks for nothing has its beams."""
+    extra = {"force": 65} if place == "top level" else {"vllm_xargs": {"force": 65}}
+    status, body = complete(server, use_beam_search=True, n=2, max_tokens=2, **extra)
+    assert status == 400, body
+    assert "force: the sampler 'force' cannot be used: beam search" in json.dumps(body)
+    assert complete(server, use_beam_search=True, n=2, max_tokens=2)[0] == 200
 
 
 def test_what_means_off_is_let_through(server: Server):
