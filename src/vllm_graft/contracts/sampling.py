@@ -89,8 +89,9 @@ class SamplingStrategy(Chosen):
 
     stage: ClassVar[Stage] = "transform"
     whole: ClassVar[bool] = False
-    """Whether ``step`` changes either all of its rows or, when it raises, none. Without this promise the rows are
-    copied before each step, so that a failure can be undone."""
+    """Whether ``step`` changes either all of its rows or, when it raises, none, and never lets a token come back that
+    is -inf. Without this promise the rows are copied before each step: a failure is undone, and what a grammar or vLLM
+    has forbidden stays forbidden."""
 
     def open(self, slot: int, params: Params) -> bool:
         """A request enters under this slot, whoever had it before; returns whether its logits are to be changed."""

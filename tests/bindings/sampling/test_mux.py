@@ -444,6 +444,41 @@ def test_tokens_sent_to_a_device_are_those_of_the_lists(events, window):
         assert torch.equal(seen[0].positions, seen[1].positions)
 
 
+class Lifts(SamplingStrategy):
+    """Does to its rows what a request says."""
+
+    keys = (Key("lifts", "str", "", switch=True),)
+
+    def open(self, slot, params):
+        self.what = params["lifts"]
+        return True
+
+    def step(self, logits, rows):
+        if self.what == "turn":
+            logits[rows.rows] *= -1
+        elif self.what == "spoil":
+            logits[rows.rows, 1] = float("nan")
+        else:
+            logits[rows.rows] = float("-inf")
+            logits[rows.rows, 0] = 0.0
+
+
+@pytest.mark.parametrize("what", ["turn", "spoil", "force"])
+def test_what_is_forbidden_stays_forbidden(what: str):
+    """A grammar's mask, and no row is left without any token or with something that is no number."""
+    bench = Bench(Lifts)
+    bench.change(added=[(0, {"lifts": what})])
+    logits = torch.arange(VOCABULARY, dtype=torch.float32)[None] + 1
+    logits[0, 0] = logits[0, 5] = -math.inf
+    before = logits.clone()
+    bench.mux.run(logits, bench.step, bench.batch.layout)
+    assert logits[0].isfinite().tolist() == before[0].isfinite().tolist()
+    if what == "turn":
+        assert logits[0, 1] == -2
+    else:
+        assert torch.equal(logits, before)
+
+
 class Odd(AtLeast):
     """A limit that is computed for all but raises for one."""
 

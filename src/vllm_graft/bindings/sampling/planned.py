@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
+from vllm_graft.bindings.sampling.truncation import keep_forbidden
 from vllm_graft.contracts import Params, Rows, Sampler, SamplingStrategy, ServedModel, Statistics, Truncation
 from vllm_graft.contracts.request_keys import KeyValue, read_keys
 from vllm_graft.contracts.sampling import STAGES, Chosen
@@ -194,14 +195,17 @@ class Planned:
 
     @staticmethod
     def _undone(made: SamplingStrategy, logits: torch.Tensor, rows: Rows) -> None:
-        """A step that leaves the logits as they were when it raises."""
-        before = None if made.whole else logits[rows.rows]
+        """A step that leaves the logits as they were when it raises, and forbidden what was forbidden."""
+        if made.whole:
+            made.step(logits, rows)
+            return
+        before = logits[rows.rows]
         try:
             made.step(logits, rows)
         except Exception:
-            if before is not None:
-                logits[rows.rows] = before
+            logits[rows.rows] = before
             raise
+        keep_forbidden(before, logits, rows.rows)
 
     def _limiting(self, made: Truncation) -> Callable[[Statistics, Rows], torch.Tensor]:
         def limited(stats: Statistics, rows: Rows) -> torch.Tensor:

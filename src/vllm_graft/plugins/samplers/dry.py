@@ -25,6 +25,7 @@ GREATEST: Final = 100.0
 """Penalties are no greater than this, which leaves a token nothing: its probability falls to e^-100 of what it was.
 Greater ones would do the same, and pull the spread of the logits along, which top-n-sigma goes by."""
 _LARGE: Final = 1e30
+_BREAKERS: Final = ("\n", ":", '"', "*")
 
 _LONGEST_BREAKER: Final = 64
 
@@ -47,7 +48,7 @@ class Dry(SamplingStrategy):
         Key(
             "dry_sequence_breakers",
             "list[str]",
-            ["\n", ":", '"', "*"],
+            list(_BREAKERS),
             high=64,
             help="texts at which a repetition ends",
         ),
@@ -89,6 +90,9 @@ class Dry(SamplingStrategy):
         if not self._breaks:
             _LOG.warning("vllm-graft: dry: %s is served without a tokenizer, so no sequence breaker holds", model.name)
         self._breakers = Breakers(lambda: model.tokenizer, model.vocabulary)
+        if self._breaks:
+            # The vocabulary is decoded once: now, and not while requests wait.
+            self._breakers.tokens(_BREAKERS)
         self._sets = TokenSets(model)
         self._multipliers = model.per_slot(0.0)
         self._bases = model.per_slot(1.0)

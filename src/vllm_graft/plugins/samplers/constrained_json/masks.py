@@ -14,8 +14,8 @@ from vllm_graft.plugins.samplers.constrained_json.trie import ROOT, Trie
 if TYPE_CHECKING:
     import torch
 
-KEPT: Final = 256
-"""How many states are kept, each with a mask of two bytes per token."""
+KEPT: Final = 128
+"""How many states are kept, each with at most two masks of two bytes per token."""
 
 
 class Allowed:
@@ -39,6 +39,8 @@ class Allowed:
         while budget is not None and allowed > 1 and self._groups[allowed - 1][0] > budget:
             allowed -= 1
         if allowed not in self._masks:
+            # Near the limit a mask serves for a step or two; only the one without a limit is worth keeping besides.
+            self._masks = {number: mask for number, mask in self._masks.items() if number == len(self._groups)}
             self._masks[allowed] = self._made(allowed)
         return self._masks[allowed]
 
