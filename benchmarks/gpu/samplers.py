@@ -9,6 +9,7 @@ asking for another mix of samplers, run
   requests that are not greedy take the most probable token that is left, top_k = 1)
 - on the V2 runner with VLLM_GPU_SYNC_CHECK=error, where vLLM raises on any wait for the device that is not its own
 - on the V2 runner with drafts (n-gram speculation), and with a KV cache so small that requests are preempted
+- on both with prompts that are read in parts and are longer than the 100 tokens that are looked at
 - on the V2 runner with a sampler that raises for one request in five: how many requests are lost?
 """
 
@@ -28,6 +29,10 @@ from vllm_graft.testing.packages import lay_out, python_path
 PLAN = """
 [defaults]
 samplers = ["dry", "xtc", "top-n-sigma", "no-repeat-ngram", "constrained-json", "raises", "last"]
+[options.dry]
+window = 100
+[options.no-repeat-ngram]
+window = 100
 [options.raises]
 on_error = "request"
 """
@@ -71,6 +76,8 @@ CASES = {
     "V2, drafts": {"VLLM_USE_V2_MODEL_RUNNER": "1", "DRAFTS": "1", "NO_PICKS": "1"},
     "V2, preempted": {"VLLM_USE_V2_MODEL_RUNNER": "1", "SMALL": "1"},
     "V1, preempted": {"VLLM_USE_V2_MODEL_RUNNER": "0", "SMALL": "1"},
+    "V2, long": {"VLLM_USE_V2_MODEL_RUNNER": "1", "LONG": "1"},
+    "V1, long": {"VLLM_USE_V2_MODEL_RUNNER": "0", "LONG": "1"},
     "V2, raising": {"VLLM_USE_V2_MODEL_RUNNER": "1", "RAISING": "1"},
 }
 
@@ -86,6 +93,8 @@ def child(model: str) -> None:
         arguments["speculative_config"] = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     if os.environ.get("SMALL"):
         arguments |= {"num_gpu_blocks_override": 96, "enable_prefix_caching": False}
+    if os.environ.get("LONG"):
+        arguments |= {"max_num_batched_tokens": 128, "enable_prefix_caching": False}
     llm = LLM(
         model,
         dtype="bfloat16",
@@ -96,7 +105,8 @@ def child(model: str) -> None:
         disable_log_stats=False,
         **arguments,
     )
-    prompts = [{"prompt_token_ids": [10 + n % 7, 20, 30 + n, 10 + n % 7, 20]} for n in range(REQUESTS)]
+    often = 60 if os.environ.get("LONG") else 1
+    prompts = [{"prompt_token_ids": [10 + n % 7, 20, 30 + n, 10 + n % 7, 20] * often} for n in range(REQUESTS)]
     params = []
     for number in range(REQUESTS):
         extra = dict(MIXES[number % len(MIXES)])
@@ -213,7 +223,10 @@ def main() -> int:
         (folder / "graft.toml").write_text(PLAN, encoding="utf-8")
         with ThreadPoolExecutor(args.at_a_time) as pool:
             base, *others = pool.map(lambda case: engine(args.model, folder, case), ["V2", *cases])
-        results = [summary(base, base), *(summary(found, base) for found in others)]
+        by_case = {found["case"]: found for found in (base, *others)}
+        results = [
+            summary(found, by_case.get("V2, long", base) if "long" in case else base) for case, found in by_case.items()
+        ]
     for found in results:
         print(json.dumps(found, indent=1), flush=True)
     if args.json:
