@@ -18,7 +18,7 @@ KNOWN = {
     "vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor": "asked for where the V2 runner takes processors",
     "vllm.v1.kv_cache_layout:KVCacheLayout": "in a method that only releases with layouts call",
     "vllm.v1.worker.gpu.sample.sampler:Sampler.sample": "wrapped whatever its arguments, of use from 0.31 on",
-    "vllm.v1.worker.gpu.sample.logits_processor.loader:build_custom_logits_processors": "done without where there is none",
+    "vllm.v1.worker.gpu.sample.logits_processor.loader:build_custom_logits_processors": "done without in others",
 }
 """What is used only where a release has it, in a way that reading does not see; and how it is kept to those."""
 
