@@ -1,7 +1,9 @@
 """Finding the class or module that a patch changes."""
 
 import enum
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -162,19 +164,34 @@ def test_functions_without_python_code(engine, make):
             engine.apply([patch])
 
 
-def test_real_targets_by_name(engine):
+REAL = """
+import sys
+
+from vllm_graft.errors import TargetError
+from vllm_graft.patching import Engine, VLLMPatch, wrap
+
+class P(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"]):
+    @wrap
+    def schedule(self, call, *args, **kwargs):
+        return call(*args, **kwargs)
+
+class Q(VLLMPatch["vllm.v1.core.sched.schedular:Scheduler"]): ...
+
+engine = Engine()
+print([state.state for state in engine.apply([P])])
+try:
+    engine.apply([Q])
+except TargetError as error:
+    print(error)
+print("vllm" in sys.modules)
+"""
+
+
+def test_real_targets_by_name(tmp_path: Path):
     """A class of the installed vLLM is armed without importing vLLM, and a misspelt module of it is refused."""
-    if "vllm" in sys.modules:
-        pytest.skip("vLLM is loaded in this process already")
-
-    class P(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"]):
-        @wrap
-        def schedule(self, call, *args, **kwargs):
-            return call(*args, **kwargs)
-
-    class Q(VLLMPatch["vllm.v1.core.sched.schedular:Scheduler"]): ...
-
-    assert [state.state for state in engine.apply([P])] == ["armed"]
-    with pytest.raises(TargetError, match=r"'Scheduler' is defined in vllm.v1.core.sched.scheduler:Scheduler"):
-        engine.apply([Q])
-    assert "vllm" not in sys.modules
+    (tmp_path / "real.py").write_text(REAL, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(tmp_path / "real.py")], capture_output=True, text=True, check=True)
+    armed, refused, imported = done.stdout.strip().splitlines()
+    assert armed == "['armed']"
+    assert "'Scheduler' is defined in vllm.v1.core.sched.scheduler:Scheduler" in refused
+    assert imported == "False"

@@ -19,8 +19,8 @@ def ask(**said):
     keys = said.pop("keys", dict(json_sampler=True))
     return SamplingParams(extra_args=keys, **said)
 
-asked = [ask(temperature=0, max_tokens=m) for m in (2, 7, 40)]
-asked += [ask(temperature=1.0, top_p=0.9, seed=s, max_tokens=40) for s in (1, 2)]
+asked = [ask(temperature=0, max_tokens=m) for m in (2, 7, 28)]
+asked += [ask(temperature=1.0, top_p=0.9, seed=s, max_tokens=20) for s in (1, 2)]
 asked += [ask(temperature=0.8, seed=3, max_tokens=12, keys=dict(json_sampler=True, json_max_depth=1))]
 asked += [ask(temperature=0, max_tokens=12, keys=None)]
 talk = [dict(role="user", content="Describe a cat as a JSON object with its name, age and three habits.")]
