@@ -174,7 +174,6 @@ SamplerBase = Sampler
 __all__ = [
     "STAGES",
     "Chosen",
-    "OptionValue",
     "Sampler",
     "SamplerBase",
     "SamplingStrategy",

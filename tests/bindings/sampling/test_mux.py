@@ -163,6 +163,15 @@ def test_a_default_asks_for_nothing():
     assert not bench.mux.concerns(bench.batch.layout)
 
 
+def test_bad_values_that_came_past_the_front_end_are_said(caplog: pytest.LogCaptureFixture):
+    """The request goes on without the strategy, which is no secret."""
+    bench = Bench(Adds)
+    with caplog.at_level("ERROR", logger="vllm.graft"):
+        bench.change(added=[(0, {"adds": "much"})])
+    assert bench.first(1) == [1]
+    assert "adds must be a number, and is 'much'" in caplog.text
+
+
 def test_stages_decide_the_order_not_the_plan():
     """A penalty comes before a transformation however the plan lists them."""
     for kinds in ((Adds, Doubles), (Doubles, Adds)):

@@ -17,6 +17,7 @@ from vllm_graft.bindings.sampling import processor as room
 from vllm_graft.bindings.sampling.injection import v2_takes_samplers
 from vllm_graft.bindings.sampling.steps import DeviceStep, FedHistory, Ring
 from vllm_graft.contracts import Key, SamplingStrategy
+from vllm_graft.errors import StartError
 from vllm_graft.plan import Plan, PlanItem, Run, carry, drop
 
 pytestmark = pytest.mark.skipif(not v2_takes_samplers(), reason="the V2 runner takes samplers from vLLM 0.31 on")
@@ -387,3 +388,34 @@ def test_v1_a_token_that_is_not_known_costs_no_engine(planned: None, monkeypatch
 
 def _fail(*args: object) -> None:
     raise RuntimeError("out of order")
+
+
+class Unfit(SamplingStrategy):
+    """Cannot work for any model."""
+
+    keys = ("unfit",)
+
+    def setup(self, model):
+        raise RuntimeError(f"no table for {model.vocabulary} tokens")
+
+
+@pytest.mark.parametrize("policy", ["stop", "warn"])
+def test_a_sampler_that_cannot_be_set_up_is_refused(monkeypatch: pytest.MonkeyPatch, policy: str):
+    """A strict plan stops the start; a lenient one goes on without it, and the record says so."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, Unfit.__module__, sys.modules[__name__])
+    item = PlanItem("sampler", "unfit", f"{Unfit.__module__}:Unfit", "p", ("worker",))
+    carry(Plan((item,), on_failure=policy), Run("unfit", 1))
+    try:
+        if policy == "stop":
+            with pytest.raises(
+                StartError, match="'unfit' cannot be set up for m: RuntimeError: no table for 50 tokens"
+            ):
+                HostBatch()
+        else:
+            assert HostBatch().processor.mux.planned == []
+        assert ledger.current()._items["unfit"].state == "refused"
+    finally:
+        drop()
+        ledger.current().forget_items()

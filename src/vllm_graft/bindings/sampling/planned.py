@@ -119,8 +119,9 @@ class Planned:
             return False
         try:
             found = read_keys(self.keys, extra)
-        except ValueError:
+        except ValueError as error:
             # The front end refuses such a request; one that comes past it asks for nothing that could be given.
+            self._ledger.note_error(self.name, f"a request came past the front end and goes on without it: {error}")
             return False
         try:
             asked = bool(found) and self.made.asked(found)
