@@ -1,0 +1,42 @@
+"""The urgent lane: requests that have waited for a while, the oldest first, with a share of the admissions."""
+
+from __future__ import annotations
+
+from vllm_graft.contracts import WaitingHeap, WaitingRequest
+
+
+class UrgentLane:
+    """Requests become urgent ``after`` seconds; while some are, at least ``share`` of the admissions are theirs.
+
+    The share is kept by a debt: an urgent admission takes on ``(1 - share) / share`` ordinary ones, and the next urgent
+    one comes when they are paid. So m urgent requests are through after at most ``m / share + 1`` admissions, and
+    ordinary requests keep the rest however many are urgent.
+    """
+
+    def __init__(self, after: float, share: float) -> None:
+        self._after = after
+        self._price = (1.0 - share) / share
+        self._debt = 0.0
+        self._by_age = WaitingHeap()
+
+    def add(self, request: WaitingRequest) -> None:
+        """A request waits."""
+        self._by_age.add(request.arrival, request)
+
+    def discard(self, request: WaitingRequest) -> None:
+        """It waits no longer."""
+        self._by_age.discard(request)
+
+    def due(self, now: float) -> WaitingRequest | None:
+        """The oldest request, where it is urgent and the lane's turn has come."""
+        if self._debt >= 1.0 or not self._by_age or self._by_age.first_key() + self._after > now:
+            return None
+        return self._by_age.first()
+
+    def admitted(self, request: WaitingRequest, *, urgent: bool) -> None:
+        """A request is taken out, through this lane or not."""
+        self.discard(request)
+        if urgent:
+            self._debt += self._price
+        elif self._debt:
+            self._debt = max(0.0, self._debt - 1.0)
