@@ -90,7 +90,7 @@ print("ORDER", "".join(done))
 core = llm.llm_engine.engine_core.engine_core.scheduler
 pool = core.kv_cache_manager.block_pool
 free = pool.get_num_free_blocks() + 1 == pool.num_gpu_blocks
-print("CORE", type(core).__name__, len(core.requests), len(core.waiting._known), free)
+print("CORE", type(core).__name__, len(core.requests), len(core.waiting._taken), free)
 for thread in threading.enumerate():
     if thread.name == "graft-ledger":  # a failure is written off the step path
         thread.join()

@@ -330,4 +330,8 @@ def test_nothing_is_lost_or_doubled(data: st.DataObject):
             queue.remove_requests([*admitted.values(), request("nobody", 1)])  # type: ignore[list-item]
         assert (len(queue), bool(queue)) == (len(waiting), bool(waiting))
         assert {each.request_id for each in queue} == set(waiting)
-    assert sorted(drain(queue)) == sorted(waiting)
+    while queue:
+        peeked = queue.peek_request()
+        assert queue.pop_request() is peeked
+        assert waiting.pop(peeked.request_id) is peeked
+    assert not waiting

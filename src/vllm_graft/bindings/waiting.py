@@ -82,8 +82,8 @@ class HeldQueue:
     def __init__(self, queue: AdmissionQueue, item: PlanItem, ledger: Ledger, clock: SteadyClock | None = None) -> None:
         self.refused: dict[str, tuple[Request, Refusal]] = {}
         self._clock = clock or SteadyClock()
-        self._requests: dict[str, Request] = {}
-        self._known: dict[str, WaitingRequest] = {}
+        self._held: dict[str, tuple[Request, WaitingRequest]] = {}
+        self._taken: dict[str, WaitingRequest] = {}  # until they end; apart, for there are few and each step asks
         self._pinned = ""
         self._failed = ""
         self._item = item
@@ -104,18 +104,18 @@ class HeldQueue:
         name = request.request_id
         self._clock.move()
         waiting = _waiting(request, self._clock)
-        if self._admits and name not in self._known:
+        if self._admits and name not in self._taken:
             refusal = self._ask("admit", waiting)
             if isinstance(refusal, Refusal):
                 self.refused[name] = (request, refusal)
                 return
-        self._known[name] = waiting
+        self._taken.pop(name, None)
         self._hold(request, "push", waiting)
 
     def peek_request(self) -> Request:
         """The request that goes next, as of now."""
         self._clock.move()
-        return self._requests[self._next()]
+        return self._held[self._next()][0]
 
     def pop_request(self) -> Request:
         """Take out the request that goes next: the one that was peeked at, though time has passed since."""
@@ -123,20 +123,19 @@ class HeldQueue:
         popped = _name(self._ask("pop"))
         if popped != name:
             self._fail(f"pop gave {popped!r} after peek had named {name!r}")
-            self._instead.remove(self._known[name])
+            self._instead.remove(self._held[name][1])
         self._pinned = ""
-        request = self._requests.pop(name)
+        request, waiting = self._held.pop(name)
+        self._taken[name] = waiting
         if self.ranks and not self._failed:
-            rank = self._ask("rank", self._known[name])
+            rank = self._ask("rank", waiting)
             request.priority = rank if isinstance(rank, int) else request.priority
         return request
 
     def prepend_request(self, request: Request) -> None:
         """The scheduler hands a request back."""
         self._clock.move()
-        name = request.request_id
-        waiting = self._known.get(name) or _waiting(request, self._clock)
-        self._known[name] = waiting
+        waiting = self._taken.pop(request.request_id, None) or _waiting(request, self._clock)
         self._hold(request, "put_back", waiting)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
@@ -154,16 +153,16 @@ class HeldQueue:
         for request in requests:
             name = request.request_id
             self.refused.pop(name, None)
-            if self._requests.pop(name, None) is not None:
+            held = self._held.pop(name, None)
+            if held is not None:
                 self._pinned = ""
-                self._ask("remove", self._known[name])
+                self._taken[name] = held[1]
+                self._ask("remove", held[1])
 
     def stepped(self, tokens: Mapping[str, int], ended: Iterable[str]) -> None:
         """A step was scheduled with so many tokens for each request; others have ended since the last one."""
         for name in ended:
-            if name in self._requests:  # a new request under the name of an old one
-                continue
-            waiting = self._known.pop(name, None)
+            waiting = self._taken.pop(name, None)
             if waiting is not None and self._ends and not self._failed:
                 self._ask("ended", waiting)
         if self._counts and not self._failed:
@@ -171,23 +170,23 @@ class HeldQueue:
             self._ask("served", tokens)
 
     def __bool__(self) -> bool:
-        return bool(self._requests)
+        return bool(self._held)
 
     def __len__(self) -> int:
         # Those refused count until their clients were told, or the engine would see no reason for another step.
-        return len(self._requests) + len(self.refused)
+        return len(self._held) + len(self.refused)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
+        return (request for request, _ in self._held.values())
 
     def _hold(self, request: Request, operation: str, waiting: WaitingRequest) -> None:
-        self._requests[request.request_id] = request
+        self._held[request.request_id] = (request, waiting)
         self._pinned = ""
         self._ask(operation, waiting)
 
     def _next(self) -> str:
         named = _name(self._ask("peek"))
-        if named not in self._requests:
+        if named not in self._held:
             self._fail(f"peek named {named!r}, which is not waiting")
             named = self._instead.peek().request_id
         self._pinned = named
@@ -205,15 +204,15 @@ class HeldQueue:
         if operation == "peek":
             return self._instead.peek()
         if operation == "pop":
-            waiting = self._known[self._pinned]
+            waiting = self._held[self._pinned][1]
             self._instead.remove(waiting)
             return waiting
         return None
 
     def _serve(self, tokens: Mapping[str, int]) -> None:
-        known, served = self._known, self._served
+        taken, served = self._taken, self._served
         for name, number in tokens.items():
-            waiting = known.get(name)
+            waiting = taken.get(name)
             if waiting is not None:
                 served(waiting, number)
 
@@ -225,7 +224,7 @@ class HeldQueue:
         if self._failed:
             return
         self._failed = reason
-        self._instead = ByArrival(self._known[name] for name in self._requests)
+        self._instead = ByArrival(waiting for _, waiting in self._held.values())
         self._ledger.put_aside(self._item.name, f"{reason}; waiting requests go in the order of their arrival")
 
 

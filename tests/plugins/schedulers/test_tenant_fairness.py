@@ -159,7 +159,7 @@ def test_names_of_tenants_are_not_kept_for_ever():
         queue.served(popped, 15)
         queue.ended(popped)
     assert len(queue._counters.served) <= 1100
-    assert not queue._advance
+    assert not queue._accounts
     assert not queue._waiting
 
 

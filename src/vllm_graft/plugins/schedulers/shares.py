@@ -25,7 +25,10 @@ class Counters:
 
     def charge(self, tenant: str, tokens: float) -> None:
         """So many tokens were served to a tenant; a negative number gives some back."""
-        self.served[tenant] = self.served.get(tenant, 0.0) + tokens / self._weights.get(tenant, 1.0)
+        if tenant in self._weights:
+            tokens /= self._weights[tenant]
+        served = self.served
+        served[tenant] = served.get(tenant, 0.0) + tokens
 
     def lift(self, tenant: str, lowest: float | None) -> None:
         """A tenant that had nothing waiting has again; ``lowest`` is the counter of the least served who wait."""

@@ -16,6 +16,17 @@ from vllm_graft.plugins.schedulers.tenants import reader, weights_of
 _NAME: Final = "tenant-fairness"
 
 
+class Account:
+    """An admitted request: whose it is, and how much of its prompt was charged and is yet to be served."""
+
+    __slots__ = ("advance", "tenant", "weight")
+
+    def __init__(self, tenant: str, weight: float, advance: int) -> None:
+        self.tenant = tenant
+        self.weight = weight
+        self.advance = advance
+
+
 class TenantFairness(AdmissionQueue):
     """The tenant that was served least for its weight goes next, with its first request by class and arrival.
 
@@ -52,7 +63,7 @@ class TenantFairness(AdmissionQueue):
         self._counters = Counters(self._weights)
         self._groups: dict[int, TenantHeap] = {}
         self._waiting: dict[str, int] = {}
-        self._advance: dict[str, int] = {}
+        self._accounts: dict[str, Account] = {}
 
     def admit(self, request: WaitingRequest) -> Refusal | None:
         """A priority beyond the last class, or with ``known_only`` a tenant without a weight, is refused."""
@@ -86,8 +97,9 @@ class TenantFairness(AdmissionQueue):
         self._take(request)
         if self._urgent is not None:
             self._urgent.admitted(request, urgent=due is not None)
-        self._counters.charge(self._tenant(request), request.prompt_tokens)
-        self._advance[request.request_id] = request.prompt_tokens
+        tenant = self._tenant(request)
+        self._counters.charge(tenant, request.prompt_tokens)
+        self._accounts[request.request_id] = Account(tenant, self._weights.get(tenant, 1.0), request.prompt_tokens)
         return request
 
     def put_back(self, request: WaitingRequest) -> None:
@@ -103,15 +115,16 @@ class TenantFairness(AdmissionQueue):
 
     def served(self, request: WaitingRequest, tokens: int) -> None:
         """Against the advance first, then on the tenant's account."""
-        advance = self._advance.get(request.request_id)
-        if advance is not None:
-            if tokens < advance:
-                self._advance[request.request_id] = advance - tokens
-                return
-            del self._advance[request.request_id]
-            tokens -= advance
-        if tokens:
-            self._counters.charge(self._tenant(request), tokens)
+        account = self._accounts.get(request.request_id)
+        if account is None:
+            return
+        if account.advance:
+            used = min(account.advance, tokens)
+            account.advance -= used
+            tokens -= used
+        # As Counters.charge, without the call: this is done for every running request in every step.
+        served = self._counters.served
+        served[account.tenant] = served.get(account.tenant, 0.0) + tokens / account.weight
 
     def ended(self, request: WaitingRequest) -> None:
         """What was charged and not served is given back."""
@@ -135,12 +148,11 @@ class TenantFairness(AdmissionQueue):
             self._counters.floor = max(self._counters.floor, self._counters.served[tenant])
 
     def _refund(self, request: WaitingRequest) -> None:
-        advance = self._advance.pop(request.request_id, 0)
-        if advance:
-            tenant = self._tenant(request)
-            self._counters.charge(tenant, -advance)
+        account = self._accounts.pop(request.request_id, None)
+        if account is not None and account.advance:
+            self._counters.charge(account.tenant, -account.advance)
             for heap in self._groups.values():
-                heap.lowered(tenant)
+                heap.lowered(account.tenant)
 
 
 def _names(queue: TenantFairness, option: str) -> list[str]:
