@@ -68,7 +68,7 @@ def tenants(capacity: float, seed: int) -> Workload:
     """One tenant floods with half as much again as can be served; a light one, and one that comes late, beside it."""
     made: list[Request] = []
     for number, (name, share, start) in enumerate((("flood", 1.38, 0), ("light", 0.10, 0), ("late", 0.28, 60))):
-        head = f"[workload]\nseed = {seed * 10 + number}\nseconds = {300 - start}\nrate = {share * capacity}\n"
+        head = f"[workload]\nseed = {seed * 10 + number}\nseconds = {180 - start}\nrate = {share * capacity}\n"
         rows = generate(f"{head}{_LENGTHS}", name)
         made += [
             replace(row, at=row.at + start, id=f"{name}-{row.id}", group=name, extra={"tenant": name}) for row in rows

@@ -233,9 +233,13 @@ def test_the_rank_becomes_the_priority_of_an_admitted_request():
         def rank(self, request: WaitingRequest) -> int:
             return -request.prompt_tokens
 
-    queue, _ = filled(Ranked())
+    author = Ranked()
+    queue, _ = filled(author)
     assert queue.ranks
-    assert queue.pop_request().priority == -1
+    taken = queue.pop_request()
+    assert taken.priority == -1
+    queue.add_request(taken)  # a session goes on
+    assert author.peek().priority == 0
     plain, _ = filled(ShortestFirst())
     assert not plain.ranks
     assert plain.pop_request().priority == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.contracts import AdmissionQueue, Refusal, WaitingHeap, WaitingRequest
@@ -103,13 +104,14 @@ class HeldQueue:
         """A request arrived, or a session goes on."""
         name = request.request_id
         self._clock.move()
-        waiting = _waiting(request, self._clock)
-        if self._admits and name not in self._taken:
+        waiting, before = _waiting(request, self._clock), self._taken.pop(name, None)
+        if before is not None:
+            waiting = replace(waiting, priority=before.priority)  # the request's own may have become its rank
+        elif self._admits:
             refusal = self._ask("admit", waiting)
             if isinstance(refusal, Refusal):
                 self.refused[name] = (request, refusal)
                 return
-        self._taken.pop(name, None)
         self._hold(request, "push", waiting)
 
     def peek_request(self) -> Request:
