@@ -40,6 +40,11 @@ class Choosy(ShortestFirst):
     def admit(self, request):
         from vllm_graft.contracts import Refusal
         return Refusal("the prompt is too long", 3) if request.prompt_tokens > 80 else None
+
+class Closed(Choosy):
+    def admit(self, request):
+        from vllm_graft.contracts import Refusal
+        return Refusal("closed")
 """
 
 
@@ -68,6 +73,33 @@ def test_the_base_is_the_class_that_vllm_has_chosen():
     for _ in range(2):
         settle(config, Plan((ITEM,)))  # type: ignore[arg-type]
         assert config.scheduler_config.scheduler_cls == PREFIX + "vllm_graft-plan-plan-Plan"
+
+
+def test_up_to_0_30_only_those_that_hold_blocks_wait_apart():
+    """A request that was skipped goes back to its place in the planned queue; one that holds KV blocks goes first."""
+    pytest.importorskip("vllm")
+    from vllm.v1.request import RequestStatus
+
+    from vllm_graft.bindings.scheduler import skipped_queue
+
+    def request(name: str, status: object, computed: int = 0) -> SimpleNamespace:
+        return SimpleNamespace(request_id=name, status=status, num_computed_tokens=computed)
+
+    calls: list[tuple[str, str]] = []
+    planned = SimpleNamespace(
+        add_request=lambda request: calls.append(("add", request.request_id)),
+        prepend_request=lambda request: calls.append(("back", request.request_id)),
+    )
+    queue = skipped_queue(planned)  # type: ignore[arg-type]
+    queue.add_request(request("grammar", RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR))
+    queue.add_request(request("session", RequestStatus.WAITING_FOR_STREAMING_REQ, 12))
+    assert not calls[1:]
+    # As the scheduler gives them: the last one was the first that it skipped.
+    remote, plain = request("remote", RequestStatus.WAITING_FOR_REMOTE_KVS), request("plain", RequestStatus.WAITING)
+    queue.prepend_requests([plain, remote])
+    assert calls == [("add", "grammar"), ("back", "plain")]
+    assert [each.request_id for each in queue] == ["remote", "session"]
+    assert len(queue) == 2
 
 
 SCRIPT = """
@@ -102,7 +134,12 @@ print("ITEM", json.dumps(rows[0]["items"][0]))
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("name", "order", "state"),
-    [("ShortestFirst", "1320", "applied"), ("Fails", "1023", "quarantined"), ("Choosy", "0132", "applied")],
+    [
+        ("ShortestFirst", "1320", "applied"),
+        ("Fails", "1023", "quarantined"),
+        ("Choosy", "0132", "applied"),
+        ("Closed", "0123", "applied"),
+    ],
 )
 def test_a_planned_queue_orders_the_real_engine(graft: Session, name: str, order: str, state: str):
     """One request at a time: the rest wait in the author's queue, or in their order once it has failed."""
@@ -117,8 +154,11 @@ def test_a_planned_queue_orders_the_real_engine(graft: Session, name: str, order
         line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("ORDER", "ITEM", "CORE", "REFUSED"))
     )
     assert shown["ORDER"] == order
+    last = 0 if name == "Closed" else 1
     # What ended in the last step is told with the next one.
-    assert shown["CORE"] in ("PlannedAsyncScheduler 0 1 True", "PlannedScheduler 0 1 True")
+    assert shown["CORE"] in (f"PlannedAsyncScheduler 0 {last} True", f"PlannedScheduler 0 {last} True")
+    if name == "Closed":
+        assert shown["REFUSED"] == "abort refused: closed"
     if name == "Choosy":
         assert shown["REFUSED"] == "abort refused: the prompt is too long; try again after 3 s"
     assert f'"state": "{state}"' in shown["ITEM"]

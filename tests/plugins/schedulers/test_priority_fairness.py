@@ -40,6 +40,7 @@ class Reference:
         self.wait, self.weight, self.aging, self.after, self.share = wait, weight, aging, after, share
         self.waiting: list[tuple[int, WaitingRequest]] = []
         self.debt = 0.0
+        self.moved: dict[str, float] = {}
         self.number = 0
 
     def push(self, each: WaitingRequest) -> None:
@@ -61,8 +62,17 @@ class Reference:
     def pop(self, now: float) -> WaitingRequest:
         chosen, urgent = self.choose(now)
         self.waiting = [row for row in self.waiting if row[1] is not chosen]
-        self.debt = self.debt + (1 - self.share) / self.share if urgent else max(0.0, self.debt - 1)
+        before = self.debt
+        if urgent:
+            self.debt += (1 - self.share) / self.share
+        elif self.debt > 0:
+            self.debt = max(0.0, self.debt - 1)
+        self.moved[chosen.request_id] = self.debt - before
         return chosen
+
+    def put_back(self, each: WaitingRequest) -> None:
+        self.debt -= self.moved[each.request_id]
+        self.push(each)
 
 
 @settings(max_examples=300, deadline=None)
@@ -89,7 +99,7 @@ def test_it_agrees_with_the_reference(data: st.DataObject):
         elif operation == "back" and admitted:
             each = admitted.pop(data.draw(st.integers(0, len(admitted) - 1)))
             queue.put_back(each)
-            reference.push(each)
+            reference.put_back(each)
         elif operation == "remove" and reference.waiting:
             _, each = reference.waiting.pop(data.draw(st.integers(0, len(reference.waiting) - 1)))
             queue.remove(each)
@@ -162,6 +172,36 @@ def test_the_urgent_have_their_share_and_no_more():
         queue.push(request(f"new{number}", 1, clock.now))
     order = [queue.pop().request_id[:3] for _ in range(20)]
     assert order == ["old", "new"] * 10
+
+
+def test_a_blocked_request_does_not_use_up_the_share_of_the_urgent():
+    """One that waits for its grammar is taken out and put back in every step, and others are admitted meanwhile."""
+    queue, clock = made({"urgent_share": 0.5})
+    blocked = request("blocked", 5, clock.now - 25)
+    queue.push(blocked)
+    for number in range(20):
+        queue.push(request(f"old{number}", 5, clock.now - 20))
+        queue.push(request(f"new{number}", 1, clock.now))
+    order = []
+    for _ in range(20):  # steps with one admission each
+        skipped = []
+        while (popped := queue.pop()) is blocked:
+            skipped.append(popped)
+        order.append(popped.request_id[:3])
+        for each in skipped:
+            queue.put_back(each)
+    assert (order.count("old"), order.count("new")) == (10, 10)
+    queue.remove(blocked)
+    queue.ended(blocked)
+
+
+def test_what_is_over_is_forgotten():
+    """Nothing is kept of requests that have ended."""
+    queue, clock = made()
+    for number in range(100):
+        queue.push(request(number, number % 5, clock.now - number))
+        queue.ended(queue.pop())
+    assert not queue._urgent._moved
 
 
 def test_who_came_through_the_urgent_lane_is_not_preempted_first():

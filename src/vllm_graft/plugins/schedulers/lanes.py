@@ -10,13 +10,15 @@ class UrgentLane:
 
     The share is kept by a debt: an urgent admission takes on ``(1 - share) / share`` ordinary ones, and the next urgent
     one comes when they are paid. So m urgent requests are through after at most ``m / share + 1`` admissions, and
-    ordinary requests keep the rest however many are urgent.
+    ordinary requests keep the rest however many are urgent. An admission that is taken back counts for nothing: vLLM
+    takes out requests that wait for a grammar, and puts them back, in every step.
     """
 
     def __init__(self, after: float, share: float) -> None:
         self._after = after
         self._price = (1.0 - share) / share
         self._debt = 0.0
+        self._moved: dict[str, float] = {}
         self._by_age = WaitingHeap()
 
     def add(self, request: WaitingRequest) -> None:
@@ -36,7 +38,18 @@ class UrgentLane:
     def admitted(self, request: WaitingRequest, *, urgent: bool) -> None:
         """A request is taken out, through this lane or not."""
         self.discard(request)
+        before = self._debt
         if urgent:
             self._debt += self._price
-        elif self._debt:
+        elif self._debt > 0.0:
             self._debt = max(0.0, self._debt - 1.0)
+        if self._debt != before:
+            self._moved[request.request_id] = self._debt - before
+
+    def returned(self, request: WaitingRequest) -> None:
+        """It was taken out, and waits again."""
+        self._debt -= self._moved.pop(request.request_id, 0.0)
+
+    def ended(self, request: WaitingRequest) -> None:
+        """It will not come back."""
+        self._moved.pop(request.request_id, None)

@@ -71,6 +71,15 @@ class PriorityFairness(AdmissionQueue):
         self._urgent.admitted(request, urgent=self._popped_urgent)
         return request
 
+    def put_back(self, request: WaitingRequest) -> None:
+        """Into its old place, as if it had not been taken."""
+        self._urgent.returned(request)
+        self.push(request)
+
+    def ended(self, request: WaitingRequest) -> None:
+        """Nothing of it is kept."""
+        self._urgent.ended(request)
+
     def remove(self, request: WaitingRequest) -> None:
         """Out of both lanes."""
         self._by_class.discard(request)

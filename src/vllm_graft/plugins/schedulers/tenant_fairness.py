@@ -105,6 +105,8 @@ class TenantFairness(AdmissionQueue):
     def put_back(self, request: WaitingRequest) -> None:
         """What was charged and not served is given back."""
         self._refund(request)
+        if self._urgent is not None:
+            self._urgent.returned(request)
         self.push(request)
 
     def remove(self, request: WaitingRequest) -> None:
@@ -129,6 +131,8 @@ class TenantFairness(AdmissionQueue):
     def ended(self, request: WaitingRequest) -> None:
         """What was charged and not served is given back."""
         self._refund(request)
+        if self._urgent is not None:
+            self._urgent.ended(request)
 
     def _due(self) -> WaitingRequest | None:
         return self._urgent.due(self.clock()) if self._urgent is not None else None
