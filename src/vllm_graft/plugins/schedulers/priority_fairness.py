@@ -23,7 +23,7 @@ class PriorityFairness(AdmissionQueue):
     max_wait_sec / classes``: a class is worth that many seconds of waiting. This is the score ``priority_weight *
     (classes + 1 - class) / classes + fairness_weight * waited / max_wait_sec`` in an order that time does not change.
     The urgent lane takes the oldest request once it has waited ``urgent_after`` of ``max_wait_sec``, and has
-    ``urgent_share`` of the admissions while there are such.
+    ``urgent_share`` of the admissions while there are such; the first class goes before all others in the rest.
     """
 
     options: ClassVar[Mapping[str, OptionValue]] = {
@@ -33,7 +33,7 @@ class PriorityFairness(AdmissionQueue):
         "classes": 5,
         "default_class": 3,
         "urgent_after": 0.5,
-        "urgent_share": 0.5,
+        "urgent_share": 0.7,
     }
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
@@ -47,6 +47,7 @@ class PriorityFairness(AdmissionQueue):
         share = number(self, _NAME, "urgent_share", 0.01, 1.0)
         self._urgent = UrgentLane(after * wait, share)
         self._by_class = WaitingHeap()
+        self._first_class = WaitingHeap()
         self._popped_urgent = False
 
     def admit(self, request: WaitingRequest) -> Refusal | None:
@@ -55,20 +56,22 @@ class PriorityFairness(AdmissionQueue):
 
     def push(self, request: WaitingRequest) -> None:
         """Into both lanes."""
-        self._by_class.add(request.arrival + self._level * (self._classes.of(request) - 1), request)
+        own = self._classes.of(request)
+        self._by_class.add(request.arrival + self._level * (own - 1), request)
+        if own == 1:
+            self._first_class.add(request.arrival, request)
         self._urgent.add(request)
 
     def peek(self) -> WaitingRequest:
         """The oldest where it is the urgent lane's turn, else the first by class and age."""
-        return self._urgent.due(self.clock()) or self._by_class.first()
+        return self._next()[0]
 
     def pop(self) -> WaitingRequest:
         """Out of both lanes."""
-        due = self._urgent.due(self.clock())
-        request = due or self._by_class.first()
-        self._popped_urgent = due is not None
+        request, self._popped_urgent = self._next()
         self._by_class.discard(request)
-        self._urgent.admitted(request, urgent=self._popped_urgent)
+        self._first_class.discard(request)
+        self._urgent.admitted(request, self.clock(), urgent=self._popped_urgent)
         return request
 
     def put_back(self, request: WaitingRequest) -> None:
@@ -83,8 +86,17 @@ class PriorityFairness(AdmissionQueue):
     def remove(self, request: WaitingRequest) -> None:
         """Out of both lanes."""
         self._by_class.discard(request)
+        self._first_class.discard(request)
         self._urgent.discard(request)
 
     def rank(self, request: WaitingRequest) -> int:
         """The class; one that was urgent stands before all."""
         return _FIRST if self._popped_urgent else self._classes.of(request)
+
+    def _next(self) -> tuple[WaitingRequest, bool]:
+        now, some = self.clock(), len(self._first_class) > 0
+        due = self._urgent.due(now, first_class=some)
+        if due is not None:
+            return due, True
+        # Else aged requests of the second class would take the few turns that the urgent ones leave.
+        return (self._first_class if some and self._urgent.any(now) else self._by_class).first(), False

@@ -46,7 +46,7 @@ class TenantFairness(AdmissionQueue):
         "classes_first": False,
         "max_wait_sec": 0.0,
         "urgent_after": 0.5,
-        "urgent_share": 0.5,
+        "urgent_share": 0.7,
     }
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
@@ -96,7 +96,7 @@ class TenantFairness(AdmissionQueue):
         request = due or self._groups[min(self._groups)].first()
         self._take(request)
         if self._urgent is not None:
-            self._urgent.admitted(request, urgent=due is not None)
+            self._urgent.admitted(request, self.clock(), urgent=due is not None)
         tenant = self._tenant(request)
         self._counters.charge(tenant, request.prompt_tokens)
         self._accounts[request.request_id] = Account(tenant, self._weights.get(tenant, 1.0), request.prompt_tokens)
