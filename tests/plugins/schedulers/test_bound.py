@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from vllm_graft.bindings.waiting import HeldQueue
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
-from vllm_graft.plugins.schedulers.lanes import BORROWED
+from vllm_graft.plugins.schedulers.lanes import AHEAD
 from vllm_graft.plugins.schedulers.priority_fairness import PriorityFairness
 
 ITEM = PlanItem("scheduler", "priority-fairness", "m:C", "p", ("engine",), {}, "graft.toml:2")
-WAIT, AFTER, SHARE = 20.0, 0.5, 0.7
+WAIT, AFTER, SHARE = 20.0, 0.5, 0.9
 
 
 def request(name: int, priority: int, arrival: float) -> SimpleNamespace:
@@ -71,7 +71,7 @@ def test_the_bound_survives_a_machine_whose_date_is_set(data: st.DataObject):
                 made, since, before, returned = waiting.pop(peeked.request_id)
                 assert made is peeked
                 ahead = before + 1 + preempted - returned
-                assert machine.up - since <= AFTER * WAIT + (ahead + 1) / SHARE + BORROWED + 1
+                assert machine.up - since <= AFTER * WAIT + 2 * (ahead / SHARE + 1) + AHEAD + 1
                 running.append(made)
             machine.up += 1.0
             machine.date += 1.0

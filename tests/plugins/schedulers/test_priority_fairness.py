@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vllm_graft.contracts import WaitingRequest
 from vllm_graft.contracts.item import OptionValue
 from vllm_graft.errors import ConfigError
-from vllm_graft.plugins.schedulers.lanes import BORROWED
+from vllm_graft.plugins.schedulers.lanes import AHEAD
 from vllm_graft.plugins.schedulers.priority_fairness import PriorityFairness
 
 
@@ -40,8 +40,8 @@ class Reference:
     def __init__(self, wait: float, weight: float, aging: float, after: float, share: float) -> None:
         self.wait, self.weight, self.aging, self.after, self.share = wait, weight, aging, after, share
         self.waiting: list[tuple[int, WaitingRequest]] = []
-        self.debt = 0.0
-        self.moved: dict[str, float] = {}
+        self.debt, self.ahead = 0.0, 0
+        self.moved: dict[str, tuple[float, int]] = {}
         self.number = 0
 
     def push(self, each: WaitingRequest) -> None:
@@ -52,37 +52,39 @@ class Reference:
         kind = each.priority if 0 < each.priority <= 5 else 3 if each.priority <= 0 else 5
         return self.weight * (6 - kind) / 5 + self.aging * (now - each.arrival) / self.wait
 
-    def choose(self, now: float) -> tuple[WaitingRequest, bool]:
+    def choose(self, now: float) -> tuple[WaitingRequest, str]:
         _, oldest = min(self.waiting, key=lambda row: (row[1].arrival, row[0]))
         best = max(self.score(each, now) for _, each in self.waiting)
         near = [row for row in self.waiting if math.isclose(self.score(row[1], now), best, abs_tol=1e-9)]
         first = min(near)[1]
         tops = [row for row in self.waiting if row[1].priority == 1]
-        borrows = tops and self.share < 1 and self.debt > -BORROWED
-        if self.debt < 1 and self.urgent(now) and not borrows:
-            return oldest, True
-        if tops and self.urgent(now):
-            return min(tops, key=lambda row: (row[1].arrival, row[0]))[1], False
-        return first, False
+        if self.urgent(now) and tops and self.ahead < AHEAD:
+            return min(tops, key=lambda row: (row[1].arrival, row[0]))[1], "first"
+        if self.urgent(now) and self.debt < 1:
+            return oldest, "urgent"
+        return first, "class"
 
     def urgent(self, now: float) -> bool:
         return any(now >= each.arrival + self.after * self.wait for _, each in self.waiting)
 
     def pop(self, now: float) -> WaitingRequest:
-        chosen, urgent = self.choose(now)
-        before = self.debt
-        if urgent:
+        chosen, way = self.choose(now)
+        before = self.debt, self.ahead
+        self.ahead = self.ahead + 1 if way == "first" else max(0, self.ahead - 1)
+        if way == "urgent":
             self.debt += (1 - self.share) / self.share
-        elif self.urgent(now):
+        elif way == "class" and self.urgent(now):
             self.debt -= 1
-        elif self.debt > 0:
+        elif way == "class" and self.debt > 0:
             self.debt = max(0.0, self.debt - 1)
+        self.moved[chosen.request_id] = self.debt - before[0], self.ahead - before[1]
         self.waiting = [row for row in self.waiting if row[1] is not chosen]
-        self.moved[chosen.request_id] = self.debt - before
         return chosen
 
     def put_back(self, each: WaitingRequest) -> None:
-        self.debt -= self.moved[each.request_id]
+        debt, ahead = self.moved[each.request_id]
+        self.debt -= debt
+        self.ahead = max(0, self.ahead - ahead)
         self.push(each)
 
 
@@ -126,7 +128,7 @@ def test_it_agrees_with_the_reference(data: st.DataObject):
 def test_the_bound_is_kept(arrivals: list[tuple[int, int]], back: set[int], after: float, share: float):
     """One admission per second, requests of one size: nobody waits longer than docs/schedulers.md says.
 
-    wait <= urgent_after * max_wait_sec + (waiting when it came + those handed back since + 2) / urgent_share + 5
+    wait <= urgent_after * max_wait_sec + 2 * (waiting when it came + those handed back since) / urgent_share + a few
     """
     wait = 30.0
     queue, clock = made({"max_wait_sec": wait, "urgent_after": after, "urgent_share": share})
@@ -143,7 +145,7 @@ def test_the_bound_is_kept(arrivals: list[tuple[int, int]], back: set[int], afte
         if waiting:
             popped = queue.pop()
             at, before, returned_before = waiting.pop(popped.request_id)
-            allowed = after * wait + (before + returned - returned_before + 2) / share + BORROWED + 1
+            allowed = after * wait + 2 * ((before + returned - returned_before + 1) / share + 1) + AHEAD + 1
             assert clock.now - at <= allowed
             if admissions in back:
                 returned += 1
@@ -186,7 +188,7 @@ def test_the_urgent_have_their_share_and_no_more():
 
 
 def test_the_first_class_need_not_wait_for_its_turn():
-    """It borrows a few admissions from the class lane, which pays them back; a flood of it has the lane's share."""
+    """It goes before urgent requests; a flood of it has every second admission, and a few more at once."""
     queue, clock = made({"urgent_share": 0.5})
     for number in range(20):
         queue.push(request(f"old{number}", 5, clock.now - 20))
@@ -194,12 +196,13 @@ def test_the_first_class_need_not_wait_for_its_turn():
     assert [queue.pop().request_id[:3] for _ in range(3)] == ["old", "mid", "old"]
     queue.push(request("top0", 1, clock.now))
     queue.push(request("top1", 1, clock.now))
-    order = [queue.pop().request_id[:3] for _ in range(6)]
-    assert order == ["top", "top", "old", "old", "mid", "old"]
-    for number in range(20):
-        queue.push(request(f"TOP{number}", 1, clock.now))
-    order = [queue.pop().request_id[:3] for _ in range(24)]
-    assert order.count("old") == (24 - BORROWED) // 2
+    assert [queue.pop().request_id[:3] for _ in range(6)] == ["top", "top", "mid", "old", "mid", "old"]
+    for number in range(40):
+        queue.push(request(f"top{number}", 1, clock.now))
+    order = [queue.pop().request_id[:3] for _ in range(AHEAD + 20)]
+    assert order[:AHEAD] == ["top"] * AHEAD
+    assert order.count("top") >= AHEAD + 10
+    assert order.count("old") == 5
 
 
 def test_a_blocked_request_does_not_use_up_the_share_of_the_urgent():

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from vllm_graft.contracts import WaitingHeap, WaitingRequest
 
-BORROWED: Final = 4
-"""How many admissions the first class may take before their turn."""
+Way = Literal["urgent", "first", "class"]
+"""How a request is admitted: as an urgent one, as one of the first class before urgent ones, or by class and age."""
+
+AHEAD: Final = 8
+"""How many admissions more than all others the first class may have while some are urgent."""
 
 
 class UrgentLane:
-    """Requests become urgent ``after`` seconds; while some are, at least ``share`` of the admissions are theirs.
+    """Requests become urgent ``after`` seconds; from then on they share the admissions with all others.
 
-    The share is kept by a debt: an urgent admission takes on ``(1 - share) / share`` ordinary ones, and the next urgent
-    one comes when they are paid. The first class need not wait for its turn: it goes before the urgent ones, up to
-    ``BORROWED`` admissions ahead of what ordinary requests may have. So m urgent requests are through after at most
-    ``(m + 1) / share + BORROWED`` admissions, and ordinary ones keep the rest however many are urgent.
+    The first class goes before all, as long as it has no more than every second admission, and ``AHEAD`` more at once.
+    Of what it leaves, at least ``share`` goes to urgent requests: an urgent admission takes on ``(1 - share) / share``
+    ordinary ones, and the next urgent one comes when they are paid. So m urgent requests are through after at most
+    ``m / share + 1`` admissions of others than the first class, and in any case ``2 * (m / share + 1) + AHEAD``.
 
     An admission that is taken back counts for nothing: vLLM takes out requests that wait for a grammar, and puts them
     back, in every step.
@@ -26,7 +29,8 @@ class UrgentLane:
         self._after = after
         self._price = (1.0 - share) / share
         self._debt = 0.0
-        self._moved: dict[str, float] = {}
+        self._ahead = 0
+        self._moved: dict[str, tuple[float, int]] = {}
         self._by_age = WaitingHeap()
 
     def add(self, request: WaitingRequest) -> None:
@@ -37,35 +41,35 @@ class UrgentLane:
         """It waits no longer."""
         self._by_age.discard(request)
 
-    def due(self, now: float, *, first_class: bool = False) -> WaitingRequest | None:
-        """The oldest request, where it is urgent and the lane's turn has come; ``first_class`` waits beside it."""
-        if self._debt >= 1.0 or not self.any(now) or (first_class and self._may_borrow()):
-            return None
-        return self._by_age.first()
-
-    def admitted(self, request: WaitingRequest, now: float, *, urgent: bool) -> None:
-        """A request is taken out, through this lane or not."""
-        before = self._debt
-        if urgent:
-            self._debt += self._price
-        elif self.any(now):
-            self._debt -= 1.0
-        elif self._debt > 0.0:
-            self._debt = max(0.0, self._debt - 1.0)
-        self.discard(request)
-        if self._debt != before:
-            self._moved[request.request_id] = self._debt - before
-
     def any(self, now: float) -> bool:
         """Whether some request is urgent."""
         return bool(self._by_age) and self._by_age.first_key() + self._after <= now
 
-    def _may_borrow(self) -> bool:
-        return self._price > 0.0 and self._debt > -BORROWED
+    def first_class_goes(self) -> bool:
+        """Whether the first class may go before urgent requests."""
+        return self._ahead < AHEAD
+
+    def due(self) -> WaitingRequest | None:
+        """The oldest request, where the urgent ones' turn has come. Asked only where there are some."""
+        return self._by_age.first() if self._debt < 1.0 else None
+
+    def admitted(self, request: WaitingRequest, way: Way, now: float) -> None:
+        """A request is taken out."""
+        debt, ahead, some = self._debt, self._ahead, self.any(now)
+        self._ahead = ahead + 1 if way == "first" else max(0, ahead - 1)
+        if way == "urgent":
+            self._debt += self._price
+        elif way == "class":
+            self._debt = debt - 1.0 if some else max(min(debt, 0.0), debt - 1.0)
+        self.discard(request)
+        if (self._debt, self._ahead) != (debt, ahead):
+            self._moved[request.request_id] = (self._debt - debt, self._ahead - ahead)
 
     def returned(self, request: WaitingRequest) -> None:
         """It was taken out, and waits again."""
-        self._debt -= self._moved.pop(request.request_id, 0.0)
+        debt, ahead = self._moved.pop(request.request_id, (0.0, 0))
+        self._debt -= debt
+        self._ahead = max(0, self._ahead - ahead)
 
     def ended(self, request: WaitingRequest) -> None:
         """It will not come back."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from vllm_graft.contracts import AdmissionQueue, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.contracts.item import OptionValue
 from vllm_graft.plugins.schedulers.classes import Classes
-from vllm_graft.plugins.schedulers.lanes import UrgentLane
+from vllm_graft.plugins.schedulers.lanes import UrgentLane, Way
 from vllm_graft.plugins.schedulers.limits import number
 
 _NAME: Final = "priority-fairness"
@@ -22,8 +22,8 @@ class PriorityFairness(AdmissionQueue):
     The class lane orders by ``arrival + level * (class - 1)`` with ``level = priority_weight / fairness_weight *
     max_wait_sec / classes``: a class is worth that many seconds of waiting. This is the score ``priority_weight *
     (classes + 1 - class) / classes + fairness_weight * waited / max_wait_sec`` in an order that time does not change.
-    The urgent lane takes the oldest request once it has waited ``urgent_after`` of ``max_wait_sec``, and has
-    ``urgent_share`` of the admissions while there are such; the first class goes before all others in the rest.
+    The urgent lane takes the oldest request once it has waited ``urgent_after`` of ``max_wait_sec``; while there are
+    such, the first class goes first, and they have ``urgent_share`` of the admissions that it leaves.
     """
 
     options: ClassVar[Mapping[str, OptionValue]] = {
@@ -33,7 +33,7 @@ class PriorityFairness(AdmissionQueue):
         "classes": 5,
         "default_class": 3,
         "urgent_after": 0.5,
-        "urgent_share": 0.7,
+        "urgent_share": 0.9,
     }
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
@@ -48,7 +48,7 @@ class PriorityFairness(AdmissionQueue):
         self._urgent = UrgentLane(after * wait, share)
         self._by_class = WaitingHeap()
         self._first_class = WaitingHeap()
-        self._popped_urgent = False
+        self._way: Way = "class"
 
     def admit(self, request: WaitingRequest) -> Refusal | None:
         """A priority beyond the last class is a mistake of the client's."""
@@ -63,15 +63,15 @@ class PriorityFairness(AdmissionQueue):
         self._urgent.add(request)
 
     def peek(self) -> WaitingRequest:
-        """The oldest where it is the urgent lane's turn, else the first by class and age."""
+        """Where some are urgent, the first class or the oldest as their turns are; else the first by class and age."""
         return self._next()[0]
 
     def pop(self) -> WaitingRequest:
         """Out of both lanes."""
-        request, self._popped_urgent = self._next()
+        request, self._way = self._next()
         self._by_class.discard(request)
         self._first_class.discard(request)
-        self._urgent.admitted(request, self.clock(), urgent=self._popped_urgent)
+        self._urgent.admitted(request, self._way, self.clock())
         return request
 
     def put_back(self, request: WaitingRequest) -> None:
@@ -91,12 +91,13 @@ class PriorityFairness(AdmissionQueue):
 
     def rank(self, request: WaitingRequest) -> int:
         """The class; one that was urgent stands before all."""
-        return _FIRST if self._popped_urgent else self._classes.of(request)
+        return _FIRST if self._way == "urgent" else self._classes.of(request)
 
-    def _next(self) -> tuple[WaitingRequest, bool]:
-        now, some = self.clock(), len(self._first_class) > 0
-        due = self._urgent.due(now, first_class=some)
-        if due is not None:
-            return due, True
-        # Else aged requests of the second class would take the few turns that the urgent ones leave.
-        return (self._first_class if some and self._urgent.any(now) else self._by_class).first(), False
+    def _next(self) -> tuple[WaitingRequest, Way]:
+        if self._urgent.any(self.clock()):
+            if self._first_class and self._urgent.first_class_goes():
+                return self._first_class.first(), "first"
+            due = self._urgent.due()
+            if due is not None:
+                return due, "urgent"
+        return self._by_class.first(), "class"

@@ -46,7 +46,7 @@ class TenantFairness(AdmissionQueue):
         "classes_first": False,
         "max_wait_sec": 0.0,
         "urgent_after": 0.5,
-        "urgent_share": 0.7,
+        "urgent_share": 0.5,
     }
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
@@ -96,7 +96,7 @@ class TenantFairness(AdmissionQueue):
         request = due or self._groups[min(self._groups)].first()
         self._take(request)
         if self._urgent is not None:
-            self._urgent.admitted(request, self.clock(), urgent=due is not None)
+            self._urgent.admitted(request, "class" if due is None else "urgent", self.clock())
         tenant = self._tenant(request)
         self._counters.charge(tenant, request.prompt_tokens)
         self._accounts[request.request_id] = Account(tenant, self._weights.get(tenant, 1.0), request.prompt_tokens)
@@ -135,7 +135,7 @@ class TenantFairness(AdmissionQueue):
             self._urgent.ended(request)
 
     def _due(self) -> WaitingRequest | None:
-        return self._urgent.due(self.clock()) if self._urgent is not None else None
+        return self._urgent.due() if self._urgent is not None and self._urgent.any(self.clock()) else None
 
     def _group(self, request: WaitingRequest) -> int:
         return self._classes.of(request) if self._classes_first else 0
