@@ -1,14 +1,11 @@
-"""A planned admission queue in vLLM's own scheduler: order, hand-backs, failures, and the user's own scheduler."""
+"""A planned admission queue in vLLM's own scheduler: order, failures, refusals, and the user's own scheduler."""
 
-import heapq
 from types import SimpleNamespace
 
 import pytest
 
-from vllm_graft.bindings.scheduler import QUALNAME, HeldQueue, arguments
-from vllm_graft.contracts import AdmissionQueue, WaitingRequest
+from vllm_graft.bindings.scheduler import PREFIX, arguments, settle
 from vllm_graft.errors import ConfigError
-from vllm_graft.ledger import Ledger
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.testing import Session
 
@@ -38,142 +35,71 @@ class ShortestFirst(AdmissionQueue):
 class Fails(ShortestFirst):
     def pop(self):
         raise RuntimeError("queue is broken")
+
+class Choosy(ShortestFirst):
+    def admit(self, request):
+        from vllm_graft.contracts import Refusal
+        return Refusal("the prompt is too long", 3) if request.prompt_tokens > 80 else None
+
+class Closed(Choosy):
+    def admit(self, request):
+        from vllm_graft.contracts import Refusal
+        return Refusal("closed")
 """
-
-
-class ShortestFirst(AdmissionQueue):
-    def __init__(self) -> None:
-        super().__init__()
-        self.heap: list[tuple[int, str, WaitingRequest]] = []
-        self.removed: list[str] = []
-
-    def push(self, request: WaitingRequest) -> None:
-        heapq.heappush(self.heap, (request.prompt_tokens, request.request_id, request))
-
-    def peek(self) -> WaitingRequest:
-        return self.heap[0][2]
-
-    def pop(self) -> WaitingRequest:
-        return heapq.heappop(self.heap)[2]
-
-    def remove(self, request: WaitingRequest) -> None:
-        self.heap = [row for row in self.heap if row[1] != request.request_id]
-        heapq.heapify(self.heap)
-
-
-def request(name: str, tokens: int) -> SimpleNamespace:
-    """What the queue reads of vLLM's request."""
-    return SimpleNamespace(
-        request_id=name, priority=0, arrival_time=0.0, num_prompt_tokens=tokens, max_tokens=1, sampling_params=None
-    )
-
-
-def held(queue: AdmissionQueue) -> tuple[HeldQueue, Ledger]:
-    ledger = Ledger()
-    ledger.set_item("scheduler", "shortest-first", "applied")
-    return HeldQueue(queue, ITEM, ledger), ledger
-
-
-def filled(queue: AdmissionQueue) -> tuple[HeldQueue, Ledger]:
-    made, ledger = held(queue)
-    for name, tokens in (("long", 9), ("short", 1), ("middle", 5)):
-        made.add_request(request(name, tokens))  # type: ignore[arg-type]
-    return made, ledger
-
-
-def drain(queue: HeldQueue) -> list[str]:
-    order = []
-    while queue:
-        assert queue.peek_request() is queue.peek_request()
-        order.append(queue.peek_request().request_id)
-        assert queue.pop_request().request_id == order[-1]
-    return order
-
-
-def test_the_authors_queue_decides():
-    """Peek and pop agree, whatever order requests came in."""
-    queue, _ = filled(ShortestFirst())
-    assert len(queue) == 3
-    assert {waiting.request_id for waiting in queue} == {"long", "short", "middle"}
-    assert drain(queue) == ["short", "middle", "long"]
-    assert not queue
-
-
-def test_requests_handed_back_go_first():
-    """Preempted or skipped requests are not the author's business; the last one prepended goes first."""
-    queue, _ = filled(ShortestFirst())
-    first, second = queue.pop_request(), queue.pop_request()
-    queue.prepend_requests([second, first])
-    assert drain(queue) == ["short", "middle", "long"]
-
-
-def test_a_removed_request_is_gone_from_both_sides():
-    """Also one that was handed back, and one that was never here."""
-    queue, _ = filled(ShortestFirst())
-    back = queue.pop_request()
-    queue.prepend_request(back)
-    queue.remove_requests([back, request("stranger", 1)])  # type: ignore[list-item]
-    queue.remove_request(next(waiting for waiting in queue if waiting.request_id == "long"))
-    assert drain(queue) == ["middle"]
-
-
-class Broken(ShortestFirst):
-    def __init__(self, method: str) -> None:
-        super().__init__()
-        setattr(self, method, self._raise)
-
-    def _raise(self, *args: object) -> None:
-        raise RuntimeError("queue is broken")
-
-
-@pytest.mark.parametrize("method", ["push", "peek", "pop", "remove"])
-def test_a_queue_that_raises_is_put_aside_and_nothing_is_lost(method: str):
-    """The order of arrival takes over."""
-    queue, ledger = filled(Broken(method))
-    if method == "remove":
-        queue.remove_request(request("short", 1))  # type: ignore[arg-type]
-        assert drain(queue) == ["long", "middle"]
-    else:
-        first = ["short"] if method == "pop" else []
-        assert drain(queue) == first + [name for name in ("long", "short", "middle") if name not in first]
-    item = ledger._items["shortest-first"]
-    assert item.state == "quarantined"
-    assert "RuntimeError: queue is broken" in item.reason
-    assert "go in the order of their arrival" in item.reason
-
-
-def test_a_queue_that_names_a_stranger_is_put_aside():
-    """An answer that cannot be right is a failure like any other."""
-
-    class Stranger(ShortestFirst):
-        def peek(self) -> WaitingRequest:
-            return WaitingRequest("stranger", 0, 0.0, 1, 1)
-
-    queue, ledger = filled(Stranger())
-    assert drain(queue) == ["long", "short", "middle"]
-    assert "peek named 'stranger', which is not waiting" in ledger._items["shortest-first"].reason
-
-
-@pytest.mark.parametrize("answer", [None, (1, "short"), 7])
-def test_a_queue_that_answers_with_something_else_is_put_aside(answer: object):
-    """A forgotten return must not be the order of arrival under the name of the author's queue."""
-    broken = ShortestFirst()
-    broken.peek = lambda: answer  # type: ignore[assignment, method-assign, return-value]
-    queue, ledger = filled(broken)
-    assert drain(queue) == ["long", "short", "middle"]
-    assert ledger._items["shortest-first"].state == "quarantined"
 
 
 def test_the_users_own_scheduler_beside_a_planned_one_is_refused_naming_both():
     """An engine has one scheduler; neither may win in silence."""
     plan = Plan((ITEM,))
     free = SimpleNamespace(scheduler_cls=None)
-    assert arguments(free, plan) == {"scheduler_cls": QUALNAME}  # type: ignore[arg-type]
+    assert arguments(free, plan) == {}  # type: ignore[arg-type]
     assert arguments(free, Plan()) == {}  # type: ignore[arg-type]
     taken = SimpleNamespace(scheduler_cls="my.Scheduler")
     with pytest.raises(ConfigError, match=r"'shortest-first' by the plan \(graft.toml:2\) and 'my.Scheduler' by --sch"):
         arguments(taken, plan)  # type: ignore[arg-type]
     assert arguments(taken, Plan()) == {}  # type: ignore[arg-type]
+
+
+def test_the_base_is_the_class_that_vllm_has_chosen():
+    """Whatever it is; and it is chosen once."""
+
+    class Settings(SimpleNamespace):
+        def get_scheduler_cls(self) -> type:
+            return Plan
+
+    config = SimpleNamespace(scheduler_config=Settings(scheduler_cls=None))
+    settle(config, Plan())  # type: ignore[arg-type]
+    assert config.scheduler_config.scheduler_cls is None
+    for _ in range(2):
+        settle(config, Plan((ITEM,)))  # type: ignore[arg-type]
+        assert config.scheduler_config.scheduler_cls == PREFIX + "vllm_graft-plan-plan-Plan"
+
+
+def test_up_to_0_30_only_those_that_hold_blocks_wait_apart():
+    """A request that was skipped goes back to its place in the planned queue; one that holds KV blocks goes first."""
+    pytest.importorskip("vllm")
+    from vllm.v1.request import RequestStatus
+
+    from vllm_graft.bindings.scheduler import skipped_queue
+
+    def request(name: str, status: object, computed: int = 0) -> SimpleNamespace:
+        return SimpleNamespace(request_id=name, status=status, num_computed_tokens=computed)
+
+    calls: list[tuple[str, str]] = []
+    planned = SimpleNamespace(
+        add_request=lambda request: calls.append(("add", request.request_id)),
+        prepend_request=lambda request: calls.append(("back", request.request_id)),
+    )
+    queue = skipped_queue(planned)  # type: ignore[arg-type]
+    queue.add_request(request("grammar", RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR))
+    queue.add_request(request("session", RequestStatus.WAITING_FOR_STREAMING_REQ, 12))
+    assert not calls[1:]
+    # As the scheduler gives them: the last one was the first that it skipped.
+    remote, plain = request("remote", RequestStatus.WAITING_FOR_REMOTE_KVS), request("plain", RequestStatus.WAITING)
+    queue.prepend_requests([plain, remote])
+    assert calls == [("add", "grammar"), ("back", "plain")]
+    assert [each.request_id for each in queue] == ["remote", "session"]
+    assert len(queue) == 2
 
 
 SCRIPT = """
@@ -187,8 +113,16 @@ done = []
 for number, prompt in enumerate(prompts):
     llm.llm_engine.add_request(str(number), prompt, SamplingParams(max_tokens=3))
 while llm.llm_engine.has_unfinished_requests():
-    done += [output.request_id for output in llm.llm_engine.step() if output.finished]
+    for output in llm.llm_engine.step():
+        if output.finished:
+            done.append(output.request_id[0])
+            if not output.outputs[0].token_ids:
+                print("REFUSED", output.outputs[0].finish_reason, output.outputs[0].stop_reason)
 print("ORDER", "".join(done))
+core = llm.llm_engine.engine_core.engine_core.scheduler
+pool = core.kv_cache_manager.block_pool
+free = pool.get_num_free_blocks() + 1 == pool.num_gpu_blocks
+print("CORE", type(core).__name__, len(core.requests), len(core.waiting._taken), free)
 for thread in threading.enumerate():
     if thread.name == "graft-ledger":  # a failure is written off the step path
         thread.join()
@@ -199,7 +133,13 @@ print("ITEM", json.dumps(rows[0]["items"][0]))
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("name", "order", "state"), [("ShortestFirst", "1320", "applied"), ("Fails", "1023", "quarantined")]
+    ("name", "order", "state"),
+    [
+        ("ShortestFirst", "1320", "applied"),
+        ("Fails", "1023", "quarantined"),
+        ("Choosy", "0132", "applied"),
+        ("Closed", "0123", "applied"),
+    ],
 )
 def test_a_planned_queue_orders_the_real_engine(graft: Session, name: str, order: str, state: str):
     """One request at a time: the rest wait in the author's queue, or in their order once it has failed."""
@@ -210,6 +150,15 @@ def test_a_planned_queue_orders_the_real_engine(graft: Session, name: str, order
     graft.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     done = graft.script(SCRIPT)
     assert done.returncode == 0, done.stderr[-3000:]
-    shown = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("ORDER", "ITEM")))
+    shown = dict(
+        line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("ORDER", "ITEM", "CORE", "REFUSED"))
+    )
     assert shown["ORDER"] == order
+    last = 0 if name == "Closed" else 1
+    # What ended in the last step is told with the next one.
+    assert shown["CORE"] in (f"PlannedAsyncScheduler 0 {last} True", f"PlannedScheduler 0 {last} True")
+    if name == "Closed":
+        assert shown["REFUSED"] == "abort refused: closed"
+    if name == "Choosy":
+        assert shown["REFUSED"] == "abort refused: the prompt is too long; try again after 3 s"
     assert f'"state": "{state}"' in shown["ITEM"]

@@ -1,6 +1,6 @@
 """What an author implements: one small class per extension point, none of which knows a vLLM version.
 
-- ``AdmissionQueue``: decides which waiting request goes next
+- ``AdmissionQueue``: decides which waiting request goes next; ``WaitingHeap`` keeps requests in order for it
 - ``SamplingStrategy``: changes the logits of the requests that ask for it; ``Truncation`` by a limit per row
 - ``Sampler``: picks the tokens of the requests that ask for it
 - ``StatSink``: is told of every finished request
@@ -8,11 +8,12 @@
 Contracts of further points join as their bindings land; ``vllm-graft points`` shows which are bound.
 """
 
+from vllm_graft.contracts.heap import WaitingHeap
 from vllm_graft.contracts.item import Item
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params
 from vllm_graft.contracts.rows import History, PerSlot, Rows, ServedModel, Statistics
 from vllm_graft.contracts.sampling import STAGES, Sampler, SamplerBase, SamplingStrategy, Truncation
-from vllm_graft.contracts.scheduling import AdmissionQueue, WaitingRequest
+from vllm_graft.contracts.scheduling import AdmissionQueue, Refusal, WaitingRequest
 from vllm_graft.contracts.stats import BatchRecord, RequestRecord, StatSink
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "KeyValue",
     "Params",
     "PerSlot",
+    "Refusal",
     "RequestRecord",
     "Rows",
     "Sampler",
@@ -34,5 +36,6 @@ __all__ = [
     "StatSink",
     "Statistics",
     "Truncation",
+    "WaitingHeap",
     "WaitingRequest",
 ]

@@ -1,0 +1,258 @@
+"""vLLM's side of an admission queue: its ``RequestQueue`` on the author's methods, and a net under them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm_graft.contracts import AdmissionQueue, Refusal, WaitingHeap, WaitingRequest
+from vllm_graft.ledger import Guard, Ledger
+from vllm_graft.plan import PlanItem
+from vllm_graft.points import point
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+OLDEST_S: Final = 60.0
+"""A request that says it arrived longer ago, when it is first seen, comes from a host whose clock is off."""
+
+_IN_STEP_S: Final = 0.5
+
+
+class SteadyClock:
+    """Seconds since the epoch that never go back, whatever happens to the machine's date; read until told to move."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        """The time as it was taken last."""
+        return self.now
+
+    def move(self) -> float:
+        """Take the time; it stands still until the next call."""
+        self.now = max(self.now, self._offset + time.monotonic())
+        return self.now
+
+    def place(self, stamp: float) -> float:
+        """A front end's time stamp on this clock: not in the future, and not further back than ``OLDEST_S``.
+
+        A stamp is the date of the machine, which may have been set since this clock began.
+        """
+        drift = time.time() - self.now
+        moment = stamp - drift if abs(drift) > _IN_STEP_S else stamp
+        return min(max(moment, self.now - OLDEST_S), self.now)
+
+
+class ByArrival(AdmissionQueue):
+    """The order of arrival: what takes over from a queue that has failed."""
+
+    def __init__(self, requests: Iterable[WaitingRequest]) -> None:
+        super().__init__()
+        self._heap = WaitingHeap()
+        for request in requests:
+            self.push(request)
+
+    def push(self, request: WaitingRequest) -> None:
+        """By arrival; of one moment in the order given."""
+        self._heap.add(request.arrival, request)
+
+    def peek(self) -> WaitingRequest:
+        """The first to have arrived."""
+        return self._heap.first()
+
+    def pop(self) -> WaitingRequest:
+        """Take it out."""
+        return self._heap.take()
+
+    def remove(self, request: WaitingRequest) -> None:
+        """Gone."""
+        self._heap.discard(request)
+
+
+class HeldQueue:
+    """Every operation of vLLM's ``RequestQueue``, on the author's methods.
+
+    Every request that the author's queue holds is held here too: once that queue has failed, the order of arrival takes
+    over and nothing is lost. Removing costs the same wherever a request is, and strangers are no error.
+    """
+
+    def __init__(self, queue: AdmissionQueue, item: PlanItem, ledger: Ledger, clock: SteadyClock | None = None) -> None:
+        self.refused: dict[str, tuple[Request, Refusal]] = {}
+        self._clock = clock or SteadyClock()
+        self._held: dict[str, tuple[Request, WaitingRequest]] = {}
+        self._taken: dict[str, WaitingRequest] = {}  # until they end; apart, for there are few and each step asks
+        self._pinned = ""
+        self._failed = ""
+        self._item = item
+        self._ledger = ledger
+        self._instead: AdmissionQueue = queue
+        queue.clock = self._clock
+        own = {name for name in _OPTIONAL if getattr(type(queue), name) is not getattr(AdmissionQueue, name)}
+        self.ranks = "rank" in own
+        self._admits, self._counts, self._ends = "admit" in own, "served" in own, "ended" in own
+        self._served = queue.served
+        self._calls = {name: self._guarded(name, getattr(queue, name)) for name in (*_REQUIRED, *own - {"served"})}
+        self._calls.setdefault("put_back", self._calls["push"])
+        if self._counts:
+            self._calls["served"] = self._guarded("served", self._serve)
+
+    def add_request(self, request: Request) -> None:
+        """A request arrived, or a session goes on."""
+        name = request.request_id
+        self._clock.move()
+        waiting, before = _waiting(request, self._clock), self._taken.pop(name, None)
+        if before is not None:
+            waiting = replace(waiting, priority=before.priority)  # the request's own may have become its rank
+        elif self._admits:
+            refusal = self._ask("admit", waiting)
+            if isinstance(refusal, Refusal):
+                self.refused[name] = (request, refusal)
+                return
+        self._hold(request, "push", waiting)
+
+    def peek_request(self) -> Request:
+        """The request that goes next, as of now."""
+        self._clock.move()
+        return self._held[self._next()][0]
+
+    def pop_request(self) -> Request:
+        """Take out the request that goes next: the one that was peeked at, though time has passed since."""
+        name = self._pinned or self._next()
+        popped = _name(self._ask("pop"))
+        if popped != name:
+            self._fail(f"pop gave {popped!r} after peek had named {name!r}")
+            self._instead.remove(self._held[name][1])
+        self._pinned = ""
+        request, waiting = self._held.pop(name)
+        self._taken[name] = waiting
+        if self.ranks and not self._failed:
+            rank = self._ask("rank", waiting)
+            request.priority = rank if isinstance(rank, int) else request.priority
+        return request
+
+    def prepend_request(self, request: Request) -> None:
+        """The scheduler hands a request back."""
+        self._clock.move()
+        waiting = self._taken.pop(request.request_id, None) or _waiting(request, self._clock)
+        self._hold(request, "put_back", waiting)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        """The scheduler hands several back; as in vLLM's own queue, the last one given was the first to be taken."""
+        for request in requests:
+            self.prepend_request(request)
+
+    def remove_request(self, request: Request) -> None:
+        """A request is gone."""
+        self.remove_requests((request,))
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Several are gone; some may never have been here."""
+        self._clock.move()
+        for request in requests:
+            name = request.request_id
+            self.refused.pop(name, None)
+            held = self._held.pop(name, None)
+            if held is not None:
+                self._pinned = ""
+                self._taken[name] = held[1]
+                self._ask("remove", held[1])
+
+    def stepped(self, tokens: Mapping[str, int], ended: Iterable[str]) -> None:
+        """A step was scheduled with so many tokens for each request; others have ended since the last one."""
+        for name in ended:
+            waiting = self._taken.pop(name, None)
+            if waiting is not None and self._ends and not self._failed:
+                self._ask("ended", waiting)
+        if self._counts and not self._failed:
+            self._clock.move()
+            self._ask("served", tokens)
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def __len__(self) -> int:
+        # Those refused count until their clients were told, or the engine would see no reason for another step.
+        return len(self._held) + len(self.refused)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for request, _ in self._held.values())
+
+    def _hold(self, request: Request, operation: str, waiting: WaitingRequest) -> None:
+        self._held[request.request_id] = (request, waiting)
+        self._pinned = ""
+        self._ask(operation, waiting)
+
+    def _next(self) -> str:
+        named = _name(self._ask("peek"))
+        if named not in self._held:
+            self._fail(f"peek named {named!r}, which is not waiting")
+            named = self._instead.peek().request_id
+        self._pinned = named
+        return named
+
+    def _ask(self, operation: str, *args: Any) -> Any:
+        """The author's answer, or that of the queue that has taken over."""
+        if self._failed:
+            return getattr(self._instead, operation)(*args)
+        answer = self._calls[operation](*args)
+        return self._recovered(operation) if self._failed else answer
+
+    def _recovered(self, operation: str) -> WaitingRequest | None:
+        """The answer to the call in which the author's queue failed; what was held has been handed over by then."""
+        if operation == "peek":
+            return self._instead.peek()
+        if operation == "pop":
+            waiting = self._held[self._pinned][1]
+            self._instead.remove(waiting)
+            return waiting
+        return None
+
+    def _serve(self, tokens: Mapping[str, int]) -> None:
+        taken, served = self._taken, self._served
+        for name, number in tokens.items():
+            waiting = taken.get(name)
+            if waiting is not None:
+                served(waiting, number)
+
+    def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        meter = self._ledger.hook(self._item.name, name, point("scheduler").budget_us)
+        return Guard(call, _nothing, meter, self._fail)
+
+    def _fail(self, reason: str) -> None:
+        if self._failed:
+            return
+        self._failed = reason
+        self._instead = ByArrival(waiting for _, waiting in self._held.values())
+        self._ledger.put_aside(self._item.name, f"{reason}; waiting requests go in the order of their arrival")
+
+
+_REQUIRED: Final = ("push", "peek", "pop", "remove")
+_OPTIONAL: Final = ("put_back", "served", "ended", "admit", "rank")
+
+
+def _name(answer: object) -> str:
+    """The request an answer names; empty where it is no request at all."""
+    named = getattr(answer, "request_id", "")
+    return named if isinstance(named, str) else ""
+
+
+def _nothing(*args: object) -> None:
+    """What a queue that has failed answers: the order of arrival decides."""
+
+
+def _waiting(request: Request, clock: SteadyClock) -> WaitingRequest:
+    lora = request.lora_request
+    return WaitingRequest(
+        request_id=request.request_id,
+        priority=request.priority,
+        arrival=clock.place(request.arrival_time),
+        prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
+        extra=dict(getattr(request.sampling_params, "extra_args", None) or {}),
+        cache_salt=request.cache_salt or "",
+        lora=lora.lora_name if lora is not None else "",
+    )

@@ -1,0 +1,103 @@
+"""``priority-fairness``: higher classes first, and a bound on how long anybody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+from vllm_graft.contracts import AdmissionQueue, Refusal, WaitingHeap, WaitingRequest
+from vllm_graft.contracts.item import OptionValue
+from vllm_graft.plugins.schedulers.classes import Classes
+from vllm_graft.plugins.schedulers.lanes import UrgentLane, Way
+from vllm_graft.plugins.schedulers.limits import number
+
+_NAME: Final = "priority-fairness"
+_FIRST: Final = 0
+"""The rank of a request that came through the urgent lane: having waited so long, it is the last to be preempted."""
+
+
+class PriorityFairness(AdmissionQueue):
+    """Two orders of the same requests; ``docs/schedulers.md`` has the mathematics.
+
+    The class lane orders by ``arrival + level * (class - 1)`` with ``level = priority_weight / fairness_weight *
+    max_wait_sec / classes``: a class is worth that many seconds of waiting. This is the score ``priority_weight *
+    (classes + 1 - class) / classes + fairness_weight * waited / max_wait_sec`` in an order that time does not change.
+    The urgent lane takes the oldest request once it has waited ``urgent_after`` of ``max_wait_sec``; while there are
+    such, the first class goes first, and they have ``urgent_share`` of the admissions that it leaves.
+    """
+
+    options: ClassVar[Mapping[str, OptionValue]] = {
+        "max_wait_sec": 30.0,
+        "priority_weight": 0.7,
+        "fairness_weight": 0.3,
+        "classes": 5,
+        "default_class": 3,
+        "urgent_after": 0.5,
+        "urgent_share": 0.9,
+    }
+
+    def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
+        super().__init__(options)
+        self._classes = Classes.of_options(self, _NAME)
+        wait = number(self, _NAME, "max_wait_sec", 0.0, 86_400.0, above=True)
+        weight = number(self, _NAME, "priority_weight", 0.0, 1e6)
+        aging = number(self, _NAME, "fairness_weight", 1e-6, 1e6)
+        self._level = weight / aging * wait / self._classes.number
+        after = number(self, _NAME, "urgent_after", 0.0, 1.0)
+        share = number(self, _NAME, "urgent_share", 0.01, 1.0)
+        self._urgent = UrgentLane(after * wait, share)
+        self._by_class = WaitingHeap()
+        self._first_class = WaitingHeap()
+        self._way: Way = "class"
+
+    def admit(self, request: WaitingRequest) -> Refusal | None:
+        """A priority beyond the last class is a mistake of the client's."""
+        return self._classes.refusal(request)
+
+    def push(self, request: WaitingRequest) -> None:
+        """Into both lanes."""
+        own = self._classes.of(request)
+        self._by_class.add(request.arrival + self._level * (own - 1), request)
+        if own == 1:
+            self._first_class.add(request.arrival, request)
+        self._urgent.add(request)
+
+    def peek(self) -> WaitingRequest:
+        """Where some are urgent, the first class or the oldest as their turns are; else the first by class and age."""
+        return self._next()[0]
+
+    def pop(self) -> WaitingRequest:
+        """Out of both lanes."""
+        request, self._way = self._next()
+        self._by_class.discard(request)
+        self._first_class.discard(request)
+        self._urgent.admitted(request, self._way, self.clock())
+        return request
+
+    def put_back(self, request: WaitingRequest) -> None:
+        """Into its old place, as if it had not been taken."""
+        self._urgent.returned(request)
+        self.push(request)
+
+    def ended(self, request: WaitingRequest) -> None:
+        """Nothing of it is kept."""
+        self._urgent.ended(request)
+
+    def remove(self, request: WaitingRequest) -> None:
+        """Out of both lanes."""
+        self._by_class.discard(request)
+        self._first_class.discard(request)
+        self._urgent.discard(request)
+
+    def rank(self, request: WaitingRequest) -> int:
+        """The class; one that was urgent stands before all."""
+        return _FIRST if self._way == "urgent" else self._classes.of(request)
+
+    def _next(self) -> tuple[WaitingRequest, Way]:
+        if self._urgent.any(self.clock()):
+            if self._first_class and self._urgent.first_class_goes():
+                return self._first_class.first(), "first"
+            due = self._urgent.due()
+            if due is not None:
+                return due, "urgent"
+        return self._by_class.first(), "class"

@@ -1,0 +1,164 @@
+"""``tenant-fairness``: each tenant its share of the tokens, whoever asks most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+from vllm_graft.contracts import AdmissionQueue, Refusal, WaitingRequest
+from vllm_graft.contracts.item import OptionValue
+from vllm_graft.plugins.schedulers.classes import Classes
+from vllm_graft.plugins.schedulers.lanes import UrgentLane
+from vllm_graft.plugins.schedulers.limits import number, place
+from vllm_graft.plugins.schedulers.shares import Counters, TenantHeap
+from vllm_graft.plugins.schedulers.tenants import reader, weights_of
+
+_NAME: Final = "tenant-fairness"
+
+
+class Account:
+    """An admitted request: whose it is, and how much of its prompt was charged and is yet to be served."""
+
+    __slots__ = ("advance", "tenant", "weight")
+
+    def __init__(self, tenant: str, weight: float, advance: int) -> None:
+        self.tenant = tenant
+        self.weight = weight
+        self.advance = advance
+
+
+class TenantFairness(AdmissionQueue):
+    """The tenant that was served least for its weight goes next, with its first request by class and arrival.
+
+    A tenant's prompt is charged when its request is admitted, so that many admissions in one step are shared too; what
+    the prefix cache had, or was never computed, is given back. With ``classes_first`` the classes come before the
+    tenants: only requests of the first class that waits are shared out. With ``max_wait_sec`` above 0 there is an
+    urgent lane over all tenants, as that of ``priority-fairness``.
+    """
+
+    options: ClassVar[Mapping[str, OptionValue]] = {
+        "tenant_from": ["xargs", "cache_salt", "lora"],
+        "tenant_key": "tenant",
+        "weights": [],
+        "known_only": False,
+        "classes": 5,
+        "default_class": 3,
+        "classes_first": False,
+        "max_wait_sec": 0.0,
+        "urgent_after": 0.5,
+        "urgent_share": 0.5,
+    }
+
+    def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
+        super().__init__(options)
+        self._classes = Classes.of_options(self, _NAME)
+        self._tenant = reader(_names(self, "tenant_from"), str(self.option("tenant_key")), place("tenant_from", _NAME))
+        self._weights = weights_of(_names(self, "weights"), place("weights", _NAME))
+        self._known_only = bool(self.option("known_only"))
+        self._classes_first = bool(self.option("classes_first"))
+        wait = number(self, _NAME, "max_wait_sec", 0.0, 86_400.0)
+        after = number(self, _NAME, "urgent_after", 0.0, 1.0)
+        share = number(self, _NAME, "urgent_share", 0.01, 1.0)
+        self._urgent = UrgentLane(after * wait, share) if wait else None
+        self._counters = Counters(self._weights)
+        self._groups: dict[int, TenantHeap] = {}
+        self._waiting: dict[str, int] = {}
+        self._accounts: dict[str, Account] = {}
+
+    def admit(self, request: WaitingRequest) -> Refusal | None:
+        """A priority beyond the last class, or with ``known_only`` a tenant without a weight, is refused."""
+        if self._known_only and self._tenant(request) not in self._weights:
+            return Refusal(f"the tenant {self._tenant(request)!r} is not known here")
+        return self._classes.refusal(request)
+
+    def push(self, request: WaitingRequest) -> None:
+        """Among its tenant's."""
+        tenant, group = self._tenant(request), self._group(request)
+        heap = self._groups.get(group)
+        if heap is None:
+            heap = self._groups[group] = TenantHeap(self._counters)
+        before = self._waiting.get(tenant, 0)
+        self._waiting[tenant] = before + 1
+        if not before:
+            self._counters.lift(tenant, heap.lowest())
+            self._counters.forget(self._waiting)
+        heap.add(tenant, (self._classes.of(request), request.arrival), request)
+        if self._urgent is not None:
+            self._urgent.add(request)
+
+    def peek(self) -> WaitingRequest:
+        """The oldest where it is the urgent lane's turn, else the first of the tenant that was served least."""
+        return self._due() or self._groups[min(self._groups)].first()
+
+    def pop(self) -> WaitingRequest:
+        """Charge its prompt in advance."""
+        due = self._due()
+        request = due or self._groups[min(self._groups)].first()
+        self._take(request)
+        if self._urgent is not None:
+            self._urgent.admitted(request, "class" if due is None else "urgent", self.clock())
+        tenant = self._tenant(request)
+        self._counters.charge(tenant, request.prompt_tokens)
+        self._accounts[request.request_id] = Account(tenant, self._weights.get(tenant, 1.0), request.prompt_tokens)
+        return request
+
+    def put_back(self, request: WaitingRequest) -> None:
+        """What was charged and not served is given back."""
+        self._refund(request)
+        if self._urgent is not None:
+            self._urgent.returned(request)
+        self.push(request)
+
+    def remove(self, request: WaitingRequest) -> None:
+        """Gone."""
+        self._take(request)
+        if self._urgent is not None:
+            self._urgent.discard(request)
+
+    def served(self, request: WaitingRequest, tokens: int) -> None:
+        """Against the advance first, then on the tenant's account."""
+        account = self._accounts.get(request.request_id)
+        if account is None:
+            return
+        if account.advance:
+            used = min(account.advance, tokens)
+            account.advance -= used
+            tokens -= used
+        # As Counters.charge, without the call: this is done for every running request in every step.
+        served = self._counters.served
+        served[account.tenant] = served.get(account.tenant, 0.0) + tokens / account.weight
+
+    def ended(self, request: WaitingRequest) -> None:
+        """What was charged and not served is given back."""
+        self._refund(request)
+        if self._urgent is not None:
+            self._urgent.ended(request)
+
+    def _due(self) -> WaitingRequest | None:
+        return self._urgent.due() if self._urgent is not None and self._urgent.any(self.clock()) else None
+
+    def _group(self, request: WaitingRequest) -> int:
+        return self._classes.of(request) if self._classes_first else 0
+
+    def _take(self, request: WaitingRequest) -> None:
+        tenant, group = self._tenant(request), self._group(request)
+        heap = self._groups[group]
+        heap.discard(tenant, request)
+        if not heap:
+            del self._groups[group]
+        self._waiting[tenant] -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+            self._counters.floor = max(self._counters.floor, self._counters.served[tenant])
+
+    def _refund(self, request: WaitingRequest) -> None:
+        account = self._accounts.pop(request.request_id, None)
+        if account is not None and account.advance:
+            self._counters.charge(account.tenant, -account.advance)
+            for heap in self._groups.values():
+                heap.lowered(account.tenant)
+
+
+def _names(queue: TenantFairness, option: str) -> list[str]:
+    value = queue.option(option)
+    return [str(each) for each in value] if isinstance(value, list) else []

@@ -1,0 +1,74 @@
+"""The tenant of a request, from what it carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from vllm_graft.contracts import WaitingRequest
+from vllm_graft.errors import ConfigError, nearest
+
+LONGEST: Final = 128
+"""Names are cut to this length: they are clients' words, and are kept."""
+
+_ENDPOINTS: Final = ("chatcmpl-", "cmpl-", "resp_", "resp-")
+
+
+def reader(sources: Sequence[str], key: str, where: str) -> Callable[[WaitingRequest], str]:
+    """A function that gives a request's tenant: the first of the sources that has one, else the empty name.
+
+    Sources: ``xargs`` (the value of ``key`` among its ``vllm_xargs``), ``cache_salt``, ``lora``, and ``request_id``
+    (what stands before the first hyphen of an ``X-Request-Id`` that the gateway sets).
+    """
+    known: Mapping[str, Callable[[WaitingRequest], object]] = {
+        "xargs": lambda request: request.extra.get(key),
+        "cache_salt": lambda request: request.cache_salt,
+        "lora": lambda request: request.lora,
+        "request_id": _prefix,
+    }
+    for source in sources:
+        if source not in known:
+            raise ConfigError(
+                f"a tenant cannot be read from {source!r}{nearest(source, known)}",
+                where=where,
+                fix=f"use {list(known)}",
+            )
+    if not sources:
+        raise ConfigError("says nowhere to read the tenant from", where=where, fix=f"name some of {list(known)}")
+    readers = [known[source] for source in sources]
+
+    def tenant(request: WaitingRequest) -> str:
+        for read in readers:
+            value = read(request)
+            if value is not None and value != "":
+                return (value if isinstance(value, str) else str(value))[:LONGEST]
+        return ""
+
+    return tenant
+
+
+def weights_of(rows: Sequence[str], where: str) -> dict[str, float]:
+    """Weights written as ``tenant=weight``."""
+    weights: dict[str, float] = {}
+    for row in rows:
+        name, equals, text = row.rpartition("=")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = 0.0
+        if not equals or not name or not 1e-6 <= weight <= 1e6:
+            raise ConfigError(
+                f"{row!r} is not a tenant and its weight", where=where, fix='write "tenant=2", the weight above 0'
+            )
+        if name in weights:
+            raise ConfigError(f"the tenant {name!r} has two weights", where=where, fix="take one of them out")
+        weights[name] = weight
+    return weights
+
+
+def _prefix(request: WaitingRequest) -> str:
+    name = request.request_id
+    for endpoint in _ENDPOINTS:
+        name = name.removeprefix(endpoint)
+    prefix, hyphen, _ = name.partition("-")
+    return prefix if hyphen else ""
