@@ -37,12 +37,12 @@ class Fails(ShortestFirst):
         raise RuntimeError("queue is broken")
 
 class Choosy(ShortestFirst):
-    def admit(self, request):
+    def admit(self, request, load):
         from vllm_graft.contracts import Refusal
         return Refusal("the prompt is too long", 3) if request.prompt_tokens > 80 else None
 
 class Closed(Choosy):
-    def admit(self, request):
+    def admit(self, request, load):
         from vllm_graft.contracts import Refusal
         return Refusal("closed")
 """

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_graft.bindings.waiting import OLDEST_S, HeldQueue, SteadyClock
-from vllm_graft.contracts import AdmissionQueue, Refusal, WaitingHeap, WaitingRequest
+from vllm_graft.bindings.clock import OLDEST_S, SteadyClock
+from vllm_graft.bindings.waiting import HeldQueue
+from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
 
@@ -215,7 +216,7 @@ def test_a_request_that_is_turned_away_is_never_pushed():
     """It counts as waiting until its client was told, and is never offered."""
 
     class Choosy(ShortestFirst):
-        def admit(self, request: WaitingRequest) -> Refusal | None:
+        def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
             return Refusal("too long", 2.0) if request.prompt_tokens > 8 else None
 
     queue, _ = filled(Choosy())
@@ -339,3 +340,39 @@ def test_nothing_is_lost_or_doubled(data: st.DataObject):
         assert queue.pop_request() is peeked
         assert waiting.pop(peeked.request_id) is peeked
     assert not waiting
+
+
+def test_a_queue_is_told_how_busy_its_engine_is():
+    """When it is asked whether to admit: who waits, who runs, and how many are admitted in a second."""
+    told: list[Load] = []
+
+    class Listening(ShortestFirst):
+        def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
+            told.append(load)
+            return None
+
+    ledger = Ledger()
+    queue = HeldQueue(Listening(), ITEM, ledger, running=lambda: 7, slots=8)
+    queue.add_request(request("a", 1))  # type: ignore[arg-type]
+    queue.add_request(request("b", 1))  # type: ignore[arg-type]
+    assert told == [Load(0, 7, 0.0), Load(1, 7, 0.0)]
+
+
+def test_a_queue_may_hold_requests_back_while_others_run():
+    """vLLM sees none to admit and still counts them; with nothing running all are offered, or nothing would happen."""
+    running = [3]
+
+    class Reserving(ShortestFirst):
+        def ready(self) -> bool:
+            return self.free_slots > 1
+
+    ledger = Ledger()
+    queue = HeldQueue(Reserving(), ITEM, ledger, running=lambda: running[0], slots=4)
+    queue.add_request(request("a", 1))  # type: ignore[arg-type]
+    assert (bool(queue), len(queue)) == (False, 1)
+    running[0] = 2
+    assert queue
+    running[0] = 0
+    queue = HeldQueue(Reserving(), ITEM, ledger, running=lambda: running[0], slots=1)
+    queue.add_request(request("a", 1))  # type: ignore[arg-type]
+    assert queue

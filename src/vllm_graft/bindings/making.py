@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from vllm_graft.contracts.item import Item
@@ -13,8 +14,10 @@ from vllm_graft.plan.catalogue import load
 T = TypeVar("T", bound=Item)
 
 
-def make(item: PlanItem, contract: type[T], plan: Plan, ledger: Ledger) -> T | None:
-    """The item, ready for use and recorded as applied.
+def make(
+    item: PlanItem, contract: type[T], plan: Plan, ledger: Ledger, fit: Callable[[T], None] = lambda made: None
+) -> T | None:
+    """The item, fitted to its engine by ``fit`` where there is something to fit, and recorded as applied.
 
     One that cannot be made is recorded as refused; a strict plan then stops the start, any other goes on without it:
     None.
@@ -23,6 +26,7 @@ def make(item: PlanItem, contract: type[T], plan: Plan, ledger: Ledger) -> T | N
         made = load(item.target, item.name, item.package)(dict(item.options))
         if not isinstance(made, contract):
             raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {contract.__name__}")
+        fit(made)
     except Exception as error:
         reason = str(error) if isinstance(error, GraftError) else f"{type(error).__name__}: {error}"
         ledger.set_item(item.point, item.name, "refused", reason)

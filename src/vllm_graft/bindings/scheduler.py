@@ -72,7 +72,7 @@ def over(chosen: type) -> type:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.planned = _planned_queue(PlannedQueue)
+            self.planned = _planned_queue(PlannedQueue, self)
             if self.planned is None:
                 return
             self.waiting = self.planned
@@ -149,7 +149,7 @@ def _words(refusal: Any) -> str:
     return f"refused: {refusal.reason}{after}"
 
 
-def _planned_queue(kind: type[HeldQueue]) -> HeldQueue | None:
+def _planned_queue(kind: type[HeldQueue], scheduler: Any) -> HeldQueue | None:
     plan, ledger = carried(), current()
     if plan is None or not plan.of("scheduler"):
         raise StartError(
@@ -158,8 +158,11 @@ def _planned_queue(kind: type[HeldQueue]) -> HeldQueue | None:
             fix="name a scheduler in graft.toml instead of giving --scheduler-cls",
         )
     item = plan.of("scheduler")[0]
-    queue = make(item, AdmissionQueue, plan, ledger)
-    return kind(queue, item, ledger) if queue is not None else None
+    slots = scheduler.max_num_running_reqs
+    queue = make(item, AdmissionQueue, plan, ledger, lambda made: made.limited_to(slots))
+    if queue is None:
+        return None
+    return kind(queue, item, ledger, running=lambda: len(scheduler.running), slots=slots)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from vllm_graft.contracts import AdmissionQueue, Refusal, WaitingHeap, WaitingRequest
+from vllm_graft.bindings.clock import Pace, SteadyClock
+from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.ledger import Guard, Ledger
 from vllm_graft.plan import PlanItem
 from vllm_graft.points import point
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
-
-OLDEST_S: Final = 60.0
-"""A request that says it arrived longer ago, when it is first seen, comes from a host whose clock is off."""
-
-_IN_STEP_S: Final = 0.5
-
-
-class SteadyClock:
-    """Seconds since the epoch that never go back, whatever happens to the machine's date; read until told to move."""
-
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-        self.now = time.time()
-
-    def __call__(self) -> float:
-        """The time as it was taken last."""
-        return self.now
-
-    def move(self) -> float:
-        """Take the time; it stands still until the next call."""
-        self.now = max(self.now, self._offset + time.monotonic())
-        return self.now
-
-    def place(self, stamp: float) -> float:
-        """A front end's time stamp on this clock: not in the future, and not further back than ``OLDEST_S``.
-
-        A stamp is the date of the machine, which may have been set since this clock began.
-        """
-        drift = time.time() - self.now
-        moment = stamp - drift if abs(drift) > _IN_STEP_S else stamp
-        return min(max(moment, self.now - OLDEST_S), self.now)
 
 
 class ByArrival(AdmissionQueue):
@@ -78,11 +48,25 @@ class HeldQueue:
 
     Every request that the author's queue holds is held here too: once that queue has failed, the order of arrival takes
     over and nothing is lost. Removing costs the same wherever a request is, and strangers are no error.
+
+    ``running`` says how many requests run, of at most ``slots``.
     """
 
-    def __init__(self, queue: AdmissionQueue, item: PlanItem, ledger: Ledger, clock: SteadyClock | None = None) -> None:
+    def __init__(
+        self,
+        queue: AdmissionQueue,
+        item: PlanItem,
+        ledger: Ledger,
+        clock: SteadyClock | None = None,
+        running: Callable[[], int] = int,
+        slots: int = sys.maxsize,
+    ) -> None:
         self.refused: dict[str, tuple[Request, Refusal]] = {}
         self._clock = clock or SteadyClock()
+        self._pace = Pace()
+        self._admitted = 0
+        self._running, self._slots = running, slots
+        self._queue = queue
         self._held: dict[str, tuple[Request, WaitingRequest]] = {}
         self._taken: dict[str, WaitingRequest] = {}  # until they end; apart, for there are few and each step asks
         self._pinned = ""
@@ -94,6 +78,7 @@ class HeldQueue:
         own = {name for name in _OPTIONAL if getattr(type(queue), name) is not getattr(AdmissionQueue, name)}
         self.ranks = "rank" in own
         self._admits, self._counts, self._ends = "admit" in own, "served" in own, "ended" in own
+        self._holds_back = "ready" in own
         self._served = queue.served
         self._calls = {name: self._guarded(name, getattr(queue, name)) for name in (*_REQUIRED, *own - {"served"})}
         self._calls.setdefault("put_back", self._calls["push"])
@@ -108,15 +93,20 @@ class HeldQueue:
         if before is not None:
             waiting = replace(waiting, priority=before.priority)  # the request's own may have become its rank
         elif self._admits:
-            refusal = self._ask("admit", waiting)
+            refusal = self._ask("admit", waiting, self.load())
             if isinstance(refusal, Refusal):
                 self.refused[name] = (request, refusal)
                 return
         self._hold(request, "push", waiting)
 
+    def load(self) -> Load:
+        """How busy this engine is."""
+        return Load(len(self._held), self._running(), self._pace.rate)
+
     def peek_request(self) -> Request:
         """The request that goes next, as of now."""
         self._clock.move()
+        self._queue.free_slots = self._slots - self._running()
         return self._held[self._next()][0]
 
     def pop_request(self) -> Request:
@@ -129,6 +119,7 @@ class HeldQueue:
         self._pinned = ""
         request, waiting = self._held.pop(name)
         self._taken[name] = waiting
+        self._admitted += 1
         if self.ranks and not self._failed:
             rank = self._ask("rank", waiting)
             request.priority = rank if isinstance(rank, int) else request.priority
@@ -138,6 +129,7 @@ class HeldQueue:
         """The scheduler hands a request back."""
         self._clock.move()
         waiting = self._taken.pop(request.request_id, None) or _waiting(request, self._clock)
+        self._admitted -= 1
         self._hold(request, "put_back", waiting)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
@@ -167,12 +159,20 @@ class HeldQueue:
             waiting = self._taken.pop(name, None)
             if waiting is not None and self._ends and not self._failed:
                 self._ask("ended", waiting)
+        self._pace.stepped(self._clock.move(), self._admitted, len(self._held))
+        self._admitted = 0
         if self._counts and not self._failed:
-            self._clock.move()
             self._ask("served", tokens)
 
     def __bool__(self) -> bool:
-        return bool(self._held)
+        return bool(self._held) and not (self._holds_back and self._held_back())
+
+    def _held_back(self) -> bool:
+        running = self._running()
+        if self._failed or not running:
+            return False  # with nothing running, nothing would ever change
+        self._queue.free_slots = self._slots - running
+        return self._ask("ready") is False
 
     def __len__(self) -> int:
         # Those refused count until their clients were told, or the engine would see no reason for another step.
@@ -231,7 +231,7 @@ class HeldQueue:
 
 
 _REQUIRED: Final = ("push", "peek", "pop", "remove")
-_OPTIONAL: Final = ("put_back", "served", "ended", "admit", "rank")
+_OPTIONAL: Final = ("put_back", "served", "ended", "admit", "rank", "ready")
 
 
 def _name(answer: object) -> str:

@@ -13,7 +13,7 @@ from vllm_graft.contracts.item import Item
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params
 from vllm_graft.contracts.rows import History, PerSlot, Rows, ServedModel, Statistics
 from vllm_graft.contracts.sampling import STAGES, Sampler, SamplerBase, SamplingStrategy, Truncation
-from vllm_graft.contracts.scheduling import AdmissionQueue, Refusal, WaitingRequest
+from vllm_graft.contracts.scheduling import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.contracts.stats import BatchRecord, RequestRecord, StatSink
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Item",
     "Key",
     "KeyValue",
+    "Load",
     "Params",
     "PerSlot",
     "Refusal",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,10 +33,39 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is turned away, in words for its client, and after how many seconds another try makes sense."""
+    """Why a request is turned away, in words for its client.
+
+    retry_after: after how many seconds another try makes sense; 0 where none does
+    status:      what an API server answers: 429 for too much of something, 503 for a server that takes nobody,
+                 400 for a request that is wrong
+    """
 
     reason: str
     retry_after: float = 0.0
+    status: int = 429
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy an engine is.
+
+    waiting: requests that wait
+    running: requests that were admitted and have not ended
+    rate:    admissions per second while others waited, over the last seconds of waiting; 0 while that is not known
+    """
+
+    waiting: int = 0
+    running: int = 0
+    rate: float = 0.0
+
+    @property
+    def wait(self) -> float:
+        """How long a request that arrives now would wait if all went in order, in seconds; 0 while not known."""
+        return self.waiting / self.rate if self.rate > 0 else 0.0
+
+    def __add__(self, other: Load) -> Load:
+        """Two engines of one server."""
+        return Load(self.waiting + other.waiting, self.running + other.running, self.rate + other.rate)
 
 
 class AdmissionQueue(Item):
@@ -71,6 +101,12 @@ class AdmissionQueue(Item):
     clock: Callable[[], float] = staticmethod(time.time)
     """The seconds on which arrivals are counted; the binding, or a test, sets it before the first request."""
 
+    free_slots: int = sys.maxsize
+    """How many more requests can run; set before each ``ready``, ``peek`` and ``pop``."""
+
+    def limited_to(self, slots: int) -> None:
+        """Optional: the engine runs so many requests at once. Raise ConfigError where the options do not fit that."""
+
     def push(self, request: WaitingRequest) -> None:
         """A request arrived."""
         raise NotImplementedError(f"{type(self).__name__} must implement push(request)")
@@ -101,9 +137,22 @@ class AdmissionQueue(Item):
     def ended(self, request: WaitingRequest) -> None:
         """Optional: a request that was pushed is finished or gone, and nothing more will be served to it."""
 
-    def admit(self, request: WaitingRequest) -> Refusal | None:
-        """Optional: why a request that arrives must be turned away; None to push it."""
+    def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
+        """Optional: why a request that arrives must be turned away; None to push it.
+
+        Asked in each API server before the request is read any further, where a refusal is an HTTP answer, of a queue
+        that holds nothing and of a request whose prompt is not counted yet (``prompt_tokens`` is 0); and again in
+        engine core, where a refused request ends with its reason. So it goes by its arguments and options alone.
+        """
         return None
+
+    def ready(self) -> bool:
+        """Optional: whether ``peek`` has a request for the slots that are free. False holds all of them back."""
+        return True
+
+    def labels(self, request: WaitingRequest) -> Mapping[str, str]:
+        """Optional: what a request counts as in status and metrics, such as its class and its tenant."""
+        return {}
 
     def rank(self, request: WaitingRequest) -> int:
         """Optional: the standing of a request that was just popped.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_graft.contracts import WaitingRequest
+from vllm_graft.contracts import Load, WaitingRequest
 from vllm_graft.contracts.item import OptionValue
 from vllm_graft.errors import ConfigError
 from vllm_graft.plugins.schedulers.lanes import AHEAD
@@ -248,7 +248,7 @@ def test_who_came_through_the_urgent_lane_is_not_preempted_first():
 def test_a_priority_beyond_the_last_class_is_refused(priority: int, refused: bool):
     """Clients that say nothing have priority 0."""
     queue, clock = made()
-    refusal = queue.admit(request("a", priority, clock.now))
+    refusal = queue.admit(request("a", priority, clock.now), Load())
     assert (refusal is not None) == refused
     if refusal is not None:
         assert refusal.reason == "priority 6 is not one of 1 (first) to 5 (last)"

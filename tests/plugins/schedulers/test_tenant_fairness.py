@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_graft.contracts import WaitingRequest
+from vllm_graft.contracts import Load, WaitingRequest
 from vllm_graft.errors import ConfigError
 from vllm_graft.plugins.schedulers.tenant_fairness import TenantFairness
 
@@ -202,11 +202,11 @@ def test_an_urgent_lane_over_all_tenants():
 
 def test_unknown_tenants_are_refused_where_only_known_ones_are_served():
     queue = TenantFairness({"weights": ["acme=2"], "known_only": True})
-    assert queue.admit(request("1", "acme")) is None
-    refusal = queue.admit(request("2", "nobody"))
+    assert queue.admit(request("1", "acme"), Load()) is None
+    refusal = queue.admit(request("2", "nobody"), Load())
     assert refusal is not None
     assert refusal.reason == "the tenant 'nobody' is not known here"
-    assert TenantFairness().admit(request("3", "nobody")) is None
+    assert TenantFairness().admit(request("3", "nobody"), Load()) is None
 
 
 @pytest.mark.parametrize(

@@ -32,4 +32,4 @@ class Classes:
         """Why a request's priority cannot be meant, where it cannot."""
         if request.priority <= self.number:
             return None
-        return Refusal(f"priority {request.priority} is not one of 1 (first) to {self.number} (last)")
+        return Refusal(f"priority {request.priority} is not one of 1 (first) to {self.number} (last)", status=400)

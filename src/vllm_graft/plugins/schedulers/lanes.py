@@ -6,8 +6,9 @@ from typing import Final, Literal
 
 from vllm_graft.contracts import WaitingHeap, WaitingRequest
 
-Way = Literal["urgent", "first", "class"]
-"""How a request is admitted: as an urgent one, as one of the first class before urgent ones, or by class and age."""
+Way = Literal["urgent", "first", "class", "reserved"]
+"""How a request is admitted: as an urgent one, as one of the first class before urgent ones, by class and age, or into
+a slot that is not for all."""
 
 AHEAD: Final = 8
 """How many admissions more than all others the first class may have while some are urgent."""
@@ -56,7 +57,8 @@ class UrgentLane:
     def admitted(self, request: WaitingRequest, way: Way, now: float) -> None:
         """A request is taken out."""
         debt, ahead, some = self._debt, self._ahead, self.any(now)
-        self._ahead = ahead + 1 if way == "first" else max(0, ahead - 1)
+        if way != "reserved":
+            self._ahead = ahead + 1 if way == "first" else max(0, ahead - 1)
         if way == "urgent":
             self._debt += self._price
         elif way == "class":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from vllm_graft.contracts import AdmissionQueue, Refusal, WaitingRequest
+from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.contracts.item import OptionValue
 from vllm_graft.plugins.schedulers.classes import Classes
 from vllm_graft.plugins.schedulers.lanes import UrgentLane
@@ -65,10 +65,14 @@ class TenantFairness(AdmissionQueue):
         self._waiting: dict[str, int] = {}
         self._accounts: dict[str, Account] = {}
 
-    def admit(self, request: WaitingRequest) -> Refusal | None:
+    def labels(self, request: WaitingRequest) -> Mapping[str, str]:
+        """By class and tenant."""
+        return {"class": str(self._classes.of(request)), "tenant": self._tenant(request)}
+
+    def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
         """A priority beyond the last class, or with ``known_only`` a tenant without a weight, is refused."""
         if self._known_only and self._tenant(request) not in self._weights:
-            return Refusal(f"the tenant {self._tenant(request)!r} is not known here")
+            return Refusal(f"the tenant {self._tenant(request)!r} is not known here", status=403)
         return self._classes.refusal(request)
 
     def push(self, request: WaitingRequest) -> None:

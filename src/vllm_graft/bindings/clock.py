@@ -1,0 +1,77 @@
+"""The clock of the waiting requests, and the pace at which they are admitted."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Final
+
+OLDEST_S: Final = 60.0
+"""A request that says it arrived longer ago, when it is first seen, comes from a host whose clock is off."""
+
+WINDOW_S: Final = 10.0
+"""The seconds of waiting that a pace is measured over."""
+
+KNOWN_S: Final = 1.0
+"""The least seconds of waiting that say something of a pace."""
+
+_IN_STEP_S: Final = 0.5
+_PARTS: Final = 20
+
+
+class SteadyClock:
+    """Seconds since the epoch that never go back, whatever happens to the machine's date; read until told to move."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        """The time as it was taken last."""
+        return self.now
+
+    def move(self) -> float:
+        """Take the time; it stands still until the next call."""
+        self.now = max(self.now, self._offset + time.monotonic())
+        return self.now
+
+    def place(self, stamp: float) -> float:
+        """A front end's time stamp on this clock: not in the future, and not further back than ``OLDEST_S``.
+
+        A stamp is the date of the machine, which may have been set since this clock began.
+        """
+        drift = time.time() - self.now
+        moment = stamp - drift if abs(drift) > _IN_STEP_S else stamp
+        return min(max(moment, self.now - OLDEST_S), self.now)
+
+
+class Pace:
+    """Admissions per second in the time in which requests were left waiting: what an engine can take.
+
+    A server that nobody waits for admits at the pace of its clients, which says nothing of what it could; so only the
+    time from a step that leaves requests waiting to one that leaves none counts, the last ``WINDOW_S`` of it.
+    """
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[float, int]] = deque(maxlen=_PARTS)
+        self._seconds = 0.0
+        self._admitted = 0
+        self._before: float | None = None
+
+    def stepped(self, now: float, admitted: int, waiting: int) -> None:
+        """A step was scheduled, which admitted some and left others waiting."""
+        if self._before is not None:
+            self._seconds += now - self._before
+            self._admitted += admitted
+            if self._seconds >= WINDOW_S / _PARTS:
+                self._parts.append((self._seconds, self._admitted))
+                self._seconds, self._admitted = 0.0, 0
+        self._before = now if waiting else None
+
+    @property
+    def rate(self) -> float:
+        """Admissions per second; 0 while not enough has been seen."""
+        seconds = self._seconds + sum(part[0] for part in self._parts)
+        if seconds < KNOWN_S:
+            return 0.0
+        return max(0, self._admitted + sum(part[1] for part in self._parts)) / seconds

@@ -1,0 +1,57 @@
+"""The pace of admissions: what an engine can take, not what its clients ask for."""
+
+import pytest
+
+from vllm_graft.bindings.clock import KNOWN_S, WINDOW_S, Pace
+
+
+def played(pace: Pace, start: float, steps: int, length: float, admitted: int, waiting: int) -> float:
+    """So many steps of one kind; the time after them."""
+    for number in range(1, steps + 1):
+        pace.stepped(start + number * length, admitted, waiting)
+    return start + steps * length
+
+
+def test_a_server_that_nobody_waits_for_has_no_pace():
+    """Its admissions are as many as its clients' requests."""
+    pace = Pace()
+    played(pace, 0.0, 1000, 0.05, 1, 0)
+    assert pace.rate == 0.0
+
+
+def test_the_pace_is_that_of_the_time_in_which_requests_were_left_waiting():
+    """A quiet hour before, and the step that fills the empty slots, do not count."""
+    pace = Pace()
+    now = played(pace, 0.0, 100, 0.05, 3, 0)
+    now = played(pace, now + 3600, 1, 0.05, 128, 500)
+    played(pace, now, 100, 0.05, 2, 500)
+    assert pace.rate == pytest.approx(40.0, rel=0.05)
+
+
+def test_a_moment_of_waiting_says_nothing():
+    """Until about a second of it has been seen, the pace is not known."""
+    pace = Pace()
+    now = played(pace, 0.0, 1, 0.05, 0, 5)
+    now = played(pace, now, int(KNOWN_S / 0.05) - 2, 0.05, 1, 5)
+    assert pace.rate == 0.0
+    played(pace, now, 4, 0.05, 1, 5)
+    assert pace.rate == pytest.approx(20.0, rel=0.1)
+
+
+def test_the_pace_follows_a_change_within_its_window():
+    """What was long ago is forgotten; what is known outlives a quiet time."""
+    pace = Pace()
+    now = played(pace, 0.0, 1000, 0.05, 2, 9)
+    now = played(pace, now, int(WINDOW_S * 1.1 / 0.05), 0.05, 1, 9)
+    assert pace.rate == pytest.approx(20.0, rel=0.05)
+    pace.stepped(now, 9, 0)
+    played(pace, now, 1000, 0.05, 1, 0)
+    assert pace.rate == pytest.approx(20.0, rel=0.05)
+
+
+def test_requests_that_are_put_back_are_no_admissions():
+    """More may come back in a step than go: the pace is never below nothing."""
+    pace = Pace()
+    now = played(pace, 0.0, 1, 0.05, 0, 9)
+    played(pace, now, 100, 0.05, -1, 9)
+    assert pace.rate == 0.0
