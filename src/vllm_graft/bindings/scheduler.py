@@ -95,6 +95,9 @@ def over(chosen: type) -> type:
             outputs = super().update_from_output(*args, **kwargs)
             if self.planned is not None and self.planned.refused:
                 _tell_refused(self, self.planned, outputs)
+            if self.planned is not None and not self.running and not self.has_unfinished_requests():
+                # An engine in its client's process makes no further step, which would tell the end of the last ones.
+                self.planned.stepped({}, self.finished_req_ids)
             return outputs
 
     Planned.__name__ = Planned.__qualname__ = f"Planned{base.__name__}"
@@ -162,7 +165,8 @@ def _planned_queue(kind: type[HeldQueue], scheduler: Any) -> HeldQueue | None:
     queue = make(item, AdmissionQueue, plan, ledger, lambda made: made.limited_to(slots))
     if queue is None:
         return None
-    return kind(queue, item, ledger, running=lambda: len(scheduler.running), slots=slots)
+    engine = scheduler.vllm_config.parallel_config.data_parallel_index
+    return kind(queue, item, ledger, running=lambda: len(scheduler.running), slots=slots, engine=engine)
 
 
 def __getattr__(name: str) -> Any:

@@ -50,7 +50,7 @@ class HeldQueue:
     Every request that the author's queue holds is held here too: once that queue has failed, the order of arrival takes
     over and nothing is lost. Removing costs the same wherever a request is, and strangers are no error.
 
-    ``running`` says how many requests run, of at most ``slots``.
+    ``running`` says how many requests run, of at most ``slots``; ``engine`` is the number of this engine.
     """
 
     def __init__(
@@ -61,11 +61,12 @@ class HeldQueue:
         clock: SteadyClock | None = None,
         running: Callable[[], int] = int,
         slots: int = sys.maxsize,
+        engine: int = 0,
     ) -> None:
         self.refused: dict[str, tuple[Request, Refusal]] = {}
         self._clock = clock or SteadyClock()
         self._pace = Pace()
-        self._tally = Tally(ledger.board(item.name))
+        self._tally = Tally(ledger.board(item.name, engine))
         self._admitted = 0
         self._running, self._slots = running, slots
         self._queue = queue

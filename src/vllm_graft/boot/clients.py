@@ -120,7 +120,7 @@ def _with_stat_loggers(
 
 
 class GraftEndpoint:
-    """Our endpoint plugin: the last comparison before an API server serves, and the routes under ``/graft``."""
+    """Our endpoint plugin: the last comparison before an API server serves, our routes and our metrics."""
 
     name = "graft"
     required_tasks = None
@@ -139,6 +139,10 @@ class GraftEndpoint:
             from vllm_graft.server.routes import attach
 
             attach(app, self._run, self.rows, self._plan, lambda: self._keys)
+        if self._plan.of("scheduler"):
+            from vllm_graft.server import metrics
+
+            metrics.attach(app)
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Called by vLLM in each API server before it serves; what it raises stops the start."""

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 
+from vllm_graft.cli.queues import render_queues
 from vllm_graft.cli.table import paint, show_findings, table
 from vllm_graft.errors import SetupError
 from vllm_graft.findings import Finding, exit_status
@@ -20,7 +21,7 @@ HELP = "show what is active in every process of every running server; exit 1 if 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--json", action="store_true", help="print servers, processes and findings as JSON")
+    parser.add_argument("--json", action="store_true", help="print servers, processes, queues and findings as JSON")
     parser.add_argument(
         "--watch", nargs="?", const=2.0, type=float, metavar="SECONDS", help="print again every so often (2 s)"
     )
@@ -60,7 +61,7 @@ def render(servers: Sequence[Mapping[str, object]], findings: Sequence[Finding],
 
 
 def render_server(server: Mapping[str, object], *, everyone: bool = False) -> str:
-    """One server as a table with a row per process."""
+    """One server as a table with a row per process, and one of what waits in its queues."""
     plan = server["plan"]
     assert isinstance(plan, Mapping)
     shown = [row for row in _rows(server["processes"]) if everyone or row["life"] != "ended"]
@@ -76,7 +77,8 @@ def render_server(server: Mapping[str, object], *, everyone: bool = False) -> st
         for row in shown
     ]
     head = ("PROCESS", "PID", "ROLE", "LIFE", "VLLM", "ITEMS")
-    return f"{server['model']}  plan {plan['hash']}\n{table(head, rows)}"
+    queues = render_queues(_rows(server.get("queues", [])))  # a server of another version may have none
+    return "\n".join(filter(None, [f"{server['model']}  plan {plan['hash']}", table(head, rows), queues]))
 
 
 def render_run(view: RunView) -> str:

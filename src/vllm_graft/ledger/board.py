@@ -37,7 +37,7 @@ _LOOK_S: Final = 1.0
 _TRIES: Final = 50
 
 _MAGIC: Final = b"graft-1\0"
-_HEAD: Final = Struct("=8sqqq64s")
+_HEAD: Final = Struct("=8sqqqq64s")
 _LOAD: Final = Struct("=qqdd")
 _CHECK: Final = Struct("=Q")
 _LOAD_AT: Final = 128
@@ -50,13 +50,14 @@ assert _HEAD.size + _CHECK.size <= _LOAD_AT
 class Board:
     """This process's board. ``move`` gives it a file; until then, and after a fork, it is in memory."""
 
-    __slots__ = ("_item", "_map")
+    __slots__ = ("_engine", "_item", "_map")
 
     here: Board | None = None
     """The board of this process, for a reader of the same process where there is no file."""
 
-    def __init__(self, item: str = "", path: Path | None = None) -> None:
+    def __init__(self, item: str = "", path: Path | None = None, engine: int = 0) -> None:
         self._item = item
+        self._engine = engine
         self._map: mmap.mmap | bytearray = bytearray(_TOTAL)
         self.move(path)
         Board.here = self
@@ -91,7 +92,7 @@ class Board:
     def _sign(self, *, ended: bool) -> None:
         pid = os.getpid()
         item = fitting(self._item, 64).encode()
-        data = _HEAD.pack(_MAGIC, pid, start_ticks(pid) or 0, int(ended), item)
+        data = _HEAD.pack(_MAGIC, pid, start_ticks(pid) or 0, int(ended), self._engine, item)
         self._map[: _HEAD.size + 8] = data + _CHECK.pack(zlib.crc32(data))
 
 
@@ -125,7 +126,7 @@ class Boards:
             return [Board.here.figures()] if Board.here is not None else []
         self._look()
         found = [view.figures() for view in self._views.values() if not view.ended]
-        return sorted(found, key=lambda each: each.pid)
+        return sorted(found, key=lambda each: (each.engine, each.pid))
 
     def _look(self) -> None:
         """Notice boards that came or went, at most once a second."""
@@ -171,7 +172,7 @@ class _View:
         self.ended = False
         self._lives = True
         self._stamp = 0.0
-        self._pid, self._started, self._item = 0, 0, ""
+        self._pid, self._started, self._engine, self._item = 0, 0, 0, ""
         self.look()
 
     def look(self) -> None:
@@ -179,7 +180,7 @@ class _View:
         data = self._checked(0, _HEAD.size)
         if data is None:
             return
-        magic, self._pid, self._started, ended, item = _HEAD.unpack(data)
+        magic, self._pid, self._started, ended, self._engine, item = _HEAD.unpack(data)
         self._item = item.rstrip(b"\0").decode("utf-8", "replace")
         self.ended = bool(ended) or magic != _MAGIC
         self._lives = not self.ended and lives(self._pid, self._started)
@@ -199,7 +200,7 @@ class _View:
     def figures(self) -> QueueFigures:
         """Every row that is written."""
         self.load()
-        return QueueFigures(self._pid, self._item, self._stamp, tuple(in_order(list(self._rows()))))
+        return QueueFigures(self._pid, self._engine, self._item, self._stamp, tuple(in_order(list(self._rows()))))
 
     def _rows(self) -> Iterator[Figures]:
         for at in range(_ROWS_AT, _TOTAL, SIZE):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
@@ -121,9 +121,14 @@ _ADDED: Final = ("waiting", "running", "admitted", "refused", "ended", "aborted"
 
 @dataclass(frozen=True, slots=True)
 class QueueFigures:
-    """The figures of one engine's queue: one row for each value of each label, all of them in ``rows``."""
+    """The figures of one engine's queue: a row for each value of each label.
+
+    engine: its number, as in the metrics of vLLM's own
+    stamp:  when the engine made its last step, in seconds since the epoch
+    """
 
     pid: int
+    engine: int
     item: str
     stamp: float
     rows: tuple[Figures, ...]
@@ -142,7 +147,8 @@ class QueueFigures:
 
     def _row(self, row: Figures, share: float) -> dict[str, Value]:
         return {
-            "engine": self.pid,
+            "engine": self.engine,
+            "pid": self.pid,
             "item": self.item,
             "label": row.label,
             "value": row.value,
@@ -166,6 +172,21 @@ def fitting(text: str, size: int) -> str:
     if len(text) <= size and text.isascii() and "\0" not in text:
         return text
     return text.encode("utf-8", "replace").replace(b"\0", b" ")[:size].decode("utf-8", "ignore")
+
+
+def busiest(rows: Sequence[Mapping[str, object]], number: int = 20) -> tuple[list[Mapping[str, object]], int]:
+    """Of each engine and label the rows with most requests and tokens, for people; and how many are left out."""
+    kept: list[Mapping[str, object]] = []
+    for group in dict.fromkeys((row["pid"], row["label"]) for row in rows):
+        mine = [row for row in rows if (row["pid"], row["label"]) == group]
+        chosen = sorted(range(len(mine)), key=lambda index: _busy(mine[index]), reverse=True)[:number]
+        kept += [mine[index] for index in sorted(chosen)]
+    return kept, len(rows) - len(kept)
+
+
+def _busy(row: Mapping[str, object]) -> tuple[float, float]:
+    waiting, running, tokens = (float(str(row[name])) for name in ("waiting", "running", "tokens"))
+    return waiting + running, tokens
 
 
 def in_order(rows: Sequence[Figures]) -> list[Figures]:

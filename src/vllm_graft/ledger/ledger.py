@@ -104,13 +104,13 @@ class Ledger:
             state.hooks.append(Hook(name, cell, budget_us))
             self.save()
 
-    def board(self, item: str) -> Board:
+    def board(self, item: str, engine: int = 0) -> Board:
         """Where this process publishes the load and the figures of a queue; in memory where there is no folder."""
         try:
-            self._board = Board(item, self._path.with_suffix(SUFFIX) if self._path is not None else None)
+            self._board = Board(item, self._path.with_suffix(SUFFIX) if self._path is not None else None, engine)
         except OSError as error:
             _LOG.warning("vllm-graft: what waits in %s cannot be published: %s", item, error)
-            self._board = Board(item)
+            self._board = Board(item, None, engine)
         return self._board
 
     def add_role(self, role: Role) -> None:
@@ -137,7 +137,8 @@ class Ledger:
         """This process as a reader would see it, counters up to date; None before ``open``."""
         if self.record is None:
             return None
-        return ProcessView(self.record, "running", reading.readings(self.record.items, self.cells.cells))
+        figures = self._board.figures() if self._board is not None else None
+        return ProcessView(self.record, "running", reading.readings(self.record.items, self.cells.cells), figures)
 
     def save(self) -> None:
         """Write the record. Never on the step path."""

@@ -10,6 +10,8 @@ from typing import Final, Literal
 
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import cells, folder
+from vllm_graft.ledger.board import SUFFIX, read_board
+from vllm_graft.ledger.figures import QueueFigures
 from vllm_graft.ledger.meters import Reading, read_block
 from vllm_graft.ledger.record import GOOD, SCHEMA, Hook, ItemState, Record, lives, pid_namespace
 from vllm_graft.plan.plan import Plan
@@ -24,11 +26,12 @@ Life = Literal["running", "ended", "died", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """One process: its record, whether it lives, and its counters."""
+    """One process: its record, whether it lives, its counters, and the figures of its queue where it has one."""
 
     record: Record
     life: Life
     readings: dict[str, dict[str, Reading]] = field(default_factory=dict)
+    figures: QueueFigures | None = None
 
     def calls(self, item: str) -> int:
         """How often the hooks of an item were called, together."""
@@ -50,6 +53,7 @@ class ProcessView:
             "since": record.since,
             "last_error": record.last_error,
             "items": [self._item(item) for item in record.items],
+            "queue": self.figures.as_dicts() if self.figures is not None and self.life != "ended" else [],
         }
 
     def _item(self, item: ItemState) -> dict[str, object]:
@@ -92,12 +96,14 @@ class RunView:
 
     def as_dict(self) -> dict[str, object]:
         """The run with stable lower-case keys."""
+        processes, queues = queues_apart(self.rows())
         return {
             "run": self.run,
             "model": self.model,
             "running": self.running,
             "plan": self.plan.as_dict(),
-            "processes": self.rows(),
+            "processes": processes,
+            "queues": queues,
             "findings": [finding.as_dict() for finding in self.findings()],
         }
 
@@ -139,7 +145,19 @@ def read_process(path: Path) -> ProcessView | None:
         return None
     counted = cells.read(path.with_suffix(".cells"))
     ended = counted[cells.ENDED] if counted is not None else 0
-    return ProcessView(record, _life(record, ended), readings(record.items, counted))
+    figures = read_board(path.with_suffix(SUFFIX))
+    return ProcessView(record, _life(record, ended), readings(record.items, counted), figures)
+
+
+def queues_apart(rows: Iterable[Mapping[str, object]]) -> tuple[list[dict[str, object]], list[object]]:
+    """Processes without their queues' figures, and the figures of all of them: how a server shows them."""
+    processes, queues = [], []
+    for row in rows:
+        found = row["queue"]
+        assert isinstance(found, list)
+        queues += found
+        processes.append({key: value for key, value in row.items() if key != "queue"})
+    return processes, queues
 
 
 def readings(items: Iterable[ItemState], counted: Sequence[int] | None) -> dict[str, dict[str, Reading]]:

@@ -1,1 +1,1 @@
-"""What an API server of vLLM serves besides its own routes: ``GET /graft/status``."""
+"""What an API server of vLLM serves besides its own: the routes under ``/graft``, the queues on ``/metrics``."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
 
+from vllm_graft.ledger.figures import busiest
+
 _STYLE: Final = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
 body { margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
@@ -37,8 +39,32 @@ def status_page(found: Mapping[str, object]) -> str:
         f"<style>{_STYLE}</style><h1>vllm-graft</h1>"
         f"<p>{_text(found['model'])} <span class=soft>plan {_text(plan['hash'])}</span></p>{verdict}"
         "<table><tr><th>process<th>pid<th>role<th>vLLM<th>item<th>state<th>calls</tr>"
-        f"{body}</table>"
+        f"{body}</table>{_queues(_rows(found['queues']))}"
     )
+
+
+_FIGURES: Final = {
+    "item": "queue", "pid": "pid", "label": "by", "value": "", "waiting": "waiting", "running": "running",
+    "admitted": "admitted", "refused": "refused", "ended": "ended", "aborted": "aborted", "wait_mean_s": "mean wait, s",
+    "wait_p99_s": "p99, s", "wait_max_s": "longest, s", "tokens": "tokens", "share": "share",
+}  # fmt: skip
+
+
+def _queues(rows: Sequence[Mapping[str, object]]) -> str:
+    if not rows:
+        return ""
+    kept, left_out = busiest(rows)
+    head = "".join(f"<th>{_text(title)}" for title in _FIGURES.values())
+    lines = "".join(f"<tr>{''.join(f'<td>{_figure(row, name)}' for name in _FIGURES)}</tr>" for row in kept)
+    more = f"<p class=soft>and {left_out} more, in the JSON document</p>" if left_out else ""
+    return f"<h2>Queues</h2><table><tr>{head}</tr>{lines}</table>{more}"
+
+
+def _figure(row: Mapping[str, object], name: str) -> str:
+    value = row[name]
+    if name == "share" and isinstance(value, float):
+        return f"{100 * value:.1f} %"
+    return _text("" if value is None else value)
 
 
 def _process(row: Mapping[str, object]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from vllm_graft.bindings.sampling.requests import listing
-from vllm_graft.ledger.reading import findings_of
+from vllm_graft.ledger.reading import findings_of, queues_apart
 from vllm_graft.plan import Plan, carried_run
 from vllm_graft.server.keys import allowed
 from vllm_graft.server.page import status_page
@@ -49,7 +49,7 @@ def _without_option_values(plan: Plan) -> dict[str, object]:
 
 async def status_of(run: str, rows: Rows, plan: Plan) -> dict[str, object]:
     """The document that ``GET /graft/status`` answers with: the keys of a server in ``vllm-graft status --json``."""
-    processes = await rows()
+    processes, queues = queues_apart(await rows())
     findings = findings_of(processes, plan)
     return {
         "run": run,
@@ -57,5 +57,6 @@ async def status_of(run: str, rows: Rows, plan: Plan) -> dict[str, object]:
         "running": True,
         "plan": _without_option_values(plan),
         "processes": processes,
+        "queues": queues,
         "findings": [finding.as_dict() for finding in findings],
     }

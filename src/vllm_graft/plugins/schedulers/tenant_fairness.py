@@ -11,7 +11,7 @@ from vllm_graft.plugins.schedulers.classes import Classes
 from vllm_graft.plugins.schedulers.lanes import UrgentLane
 from vllm_graft.plugins.schedulers.limits import number, place
 from vllm_graft.plugins.schedulers.shares import Counters, TenantHeap
-from vllm_graft.plugins.schedulers.tenants import reader, weights_of
+from vllm_graft.plugins.schedulers.tenants import reader, shown_as, weights_of
 
 _NAME: Final = "tenant-fairness"
 
@@ -67,7 +67,7 @@ class TenantFairness(AdmissionQueue):
 
     def labels(self, request: WaitingRequest) -> Mapping[str, str]:
         """By class and tenant."""
-        return {"class": str(self._classes.of(request)), "tenant": self._tenant(request)}
+        return {"class": str(self._classes.of(request)), "tenant": shown_as(self._tenant(request), request)}
 
     def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
         """A priority beyond the last class, or with ``known_only`` a tenant without a weight, is refused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2s
 from typing import Final
 
 from vllm_graft.contracts import WaitingRequest
@@ -45,6 +46,16 @@ def reader(sources: Sequence[str], key: str, where: str) -> Callable[[WaitingReq
         return ""
 
     return tenant
+
+
+def shown_as(tenant: str, request: WaitingRequest) -> str:
+    """The name under which a tenant shows in status and metrics.
+
+    A cache salt keeps others from guessing prompts, and must not be read there: it shows as a hash.
+    """
+    if not tenant or tenant != request.cache_salt[:LONGEST]:
+        return tenant
+    return f"salt-{blake2s(request.cache_salt.encode('utf-8', 'replace'), digest_size=6).hexdigest()}"
 
 
 def weights_of(rows: Sequence[str], where: str) -> dict[str, float]:
