@@ -3,13 +3,17 @@
 - ``Ledger``    this process's record: facts as JSON, counters as shared memory that outlive the process
 - ``Meter``     counts and times the calls of one hook against its budget
 - ``Guard``     calls a plugin; one that raises or overruns again and again is put aside
+- ``Board``     what an engine core publishes: its load in each step, the figures of its queue
+- ``Boards``    reads those of a run, cheaply and again and again
 - ``runs``      reads the records of every server on this machine
 - ``missing``   compares records with the plan: what a process lacks, as findings
 
 Counting does no input or output: a counter is a cell of a memory-mapped file, written by one addition.
 """
 
+from vllm_graft.ledger.board import Board, Boards, read_figures, read_load
 from vllm_graft.ledger.cells import Cells
+from vllm_graft.ledger.figures import Figures, QueueFigures
 from vllm_graft.ledger.folder import state_folder
 from vllm_graft.ledger.guard import Guard
 from vllm_graft.ledger.ledger import Ledger, current
@@ -18,17 +22,23 @@ from vllm_graft.ledger.reading import ProcessView, RunView, missing, runs
 from vllm_graft.ledger.record import ItemState, Record
 
 __all__ = [
+    "Board",
+    "Boards",
     "Cells",
+    "Figures",
     "Guard",
     "ItemState",
     "Ledger",
     "Meter",
     "ProcessView",
+    "QueueFigures",
     "Reading",
     "Record",
     "RunView",
     "current",
     "missing",
+    "read_figures",
+    "read_load",
     "runs",
     "state_folder",
 ]

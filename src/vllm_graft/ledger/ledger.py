@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from vllm_graft.ledger import folder, reading, record
+from vllm_graft.ledger.board import SUFFIX, Board
 from vllm_graft.ledger.cells import CLOSED, Cells, mark_ended
 from vllm_graft.ledger.meters import Meter
 from vllm_graft.ledger.reading import ProcessView
@@ -29,6 +30,7 @@ class Ledger:
         self._path: Path | None = None
         self._items: dict[str, ItemState] = {}
         self._lock = threading.Lock()
+        self._board: Board | None = None
 
     @property
     def home(self) -> Path | None:
@@ -102,6 +104,15 @@ class Ledger:
             state.hooks.append(Hook(name, cell, budget_us))
             self.save()
 
+    def board(self, item: str) -> Board:
+        """Where this process publishes the load and the figures of a queue; in memory where there is no folder."""
+        try:
+            self._board = Board(item, self._path.with_suffix(SUFFIX) if self._path is not None else None)
+        except OSError as error:
+            _LOG.warning("vllm-graft: what waits in %s cannot be published: %s", item, error)
+            self._board = Board(item)
+        return self._board
+
     def add_role(self, role: Role) -> None:
         """This process turns out to play another part as well."""
         if self.record is not None and role not in self.record.roles:
@@ -155,12 +166,16 @@ class Ledger:
         if self.record is not None:
             self.save()
             self.cells.end(CLOSED)
+        if self._board is not None:
+            self._board.end()
         self.forget_items()
         self.forked()
 
     def forked(self) -> None:
         """In a forked child: let go of the parent's file before anything is counted into it."""
         self.cells.renew(None)
+        if self._board is not None:
+            self._board.move(None)
         self.record = None
         self._path = None
         self._lock = threading.Lock()
@@ -170,6 +185,8 @@ class Ledger:
             # An error of the last moments may still be on its way to the disk, by a thread that ends with the process.
             self.save()
             self.cells.end()
+            if self._board is not None:
+                self._board.end()
 
 
 _current = Ledger()

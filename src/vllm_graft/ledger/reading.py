@@ -11,7 +11,7 @@ from typing import Final, Literal
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import cells, folder
 from vllm_graft.ledger.meters import Reading, read_block
-from vllm_graft.ledger.record import GOOD, SCHEMA, Hook, ItemState, Record, pid_namespace, start_ticks
+from vllm_graft.ledger.record import GOOD, SCHEMA, Hook, ItemState, Record, lives, pid_namespace
 from vllm_graft.plan.plan import Plan
 from vllm_graft.points import ROLES, Role
 
@@ -271,20 +271,6 @@ def _reading(counted: Sequence[int], hook: Hook) -> Reading:
 def _life(record: Record, ended: int) -> Life:
     if record.namespace != pid_namespace() or record.host != os.uname().nodename:
         return "ended" if ended else "unknown"
-    if start_ticks(record.pid) == record.started and not _leaving(record.pid) and ended != cells.CLOSED:
+    if lives(record.pid, record.started) and ended != cells.CLOSED:
         return "running"
     return "ended" if ended else "died"
-
-
-def _leaving(pid: int) -> bool:
-    """Whether a process is dead or past the point of no return: its files close a moment before it turns a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return True
-    fields = stat.rpartition(")")[2].split()
-    return fields[0] in "ZX" or bool(int(fields[6]) & _EXITING)
-
-
-_EXITING: Final = 0x4
-"""The flag by which Linux marks a process that is being taken apart."""

@@ -144,6 +144,25 @@ def start_ticks(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[19])
 
 
+def lives(pid: int, started: int) -> bool:
+    """Whether a process of this machine is still the one that was started then, and not on its way out."""
+    return start_ticks(pid) == started and not _leaving(pid)
+
+
+def _leaving(pid: int) -> bool:
+    """Whether a process is dead or past the point of no return: its files close a moment before it turns a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    fields = stat.rpartition(")")[2].split()
+    return fields[0] in "ZX" or bool(int(fields[6]) & _EXITING)
+
+
+_EXITING: Final = 0x4
+"""The flag by which Linux marks a process that is being taken apart."""
+
+
 def pid_namespace() -> str:
     """The namespace that process ids of this process mean something in."""
     try:
