@@ -73,13 +73,13 @@ def page(
 def _section(workload: str, seed: int, runs: Sequence[Run]) -> Iterator[str]:
     panels = [Panel(run.row["policy"], _facts(run.row), run.results) for run in runs]
     names, by_class = groups_of(panels), classed(panels)
-    what = "class" if by_class else "tenant"
+    what, first = ("class", "P1's mean time to the first token, ") if by_class else ("tenant", "")
     told = (WORKLOADS[workload].__doc__ or "").strip().rstrip(".")
     yield f"<h2>{escape(workload)}, seed {seed}</h2><p>{escape(told)}.</p>"
     yield (
-        f"<p class=soft>Below: the mean wait of each {what} by the time of arrival, on one scale for all policies. "
-        "The closer a line lies to the ground the better; where the grey area passes the dashed line somebody waited "
-        "longer than 30 s.</p>"
+        f"<p class=soft>The mean wait of each {what} by the time of arrival, on one scale for all policies; where lines"
+        " coincide the first is on top. Lower is better; where the grey area passes the dashed line somebody waited "
+        f"longer than 30 s. Under a policy's name: {first}the longest wait.</p>"
     )
     others = [("area", "longest wait of all"), ("dash", "30 s")]
     if any(run.row["shed"] for run in runs):
@@ -94,8 +94,8 @@ def _section(workload: str, seed: int, runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _facts(row: dict[str, Any]) -> str:
-    first = "" if row["p1_mean_ms"] is None else f"P1 to first token {row['p1_mean_ms'] / 1000:.2f} s, "
-    away = f", {row['shed']} turned away" if row["shed"] else ""
+    first = "" if row["p1_mean_ms"] is None else f"P1 TTFT {row['p1_mean_ms'] / 1000:.2f} s, "
+    away = f", shed {row['shed']}" if row["shed"] else ""
     return f"{first}longest wait {row['max_wait_s']:.1f} s{away}"
 
 

@@ -14,7 +14,7 @@ from benchmarks.scheduling.figures import LONG_S
 Row = dict[str, Any]
 
 WIDTH: Final = 1180
-_LEFT, _GAP, _TOP, _HEIGHT, _BOTTOM = 52, 16, 40, 190, 44
+_LEFT, _GAP, _TOP, _HEIGHT, _BOTTOM = 52, 30, 40, 190, 44
 _BINS: Final = 60
 """Into how many parts of equal length the arrivals of a run are put."""
 
@@ -60,7 +60,7 @@ def classed(panels: Sequence[Panel]) -> bool:
 
 def waits(panels: Sequence[Panel]) -> str:
     """The wait by the time of arrival: a line per group, the longest as a grey area, 30 s as a dashed line."""
-    until = max(each["at"] for panel in panels for each in panel.results)
+    until = math.ceil(max(each["at"] for panel in panels for each in panel.results))
     longest = max((each["queue_s"] or 0.0) for panel in panels for each in panel.results)
     names = groups_of(panels)
 
@@ -82,7 +82,7 @@ def waits(panels: Sequence[Panel]) -> str:
 
 def shares(panels: Sequence[Panel]) -> str:
     """The share of each group in the tokens of answers, stacked, over time."""
-    until = max(each["at"] for panel in panels for each in panel.results)
+    until = math.ceil(max(each["at"] for panel in panels for each in panel.results))
     names = groups_of(panels)
 
     def inside(panel: Panel, frame: Frame) -> Iterator[str]:
