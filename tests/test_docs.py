@@ -552,7 +552,7 @@ class TestNames:
         )
         expected = [(key, "a list of names" if point.many else "one name", point.name) for key, point in keys().items()]
         assert rows[: len(expected)] == expected
-        assert [row[0] for row in rows[len(expected) :]] == ["on_failure", "endpoint"]
+        assert [row[0] for row in rows[len(expected) :]] == ["on_failure", "endpoint", "callers"]
 
     @pytest.mark.parametrize("item", SHIPPED)
     def test_every_item_that_ships_has_a_heading(self, item: str):
