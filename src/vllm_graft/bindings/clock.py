@@ -58,9 +58,10 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[float, int]] = deque(maxlen=_PARTS)
+        self._parts: deque[tuple[float, int]] = deque([(0.0, 0)] * _PARTS)
         self._seconds = 0.0
         self._admitted = 0
+        self._of_parts = (0.0, 0)
         self._before: float | None = None
 
     def stepped(self, now: float, admitted: int, waiting: int) -> None:
@@ -70,14 +71,17 @@ class Pace:
             self._admitted += admitted
             if self._seconds >= WINDOW_S / _PARTS:
                 self._parts.append((self._seconds, self._admitted))
+                self._parts.popleft()
+                # Added up here rather than where it is asked for: that is in every step.
+                self._of_parts = (sum(part[0] for part in self._parts), sum(part[1] for part in self._parts))
                 self._seconds, self._admitted = 0.0, 0
         self._before = now if waiting else None
 
     @property
     def rate(self) -> float:
         """Admissions per second; 0 while not enough has been seen. None in all that time counts as one."""
-        seconds = self._seconds + sum(part[0] for part in self._parts)
-        admitted = self._admitted + sum(part[1] for part in self._parts)
+        seconds = self._seconds + self._of_parts[0]
+        admitted = self._admitted + self._of_parts[1]
         if seconds < (KNOWN_S if admitted >= KNOWN else SLOW_S):
             return 0.0
         return max(1, admitted) / seconds

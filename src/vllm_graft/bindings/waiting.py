@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.bindings.clock import Pace, SteadyClock
+from vllm_graft.bindings.tally import ALL, Kinds, Tally, kinds_of
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.ledger import Guard, Ledger
 from vllm_graft.plan import PlanItem
@@ -64,6 +65,7 @@ class HeldQueue:
         self.refused: dict[str, tuple[Request, Refusal]] = {}
         self._clock = clock or SteadyClock()
         self._pace = Pace()
+        self._tally = Tally(ledger.board(item.name))
         self._admitted = 0
         self._running, self._slots = running, slots
         self._queue = queue
@@ -80,10 +82,13 @@ class HeldQueue:
         self._admits, self._counts, self._ends = "admit" in own, "served" in own, "ended" in own
         self._holds_back = "ready" in own
         self._served = queue.served
-        self._calls = {name: self._guarded(name, getattr(queue, name)) for name in (*_REQUIRED, *own - {"served"})}
+        self._calls = {name: self._guarded(name, getattr(queue, name)) for name in (*_REQUIRED, *own - _WRAPPED)}
         self._calls.setdefault("put_back", self._calls["push"])
         if self._counts:
             self._calls["served"] = self._guarded("served", self._serve)
+        self._labels = "labels" in own
+        if self._labels:
+            self._calls["labels"] = self._guarded("labels", lambda request: kinds_of(queue.labels(request)))
 
     def add_request(self, request: Request) -> None:
         """A request arrived, or a session goes on."""
@@ -95,6 +100,7 @@ class HeldQueue:
         elif self._admits:
             refusal = self._ask("admit", waiting, self.load())
             if isinstance(refusal, Refusal):
+                self._tally.refused(self._kinds(waiting))
                 self.refused[name] = (request, refusal)
                 return
         self._hold(request, "push", waiting)
@@ -120,6 +126,7 @@ class HeldQueue:
         request, waiting = self._held.pop(name)
         self._taken[name] = waiting
         self._admitted += 1
+        self._tally.taken(name)
         if self.ranks and not self._failed:
             rank = self._ask("rank", waiting)
             request.priority = rank if isinstance(rank, int) else request.priority
@@ -151,16 +158,19 @@ class HeldQueue:
             if held is not None:
                 self._pinned = ""
                 self._taken[name] = held[1]
+                self._tally.removed(name)
                 self._ask("remove", held[1])
 
     def stepped(self, tokens: Mapping[str, int], ended: Iterable[str]) -> None:
         """A step was scheduled with so many tokens for each request; others have ended since the last one."""
         for name in ended:
+            self._tally.ended(name)
             waiting = self._taken.pop(name, None)
             if waiting is not None and self._ends and not self._failed:
                 self._ask("ended", waiting)
         self._pace.stepped(self._clock.move(), self._admitted, len(self._held))
         self._admitted = 0
+        self._tally.stepped(self._clock.now, tokens, self.load())
         if self._counts and not self._failed:
             self._ask("served", tokens)
 
@@ -182,9 +192,15 @@ class HeldQueue:
         return (request for request, _ in self._held.values())
 
     def _hold(self, request: Request, operation: str, waiting: WaitingRequest) -> None:
+        if not self._tally.again(request.request_id):
+            self._tally.arrived(waiting, self._kinds(waiting))
         self._held[request.request_id] = (request, waiting)
         self._pinned = ""
         self._ask(operation, waiting)
+
+    def _kinds(self, waiting: WaitingRequest) -> Kinds:
+        """What a request counts as; asked once for each, and before it is held."""
+        return (self._ask("labels", waiting) or ALL) if self._labels and not self._failed else ALL
 
     def _next(self) -> str:
         named = _name(self._ask("peek"))
@@ -231,7 +247,8 @@ class HeldQueue:
 
 
 _REQUIRED: Final = ("push", "peek", "pop", "remove")
-_OPTIONAL: Final = ("put_back", "served", "ended", "admit", "rank", "ready")
+_OPTIONAL: Final = ("put_back", "served", "ended", "admit", "rank", "ready", "labels")
+_WRAPPED: Final = {"served", "labels"}
 
 
 def _name(answer: object) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
@@ -127,12 +128,19 @@ class QueueFigures:
     stamp: float
     rows: tuple[Figures, ...]
 
-    def as_dicts(self) -> list[dict[str, Value]]:
-        """The rows with stable lower-case keys, for ``--json`` and ``/graft/status``."""
-        recent = recent_by_label(self.rows)
-        return [self._row(row, recent[row.label]) for row in self.rows]
+    def shares(self, now: float | None = None) -> list[float]:
+        """The share that each row had of its label's tokens in the last minute; 0 in a minute without any."""
+        moment = time.time() if now is None else now
+        served: dict[str, int] = {}
+        for row in self.rows if moment - self.stamp <= WINDOW_S else ():
+            served[row.label] = served.get(row.label, 0) + row.recent
+        return [row.recent / served[row.label] if served.get(row.label) else 0.0 for row in self.rows]
 
-    def _row(self, row: Figures, recent: int) -> dict[str, Value]:
+    def as_dicts(self, now: float | None = None) -> list[dict[str, Value]]:
+        """The rows with stable lower-case keys, for ``--json`` and ``/graft/status``."""
+        return [self._row(row, share) for row, share in zip(self.rows, self.shares(now), strict=True)]
+
+    def _row(self, row: Figures, share: float) -> dict[str, Value]:
         return {
             "engine": self.pid,
             "item": self.item,
@@ -149,16 +157,8 @@ class QueueFigures:
             "wait_p99_s": _rounded(row.percentile(0.99)),
             "wait_max_s": _rounded(row.wait_max) if row.admitted else None,
             "tokens": row.tokens,
-            "share": round(row.recent / recent, 4) if recent else 0.0,
+            "share": round(share, 4),
         }
-
-
-def recent_by_label(rows: Iterable[Figures]) -> dict[str, int]:
-    """The tokens of the last minute under each label: what shares are shares of."""
-    found: dict[str, int] = {}
-    for row in rows:
-        found[row.label] = found.get(row.label, 0) + row.recent
-    return found
 
 
 def fitting(text: str, size: int) -> str:

@@ -130,7 +130,10 @@ class TenantFairness(AdmissionQueue):
             tokens -= used
         # As Counters.charge, without the call: this is done for every running request in every step.
         served = self._counters.served
-        served[account.tenant] = served.get(account.tenant, 0.0) + tokens / account.weight
+        try:
+            served[account.tenant] += tokens / account.weight
+        except KeyError:
+            served[account.tenant] = tokens / account.weight
 
     def ended(self, request: WaitingRequest) -> None:
         """What was charged and not served is given back."""
