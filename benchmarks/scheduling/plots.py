@@ -66,7 +66,7 @@ def waits(panels: Sequence[Panel]) -> str:
 
     def inside(panel: Panel, frame: Frame) -> Iterator[str]:
         yield from _envelope(panel.results, frame)
-        if frame.highest >= LONG_S:
+        if 1.2 * longest >= LONG_S:
             y = frame.y(LONG_S)
             yield f'<line class="limit" x1="{frame.left}" x2="{frame.left + frame.width}" y1="{y}" y2="{y}"/>'
         for index, name in reversed(list(enumerate(names))):

@@ -79,8 +79,8 @@ def _about(record: Row) -> Iterator[str]:
     )
     yield (
         f"Real: {model} on {first['device']}, vLLM {first['vllm']}, {record['engine']['max_num_seqs']} at a time, "
-        f"{record['capacity']:.2f} requests per second at most; load "
-        + ", ".join("{} to {}".format(*run["load"]) for run in record["runs"])
+        f"{record['capacity']:.2f} requests per second at most; measured again in each process: "
+        + ", ".join("{:.2f} (load {} to {})".format(run["capacity_here"], *run["load"]) for run in record["runs"])
         + "."
     )
     found = record["simulated"]

@@ -43,7 +43,7 @@ def saturated(requests: int = 900, lengths: str = LENGTHS) -> Workload:
 
 
 def steady(capacity: float, seed: int) -> Workload:
-    """Nine tenths of what can be served: no queue, and so nothing for a scheduler to do."""
+    """Nine tenths of what can be served: short queues now and then, and little for a scheduler to do."""
     return _classes([(300.0, 0.9 * capacity)], 300, seed, _MIX, "steady")
 
 
