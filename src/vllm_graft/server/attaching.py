@@ -33,7 +33,7 @@ def attach_gate(app: FastAPI, plan: Plan, book: Ledger) -> None:
     gate: Any = Gate
     facts: dict[str, Any] = {"callers": callers}
     if item is not None and queue is not None:
-        facts |= {"admit": _guarded(item, queue, book), "load": _load(book), "refused": _counted(queue)}
+        facts |= {"admit": _guarded(item, queue, book), "load": Boards(book.home).load, "refused": _counted(queue)}
     app.user_middleware.append(Middleware(gate, **facts))
     book.save()
 
@@ -56,11 +56,6 @@ def _guarded(item: PlanItem, queue: AdmissionQueue, book: Ledger) -> Callable[[W
 
 def _let_in(request: WaitingRequest, load: Load) -> None:
     """What is called in the place of an ``admit`` that was put aside: engine core asks again."""
-
-
-def _load(book: Ledger) -> Callable[[], Load]:
-    home = book.home
-    return Boards(home).load if home is not None else Load
 
 
 def _counted(queue: AdmissionQueue) -> Callable[[WaitingRequest, Refusal], None]:
