@@ -40,6 +40,7 @@ SUITES = (
         "serve",
         ("tests/boot/test_serve.py", "tests/boot/test_guard.py", "tests/boot/test_seeds.py", "tests/plugins/patches"),
     ),
+    Suite("scheduling", ("tests/plugins/schedulers", "tests/server")),
     Suite("bindings", ("tests/bindings",)),
     Suite(
         "patches",

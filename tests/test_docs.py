@@ -41,6 +41,7 @@ from vllm_graft.plugins.platforms.simulated.devices import DEVICES
 from vllm_graft.plugins.platforms.simulated.devices import __file__ as DEVICES_FILE
 from vllm_graft.plugins.platforms.simulated.workload.description import generate
 from vllm_graft.points import keys
+from vllm_graft.server.callers import Callers
 from vllm_graft.server.routes import status_of
 from vllm_graft.testing import Session, lay_out
 from vllm_graft.versions import vllm_root
@@ -206,8 +207,12 @@ class TestPlatformTable:
 class TestBlocks:
     @pytest.mark.parametrize("block", **each(blocks("toml")))
     def test_toml_parses_and_has_only_keys_we_know(self, block: Block, tmp_path: Path):
-        """A block is a package's pyproject.toml, a workload or a graft.toml; a wrong one stands in a text block."""
+        """A block is a package's pyproject.toml, a workload, callers or a graft.toml; a wrong one is a text block."""
         if "project" in tomllib.loads(block.text):
+            return
+        if "caller" in tomllib.loads(block.text):
+            (tmp_path / "callers.toml").write_text(block.text, encoding="utf-8")
+            assert Callers.read(tmp_path / "callers.toml").by_key
             return
         if "workload" in tomllib.loads(block.text):
             assert len(generate(block.text)) > 1
@@ -359,6 +364,7 @@ IN_FILE = {
     "`scheduler` and the like are not one name": '[defaults]\nscheduler = ["fair"]\n',
     "another `on_failure`": '[defaults]\non_failure = "ignore"\n',
     "another `endpoint`": '[defaults]\nendpoint = "no"\n',
+    "another `callers`": "[defaults]\ncallers = 1\n",
     "a value where a table belongs": "defaults = 1\n",
     "one bracket around `profile`": '[profile]\nmodel = "*"\n',
     "a profile without `model`": '[[profile]]\nstats = ["request-log"]\n',
@@ -546,7 +552,7 @@ class TestNames:
         )
         expected = [(key, "a list of names" if point.many else "one name", point.name) for key, point in keys().items()]
         assert rows[: len(expected)] == expected
-        assert [row[0] for row in rows[len(expected) :]] == ["on_failure", "endpoint"]
+        assert [row[0] for row in rows[len(expected) :]] == ["on_failure", "endpoint", "callers"]
 
     @pytest.mark.parametrize("item", SHIPPED)
     def test_every_item_that_ships_has_a_heading(self, item: str):

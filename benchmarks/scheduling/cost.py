@@ -22,13 +22,19 @@ from typing import Any
 from benchmarks.scheduling.policies import KNOWN, policy_of
 from benchmarks.scheduling.workloads import DEVICE, ENGINE
 
+from vllm_graft.errors import ConfigError
+
 STEPS = 300
 ENDING = 1
 ABORTS = 200
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scheduling.cost",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--waiting", default="1000,50000", help="how many requests wait, with commas between")
     parser.add_argument("--policy", action="append", help=f"one of {', '.join(KNOWN)} or module:Class; may be repeated")
     parser.add_argument("--json", action="store_true")
@@ -38,8 +44,12 @@ def main() -> int:
         for waiting in args.waiting.split(","):
             print(json.dumps(measured(json.loads(args.here), int(waiting))), flush=True)
         return 0
+    try:
+        policies = [policy_of(each) for each in args.policy or KNOWN]
+    except ConfigError as error:
+        parser.error(str(error))
     rows = []
-    for policy in [policy_of(each) for each in args.policy or KNOWN]:
+    for policy in policies:
         with tempfile.TemporaryDirectory() as name:
             path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), name, str(Path.cwd())])
             environment = {**os.environ, **policy.write(Path(name)), "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR"}

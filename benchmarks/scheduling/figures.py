@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from benchmarks.scheduling.policies import ADMISSION
 
 from vllm_graft.plugins.platforms.simulated.workload import Spread
 
 Row = dict[str, Any]
 
 LONG_S = 30.0
+"""The wait that nobody is to exceed."""
+
+SAME = 0.02
+"""How far a figure may lie from FCFS's where there is nothing for a scheduler to do."""
 
 
-def row_of(workload: str, policy: str, seed: int, results: list[Row]) -> Row:
+def row_of(workload: str, policy: str, seed: int, results: list[Row], preemptions: int, long_s: float = LONG_S) -> Row:
     """One row: times of requests that were served, waits of all that were scheduled, tokens until the last arrival."""
     done = [each for each in results if each["state"] == "done"]
     waits = [each["queue_s"] for each in results if each["queue_s"] is not None]
@@ -26,11 +33,13 @@ def row_of(workload: str, policy: str, seed: int, results: list[Row]) -> Row:
         "p1_p99_ms": _ms(first and first.p99),
         "p5_mean_ms": _ms(last and last.mean),
         "max_wait_s": round(max(waits), 2),
-        "over_30_s": sum(wait > LONG_S for wait in waits),
+        "over_30_s": sum(wait > long_s for wait in waits),
         "tokens_per_s": round(_tokens_per_s(done), 1),
         "shed": len(results) - len(done),
         "mean_ttft_ms": _ms(every and every.mean),
         "requests": len(results),
+        "preemptions": preemptions,
+        "shed_by_class": dict(sorted(Counter(each["group"] for each in results if each["state"] != "done").items())),
         "groups_mean_ms": {name: _ms(spread.mean) for name, spread in _groups(done)},
     }
 
@@ -69,6 +78,13 @@ def _judged(
             yield "longest wait / priority's", row["max_wait_s"] / strict["max_wait_s"], 0.5, False
     elif workload == "overload" and policy.startswith("priority-fairness"):
         yield "P1 mean / FCFS's", row["p1_mean_ms"] / fcfs["p1_mean_ms"], 0.02, False
+        if policy.startswith(ADMISSION):
+            yield "longest wait, s", row["max_wait_s"], LONG_S, False
+            yield "turned away, share", row["shed"] / row["requests"], 0.15, False
+            yield "of P1 and P2 turned away", sum(row["shed_by_class"].get(name, 0) for name in ("P1", "P2")), 0, False
+    elif workload == "steady":
+        for name, key in (("P1 mean", "p1_mean_ms"), ("mean", "mean_ttft_ms"), ("tokens per second", "tokens_per_s")):
+            yield f"{name}, off FCFS's by", abs(row[key] / fcfs[key] - 1), SAME, False
     elif workload == "tenants" and policy.startswith("tenant-fairness"):
         light = row["groups_mean_ms"]["light"] / fcfs["groups_mean_ms"]["light"]
         yield "light tenant's mean / FCFS's", light, 0.05, False

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +24,67 @@ from benchmarks.scheduling.workloads import DEVICE, engine_of
 from vllm_graft.plugins.platforms.simulated.workload import Workload, read, run
 
 
-def play(
-    policy: Policy, runs: Sequence[tuple[str, Workload]], say: Callable[[str], None] = lambda text: None
-) -> Iterator[list[dict[str, Any]]]:
-    """What became of each request, run by run, as each ends."""
+@dataclass(frozen=True)
+class Played:
+    """One run: what became of each request, and what was counted besides."""
+
+    results: list[dict[str, Any]]
+    preemptions: int
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the workloads are played on: a device, described by further tables of ``graft.toml`` if it does not ship."""
+
+    device: str = DEVICE
+    tables: str = ""
+    engine: Mapping[str, Any] | None = None
+    """What vLLM is given; None for what the workload's name says."""
+
+
+def play(policy: Policy, runs: Sequence[tuple[str, Workload]], machine: Machine | None = None) -> Iterator[Played]:
+    """Run by run, as each ends."""
+    machine = machine or Machine()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job = {"device": DEVICE, "runs": []}
+        job = {"device": machine.device, "runs": []}
         for number, (kind, workload) in enumerate(runs):
             file = folder / f"{number}.jsonl"
             file.write_text("".join(f"{line}\n" for line in workload.lines()), encoding="utf-8")
-            engine = {**engine_of(kind), **policy.engine()}
+            engine = {**(engine_of(kind) if machine.engine is None else machine.engine), **policy.engine()}
             job["runs"].append({"workload": str(file), "engine": engine, "results": str(folder / f"{number}.out")})
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        path = os.pathsep.join(filter(None, [*_first(), str(folder), str(Path.cwd())]))
-        environment = {**os.environ, **policy.write(folder), "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR"}
+        environment = {**surroundings(policy, folder, machine.tables), "VLLM_LOGGING_LEVEL": "ERROR"}
         command = [sys.executable, "-m", "benchmarks.scheduling.play", str(folder / "job.json")]
-        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        try:
-            for (kind, _), line in zip(runs, child.stdout, strict=False):
-                say(f"{policy.name}: {kind}, {line.strip()}")
-                rows = Path(json.loads(line)["results"]).read_text(encoding="utf-8").splitlines()
-                yield [json.loads(row) for row in rows]
-            _, said = child.communicate()
-            if child.returncode:
-                raise SystemExit(f"{policy.name}: the run failed\n{said[-3000:]}")
-        finally:
-            child.kill()
-            child.wait()
+        with (folder / "said").open("w+", encoding="utf-8") as said:
+            child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=said, text=True)
+            assert child.stdout is not None
+            try:
+                for line in child.stdout:
+                    facts = json.loads(line)
+                    rows = Path(facts["results"]).read_text(encoding="utf-8").splitlines()
+                    yield Played([json.loads(row) for row in rows], facts["preemptions"], facts["wall_s"])
+                if child.wait():
+                    said.seek(0)
+                    raise SystemExit(f"{policy.name}: {last_words(said.read())}")
+            finally:
+                child.kill()
+                child.wait()
 
 
-def _first() -> list[str]:
-    return os.environ.get("PYTHONPATH", "").split(os.pathsep)
+def surroundings(policy: Policy, folder: Path, tables: str = "") -> dict[str, str]:
+    """The environment of a child that runs under a policy: what is on our path first, then the folder."""
+    first = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join(filter(None, [*first, str(folder), str(Path.cwd())]))
+    state = {"GRAFT_STATE_DIR": str(folder / "state"), "PYTHONPATH": path}
+    return {**os.environ, **policy.write(folder, tables), **state}
+
+
+def last_words(said: str) -> str:
+    """The error that ended a process, on one line; its last lines where none can be made out."""
+    errors = re.findall(r"^(?:\w+\.)*(\w*Error|\w*Exception|SystemExit): (.+)$", said, re.MULTILINE)
+    return f"{errors[-1][0]}: {errors[-1][1]}" if errors else f"the run failed\n{said[-2000:]}"
 
 
 def main() -> None:

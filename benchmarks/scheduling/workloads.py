@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from benchmarks.scheduling.policies import ADMISSION, KNOWN
+
 from vllm_graft.plugins.platforms.simulated.workload import Request, Workload
 from vllm_graft.plugins.platforms.simulated.workload.description import generate
 
@@ -16,7 +18,7 @@ DEVICE: Final = "L40S"
 
 STARVED_BLOCKS: Final = 3000
 
-_LENGTHS: Final = """
+LENGTHS: Final = """
 [prompt]
 mean = 320
 sigma = 0.9
@@ -29,24 +31,31 @@ sigma = 0.7
 min = 8
 max = 500
 """
+"""Of prompts and answers, in tokens."""
 
 _MIX: Final = (10, 20, 40, 20, 10)
 """Per cent of the classes 1 to 5."""
 
 
-def saturated() -> Workload:
+def saturated(requests: int = 900, lengths: str = LENGTHS) -> Workload:
     """More than the device can serve, all at once: shows what it can."""
-    return generate(f'[workload]\narrivals = "at-once"\nrequests = 900\n{_LENGTHS}', "saturated")
+    return generate(f'[workload]\narrivals = "at-once"\nrequests = {requests}\n{lengths}', "saturated")
 
 
 def steady(capacity: float, seed: int) -> Workload:
-    """Nine tenths of what can be served: no queue, and so nothing for a scheduler to do."""
+    """Nine tenths of what can be served: short queues now and then, and little for a scheduler to do."""
     return _classes([(300.0, 0.9 * capacity)], 300, seed, _MIX, "steady")
 
 
 def burst(capacity: float, seed: int, mix: tuple[int, ...] = _MIX) -> Workload:
     """45 s at one and a half times what can be served, then 105 s at two thirds, for ten minutes."""
     return _classes([(45.0, 1.5 * capacity), (105.0, 0.65 * capacity)], 600, seed, mix, "burst")
+
+
+def cycle(capacity: float, seed: int, scale: float, lengths: str = LENGTHS) -> Workload:
+    """The burst once, its times multiplied by a scale."""
+    phases = [(45.0 * scale, 1.5 * capacity), (105.0 * scale, 0.65 * capacity)]
+    return _classes(phases, 150 * scale, seed, _MIX, "cycle", lengths)
 
 
 def burst_uniform(capacity: float, seed: int) -> Workload:
@@ -69,7 +78,7 @@ def tenants(capacity: float, seed: int) -> Workload:
     made: list[Request] = []
     for number, (name, share, start) in enumerate((("flood", 1.38, 0), ("light", 0.10, 0), ("late", 0.28, 60))):
         head = f"[workload]\nseed = {seed * 10 + number}\nseconds = {180 - start}\nrate = {share * capacity}\n"
-        rows = generate(f"{head}{_LENGTHS}", name)
+        rows = generate(f"{head}{LENGTHS}", name)
         made += [
             replace(row, at=row.at + start, id=f"{name}-{row.id}", group=name, extra={"tenant": name}) for row in rows
         ]
@@ -87,13 +96,33 @@ WORKLOADS: Final[dict[str, Callable[[float, int], Workload]]] = {
 """The workloads by name."""
 
 
+_BY_CLASS: Final = ("fcfs", "priority", "priority-fairness")
+
+COMPARED: Final[dict[str, tuple[str, ...]]] = {
+    "steady": KNOWN,
+    "burst": _BY_CLASS,
+    "burst-uniform": _BY_CLASS,
+    "overload": (*_BY_CLASS, ADMISSION),
+    "starved": _BY_CLASS,
+    "tenants": ("fcfs", "tenant-fairness"),
+}
+"""The policies that a workload says something about."""
+
+
 def engine_of(name: str) -> dict[str, Any]:
     """What vLLM is given for a workload."""
     return {**ENGINE, "num_gpu_blocks_override": STARVED_BLOCKS} if name == "starved" else dict(ENGINE)
 
 
-def _classes(phases: list[tuple[float, float]], seconds: int, seed: int, mix: tuple[int, ...], name: str) -> Workload:
-    text = f"[workload]\nseed = {seed}\nseconds = {seconds}\n{_LENGTHS}"
+def _classes(
+    phases: list[tuple[float, float]],
+    seconds: float,
+    seed: int,
+    mix: tuple[int, ...],
+    name: str,
+    lengths: str = LENGTHS,
+) -> Workload:
+    text = f"[workload]\nseed = {seed}\nseconds = {seconds}\n{lengths}"
     text += "".join(f"\n[[phase]]\nseconds = {length}\nrate = {rate}\n" for length, rate in phases)
     text += "".join(
         f'\n[[group]]\nname = "P{number}"\nshare = {share}\npriority = {number}\n'

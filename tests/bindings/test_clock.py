@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_graft.bindings.clock import KNOWN_S, WINDOW_S, Pace
+from vllm_graft.bindings.clock import KNOWN_S, SLOW_S, WINDOW_S, Pace
 
 
 def played(pace: Pace, start: float, steps: int, length: float, admitted: int, waiting: int) -> float:
@@ -49,9 +49,12 @@ def test_the_pace_follows_a_change_within_its_window():
     assert pace.rate == pytest.approx(20.0, rel=0.05)
 
 
-def test_requests_that_are_put_back_are_no_admissions():
-    """More may come back in a step than go: the pace is never below nothing."""
+@pytest.mark.parametrize("admitted", [0, -1])
+def test_an_engine_that_admits_nobody_is_slow(admitted):
+    """After some seconds that is known: at most one in all of them. More may be put back in a step than go."""
     pace = Pace()
     now = played(pace, 0.0, 1, 0.05, 0, 9)
-    played(pace, now, 100, 0.05, -1, 9)
+    now = played(pace, now, int(SLOW_S / 0.05) - 2, 0.05, admitted, 9)
     assert pace.rate == 0.0
+    played(pace, now, 4, 0.05, admitted, 9)
+    assert pace.rate == pytest.approx(1 / SLOW_S, rel=0.05)

@@ -13,7 +13,12 @@ WINDOW_S: Final = 10.0
 """The seconds of waiting that a pace is measured over."""
 
 KNOWN_S: Final = 1.0
-"""The least seconds of waiting that say something of a pace."""
+"""The least seconds of waiting that say something of a pace, where ``KNOWN`` were admitted in them."""
+
+KNOWN: Final = 8
+
+SLOW_S: Final = 5.0
+"""The least seconds of waiting that say something of a pace, however few were admitted."""
 
 _IN_STEP_S: Final = 0.5
 _PARTS: Final = 20
@@ -74,8 +79,9 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """Admissions per second; 0 while not enough has been seen."""
+        """Admissions per second; 0 while not enough has been seen. None in all that time counts as one."""
         seconds = self._seconds + self._of_parts[0]
-        if seconds < KNOWN_S:
+        admitted = self._admitted + self._of_parts[1]
+        if seconds < (KNOWN_S if admitted >= KNOWN else SLOW_S):
             return 0.0
-        return max(0, self._admitted + self._of_parts[1]) / seconds
+        return max(1, admitted) / seconds

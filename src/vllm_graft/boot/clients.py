@@ -135,6 +135,9 @@ class GraftEndpoint:
 
     def attach_router(self, app: FastAPI) -> None:
         """Called by vLLM while it builds the application."""
+        from vllm_graft.server.attaching import attach_gate
+
+        attach_gate(app, self._plan, ledger.current())
         if self._plan.endpoint:
             from vllm_graft.server.routes import attach
 

@@ -17,6 +17,7 @@ from vllm_graft.boot.process import LOG, process
 from vllm_graft.boot.role import child_role, local_above
 from vllm_graft.errors import ConfigError, StartError
 from vllm_graft.plan import Plan, Request, Run, carried_run, carry, drop, resolve
+from vllm_graft.server.callers import Callers
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range, vllm_version
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def engine_config(
         return call(*given, **named)
     _refuse_unknown_vllm()
     _refuse_rust_front_end(plan)
+    if plan.callers:
+        Callers.read(plan.callers)
     first = process.plan is None
     if first and child_role() is None:
         platforms.refuse_broken()

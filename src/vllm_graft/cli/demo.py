@@ -2,7 +2,8 @@
 
 A stat logger that raises is installed into a stock vLLM server, which then fails every request until it is restarted.
 The same server with a small plan puts the logger aside, goes on answering, lets a request ask for a sampler that vLLM
-does not have, and proves in each of its processes what is active.
+does not have, and proves in each of its processes what is active. Last a burst of requests in five classes under three
+schedulers, in virtual time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vllm_graft.cli import burst
 from vllm_graft.cli.model import ProgressLine
 from vllm_graft.cli.status import render_run
 from vllm_graft.cli.table import paint
@@ -26,7 +28,7 @@ from vllm_graft.testing.packages import lay_out, python_path
 from vllm_graft.testing.server import Server, free_port
 from vllm_graft.versions import vllm_version
 
-HELP = "run the product's main job on a real vLLM server with the embedded model (about a minute)"
+HELP = "run the product's main job on a real vLLM server with the embedded model (about two minutes)"
 
 PLAN = """\
 [defaults]
@@ -75,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--keep", action="store_true", help="keep the working folder with plan, logs and request log")
     parser.add_argument("--skip-stock", action="store_true", help="leave out the stock server's half")
+    parser.add_argument("--skip-burst", action="store_true", help="leave out the burst under three schedulers")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,7 +99,11 @@ def run(args: argparse.Namespace) -> int:
         _say("2. The same server, the same logger, and this graft.toml")
         print(textwrap.indent(f"{PLAN}\n{PATCHES}", "   | ", lambda line: True))
         with _server(model, folder, "grafted.log", disable=False) as server:
-            return _grafted_half(server, folder)
+            healthy = _grafted_half(server, folder)
+        if not args.skip_burst:
+            healthy &= _burst(folder)
+    print(paint("The demo did what it says.", "green") if healthy else paint("The demo FAILED.", "red"))
+    return 0 if healthy else 1
 
 
 def _stock_half(server: Server) -> None:
@@ -105,7 +112,7 @@ def _stock_half(server: Server) -> None:
     print(f"   GET /health   -> {_health(server)}")
 
 
-def _grafted_half(server: Server, folder: Path) -> int:
+def _grafted_half(server: Server, folder: Path) -> bool:
     failed = False
     for which in ("first", "second"):
         status, answer = _chat(server)
@@ -136,9 +143,17 @@ def _grafted_half(server: Server, folder: Path) -> int:
         row = json.loads(line)
         print(f"   {row['request_id']}: {row['generated_tokens']} tokens in {row['total_s']:.1f} s")
     healthy = not failed and health == 200 and bool(errors) and len(lines) == 4 and not view.findings()
-    healthy &= _circles(looping) > 5 > _circles(dry)
-    print("\n" + (paint("The demo did what it says.", "green") if healthy else paint("The demo FAILED.", "red")))
-    return 0 if healthy else 1
+    print()
+    return healthy and _circles(looping) > 5 > _circles(dry)
+
+
+def _burst(folder: Path) -> bool:
+    _say("6. A burst in five classes on vLLM's real scheduler, in virtual time on a modelled L40S")
+    print(textwrap.indent(f"{burst.PLAN}", "   | "))
+    print("   playing", end="", flush=True)
+    shown, good = burst.play(folder, lambda name: print(f" {name} ..", end="", flush=True))
+    print(" done\n" + textwrap.indent(shown, "   ") + "\n")
+    return good
 
 
 def _chat(server: Server) -> tuple[int, str]:

@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     print(table(("ITEM", "POINT", "ACTIVE IN", "PACKAGE", "OPTIONS", "FROM"), rows))
     print(f"on_failure = {plan.on_failure} ({plan.origins.get('on_failure', 'default')})", end=", ")
     print(f"endpoint = {str(plan.endpoint).lower()} ({plan.origins.get('endpoint', 'default')})")
+    if plan.callers:
+        print(f"callers = {plan.callers} ({plan.origins['callers']})")
     if findings:
         print(show_findings(findings))
     return exit_status(findings)

@@ -23,7 +23,7 @@ Where = Callable[[tuple[str | int, ...], str | None], str]
 """Says where a key stands: its path inside the layer, and the string in its list if one is meant."""
 
 _ON_FAILURE: Final = ("stop", "warn")
-_SETTINGS: Final = ("on_failure", "endpoint")
+_SETTINGS: Final = ("on_failure", "endpoint", "callers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,14 @@ def read_file(path: Path) -> File:
 
     _known(data, ("defaults", "profile", "options", "simulated", "device"), (), where, "table")
     defaults = Layer("[defaults]")
-    _read_choices(defaults, _table(data.get("defaults", {}), ("defaults",), where), ("defaults",), where)
+    folder = path.absolute().parent
+    _read_choices(defaults, _table(data.get("defaults", {}), ("defaults",), where), ("defaults",), where, folder)
     _read_options(defaults, _table(data.get("options", {}), ("options",), where), ("options",), where)
     devices = _table(data.get("device", {}), ("device",), where)
     return File(
         path,
         defaults,
-        _read_profiles(data.get("profile", []), where),
+        _read_profiles(data.get("profile", []), where, folder),
         _read_values(data.get("simulated", {}), ("simulated",), where),
         {name: _read_values(given, ("device", name), where) for name, given in devices.items()},
     )
@@ -127,12 +128,12 @@ def from_additional_config(given: object) -> Layer | None:
     table = _table(given["graft"], (), where)
     layer = Layer("--additional-config")
     options = _table(table.pop("options", {}), ("options",), where)
-    _read_choices(layer, table, (), where, extra=("options",))
+    _read_choices(layer, table, (), where, Path.cwd(), extra=("options",))
     _read_options(layer, options, ("options",), where)
     return layer
 
 
-def _read_profiles(given: object, where: Where) -> list[Layer]:
+def _read_profiles(given: object, where: Where, folder: Path) -> list[Layer]:
     if not isinstance(given, list):
         raise ConfigError(
             "profiles are an array of tables", where=where(("profile",), None), fix="write [[profile]], not [profile]"
@@ -143,7 +144,7 @@ def _read_profiles(given: object, where: Where) -> list[Layer]:
         table = _table(row, path, where)
         layer = Layer(f"[[profile]] {where(path, None)}")
         layer.models = _globs(table.pop("model", None), path, where)
-        _read_choices(layer, table, path, where, extra=("model",))
+        _read_choices(layer, table, path, where, folder, extra=("model",))
         profiles.append(layer)
     return profiles
 
@@ -160,8 +161,14 @@ def _globs(given: object, path: tuple[str | int, ...], where: Where) -> list[str
 
 
 def _read_choices(
-    layer: Layer, table: dict[str, object], path: tuple[str | int, ...], where: Where, extra: tuple[str, ...] = ()
+    layer: Layer,
+    table: dict[str, object],
+    path: tuple[str | int, ...],
+    where: Where,
+    folder: Path,
+    extra: tuple[str, ...] = (),
 ) -> None:
+    """The keys of one layer; files are named as seen from ``folder``."""
     keys = points.keys()
     _known(table, (*keys, *_SETTINGS, *extra), path, where, "key")
     for key, value in table.items():
@@ -176,6 +183,10 @@ def _read_choices(
             if not isinstance(value, bool):
                 raise _wrong(at, value, "true or false", where)
             layer.settings[key] = (value, where(at, None))
+        elif key == "callers":
+            if not isinstance(value, str):
+                raise _wrong(at, value, "the name of a file", where)
+            layer.settings[key] = (str(folder / Path(value).expanduser()) if value else "", where(at, None))
 
 
 def _names(value: object, point: points.Point, at: tuple[str | int, ...], where: Where) -> list[Named]:

@@ -46,6 +46,7 @@ class Plan:
     model:      the model the profiles were matched with
     origins:    where the single values came from
     left_out:   what was named and is not for this model, each with the reason
+    callers:    the file that says who may ask; empty where there is none
     """
 
     items: tuple[PlanItem, ...] = ()
@@ -54,9 +55,10 @@ class Plan:
     model: str = ""
     origins: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    callers: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.items)
+        return bool(self.items or self.callers)
 
     def __iter__(self) -> Iterator[PlanItem]:
         return iter(self.items)
@@ -70,7 +72,7 @@ class Plan:
     def hash(self) -> str:
         """A short hash of everything that changes behaviour; the model and the origins do not count."""
         facts = [[i.point, i.name, i.target, list(i.roles), dict(i.options)] for i in self.items]
-        text = json.dumps([facts, self.on_failure, self.endpoint], sort_keys=True)
+        text = json.dumps([facts, self.on_failure, self.endpoint, *filter(None, [self.callers])], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def of(self, point: str) -> tuple[PlanItem, ...]:
@@ -88,6 +90,7 @@ class Plan:
             "model": self.model,
             "on_failure": self.on_failure,
             "endpoint": self.endpoint,
+            "callers": self.callers,
             "origins": dict(self.origins),
             "left_out": dict(self.left_out),
             "items": [{**asdict(item), "roles": list(item.roles), "options": dict(item.options)} for item in self],
@@ -103,5 +106,11 @@ class Plan:
         data = json.loads(text)
         items = tuple(PlanItem(**{**row, "roles": tuple(row["roles"])}) for row in data["items"])
         return cls(
-            items, data["on_failure"], data["endpoint"], data["model"], data["origins"], data.get("left_out", {})
+            items,
+            data["on_failure"],
+            data["endpoint"],
+            data["model"],
+            data["origins"],
+            data.get("left_out", {}),
+            data.get("callers", ""),
         )

@@ -46,7 +46,8 @@ def resolve(request: Request) -> Plan:
     names = merge_names(layers)
     options = merge_options(layers)
     settings = _merge_settings(layers)
-    if not any(names.values()) and not options:
+    callers = str(settings.get("callers", ("", ""))[0])
+    if not any(names.values()) and not options and not callers:
         return Plan(model=request.model)
     known = catalogue()
     items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
@@ -60,6 +61,7 @@ def resolve(request: Request) -> Plan:
         model=request.model,
         origins={key: origin for key, (_, origin) in settings.items()},
         left_out=left_out,
+        callers=callers,
     )
 
 

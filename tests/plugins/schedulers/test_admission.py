@@ -16,21 +16,21 @@ def request(priority: int, name: str = "a", arrival: float = 0.0) -> WaitingRequ
 
 
 def test_the_longer_the_wait_the_more_classes_are_turned_away():
-    """With the defaults class 5 above 12 s, 4 above 16.5 s, 3 above 21 s, and 1 and 2 never."""
+    """With the defaults class 5 above 18 s, 4 above 20.4 s, 3 above 22.8 s, and 1 and 2 never."""
     queue = PriorityFairness({"admission": True})
 
     def away(wait: int) -> list[int]:
         return [number for number in range(1, 6) if queue.admit(request(number), Load(wait, 0, 1.0))]
 
-    assert [away(wait) for wait in (0, 12, 13, 17, 22, 10_000)] == [[], [], [5], [4, 5], [3, 4, 5], [3, 4, 5]]
+    assert [away(wait) for wait in (0, 18, 19, 21, 23, 10_000)] == [[], [], [5], [4, 5], [3, 4, 5], [3, 4, 5]]
 
 
 def test_a_refusal_says_why_and_when_to_come_back():
     """After as many seconds as the queue is too long."""
-    refusal = PriorityFairness({"admission": True}).admit(request(5), Load(400, 128, 20.0))
+    refusal = PriorityFairness({"admission": True}).admit(request(5), Load(500, 128, 20.0))
     assert refusal is not None
-    assert (refusal.status, refusal.retry_after) == (429, 8)
-    assert refusal.reason == "requests wait about 20 s, and class 5 is let in up to 12 s"
+    assert (refusal.status, refusal.retry_after) == (429, 7)
+    assert refusal.reason == "requests wait about 25 s, and class 5 is let in up to 18 s"
 
 
 def test_a_server_that_takes_nobody_says_that():

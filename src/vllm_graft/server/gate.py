@@ -1,0 +1,117 @@
+"""The gate: before vLLM reads a request, who asks is settled, and whom the scheduler would turn away is told so.
+
+An ASGI middleware, the innermost: vLLM's own check of API keys comes first. It writes the caller's tenant and capped
+priority into the request, in the place of whatever the client wrote there, and asks the planned queue's ``admit`` with
+the load that the engines publish. A refusal is an HTTP answer with a ``Retry-After``, and costs the engine nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
+from vllm_graft.server.asked import Asked
+from vllm_graft.server.callers import CallersFile
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Admit = Callable[[WaitingRequest, Load], Refusal | None]
+
+UNSEEN_S: Final = 0.2
+"""How long a request that was let in may be missing from the load that the engines publish."""
+
+_NOBODY: Final = Refusal("no caller of this server has that key", status=401)
+
+_WORDS: Final = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    429: "RateLimitError",
+    503: "ServiceUnavailableError",
+}
+
+
+class Gate:
+    """The middleware. ``admit`` is the queue's, guarded; ``load`` what the engines publish."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        admit: Admit | None = None,
+        load: Callable[[], Load] = Load,
+        callers: CallersFile | None = None,
+        refused: Callable[[WaitingRequest, Refusal], None] = lambda request, refusal: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._app = app
+        self._admit = admit
+        self._load = load
+        self._callers = callers
+        self._refused = refused
+        self._clock = clock
+        self._let_in: deque[float] = deque()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that is turned away; hand on all others, as far as they concern us with who asks."""
+        asked = await Asked.read(scope, receive)
+        if asked is None:
+            await self._app(scope, receive, send)
+            return
+        refusal = self._settle(asked) or self._ask(asked)
+        if refusal is not None:
+            self._refused(asked.waiting(), refusal)
+            await answer(send, refusal)
+            return
+        await self._app(*asked.handed_on(), send)
+
+    def _settle(self, asked: Asked) -> Refusal | None:
+        """Write down who asks."""
+        if self._callers is None or asked.gone:
+            return None
+        callers = self._callers.now()
+        caller = callers.who(asked.header)
+        if caller is None:
+            return _NOBODY
+        asked.set_caller(callers.tenant_key, caller.tenant, caller.capped(asked.priority))
+        return None
+
+    def _ask(self, asked: Asked) -> Refusal | None:
+        if self._admit is None or asked.gone:
+            return None
+        now = self._clock()
+        unseen = self._let_in
+        while unseen and now - unseen[0] > UNSEEN_S:
+            unseen.popleft()
+        load = self._load()
+        refusal = self._admit(asked.waiting(), Load(load.waiting + len(unseen), load.running, load.rate))
+        if not isinstance(refusal, Refusal):
+            unseen.append(now)
+            return None
+        return refusal
+
+
+def admits(queue: AdmissionQueue) -> bool:
+    """Whether a queue has an ``admit`` of its own."""
+    return type(queue).admit is not AdmissionQueue.admit
+
+
+async def answer(send: Send, refusal: Refusal) -> None:
+    """The HTTP answer of a refusal, shaped as vLLM's own errors."""
+    kind = _WORDS.get(refusal.status, "RequestRefusedError")
+    error = {"message": refusal.reason, "type": kind, "param": None, "code": refusal.status}
+    body = json.dumps({"error": error}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refusal.retry_after > 0:
+        headers.append((b"retry-after", str(math.ceil(refusal.retry_after)).encode()))
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

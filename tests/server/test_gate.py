@@ -1,0 +1,227 @@
+"""The gate in front of an application: what it hands on, what it writes into a request, whom it turns away."""
+
+import asyncio
+import hashlib
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_graft.contracts import Load, Refusal, WaitingRequest
+from vllm_graft.server.callers import CallersFile
+from vllm_graft.server.gate import UNSEEN_S, Gate
+
+CALLERS = f"""
+[[caller]]
+tenant = "acme"
+key_sha256 = "{hashlib.sha256(b"secret").hexdigest()}"
+best_priority = 2
+priority = 3
+"""
+
+
+class Played:
+    """An application that keeps what it was given, and a client that keeps what it was answered."""
+
+    def __init__(self, **gate) -> None:
+        self.seen: list[tuple[dict, bytes, list]] = []
+        self.sent: list[dict] = []
+        self.gate = Gate(self.application, **gate)
+
+    async def application(self, scope, receive, send):
+        body, then = b"", []
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                then.append(message)
+                break
+            body += message["body"]
+        self.seen.append((scope, body, then))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    def post(self, body, path="/v1/completions", headers=(), parts=1, **scope):
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        size = max(1, -(-len(raw) // parts))
+        chunks = [raw[at : at + size] for at in range(0, len(raw), size)] or [b""]
+        messages = [{"type": "http.request", "body": each, "more_body": True} for each in chunks]
+        messages[-1]["more_body"] = False
+        return self.play(messages, path, headers, **scope)
+
+    def play(self, messages, path="/v1/completions", headers=(), **scope):
+        left = [*messages, {"type": "http.disconnect"}]
+
+        async def receive():
+            return left.pop(0)
+
+        async def send(message):
+            self.sent.append(message)
+
+        given = [(b"content-type", b"application/json"), *((n.encode(), v.encode()) for n, v in headers)]
+        facts = {"type": "http", "method": "POST", "path": path, "headers": given, **scope}
+        self.sent.clear()
+        asyncio.run(self.gate(facts, receive, send))
+        return self.sent[0]["status"]
+
+    @property
+    def answer(self):
+        headers = {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+        return headers, json.loads(self.sent[1]["body"])["error"]
+
+
+@pytest.fixture
+def callers(tmp_path):
+    path = tmp_path / "callers.toml"
+    path.write_text(CALLERS)
+    return CallersFile(str(path))
+
+
+KEY = ("Authorization", "Bearer secret")
+
+
+@pytest.mark.parametrize("parts", [1, 7])
+def test_a_request_that_is_let_in_is_handed_on_as_it_came(parts):
+    """Byte for byte; what the client says afterwards, such as that it is gone, is heard."""
+    played = Played(admit=lambda request, load: None)
+    raw = b'{"prompt":  "a", "priority": 4}'
+    assert played.post(raw, parts=parts) == 200
+    _, body, then = played.seen[0]
+    assert body == raw
+    assert then == [{"type": "http.disconnect"}]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"path": "/health"}, {"method": "GET"}, {"path": "/v1/models"}, {"path": "/tokenize"}, {"path": "/sleep"}],
+)
+def test_what_is_no_work_for_the_engine_is_not_looked_at(callers, facts):
+    """It needs no key of ours either."""
+    played = Played(admit=lambda request, load: Refusal("never"), callers=callers)
+    method = {"method": facts.pop("method")} if "method" in facts else {}
+    assert played.post({}, **facts, **method) == 200
+
+
+def test_a_websocket_passes():
+    """The gate is for requests."""
+    passed = []
+
+    async def application(scope, receive, send):
+        passed.append(scope["type"])
+
+    asyncio.run(Gate(application)({"type": "websocket"}, None, None))
+    assert passed == ["websocket"]
+
+
+@pytest.mark.parametrize("status", [400, 403, 429, 503, 418])
+def test_who_is_turned_away_is_told_why_and_when_to_come_back(status):
+    """In the shape of vLLM's own errors; nothing reaches the application."""
+    told = []
+    played = Played(
+        admit=lambda request, load: Refusal("too many", 2.2, status), refused=lambda *facts: told.append(facts)
+    )
+    assert played.post({"priority": 5}) == status
+    headers, error = played.answer
+    assert headers["retry-after"] == "3"
+    assert (error["message"], error["code"]) == ("too many", status)
+    assert not played.seen
+    assert [(request.priority, refusal.status) for request, refusal in told] == [(5, status)]
+
+
+def test_no_retry_after_where_coming_back_makes_no_sense():
+    """A wrong request stays wrong."""
+    played = Played(admit=lambda request, load: Refusal("wrong", status=400))
+    assert played.post({}) == 400
+    assert "retry-after" not in played.answer[0]
+
+
+def test_the_queue_sees_all_that_tells_clients_apart():
+    """As it will see it in engine core, but for the length of the prompt."""
+    seen: list[WaitingRequest] = []
+    played = Played(admit=lambda request, load: seen.append(request))
+    models = SimpleNamespace(is_base_model=lambda name: name == "base")
+    app = SimpleNamespace(state=SimpleNamespace(openai_serving_models=models))
+    body = {"model": "adapter", "vllm_xargs": {"tenant": "a"}, "cache_salt": "s", "max_tokens": 7, "priority": 2}
+    played.post(body, headers=[("X-Request-Id", "acme-1")], app=app)
+    (request,) = seen
+    assert (request.request_id, request.priority, request.max_tokens) == ("acme-1", 2, 7)
+    assert (request.extra, request.cache_salt, request.lora) == ({"tenant": "a"}, "s", "adapter")
+    played.post({**body, "model": "base"}, headers=[("X-Vllm-Priority", "1")], app=app)
+    assert (seen[1].lora, seen[1].priority) == ("", 1)
+
+
+@pytest.mark.parametrize("body", [b"", b"not json", b"[1]", b'{"priority": "high"}', b'{"vllm_xargs": 3}', b"\xff\xfe"])
+def test_a_body_that_vllm_will_refuse_is_left_to_it(callers, body):
+    """The gate takes nothing amiss; it has no priority then."""
+    seen: list[WaitingRequest] = []
+    played = Played(admit=lambda request, load: seen.append(request), callers=callers)
+    assert played.post(body, headers=[KEY]) == 200
+    if not body.startswith(b"{"):
+        assert played.seen[0][1] == body
+    assert seen[0].priority == 3
+
+
+def test_a_client_that_goes_away_while_it_speaks_is_nobody_s_business(callers):
+    """vLLM hears that it is gone."""
+    played = Played(admit=lambda request, load: Refusal("never"), callers=callers)
+    played.play([{"type": "http.request", "body": b'{"pro', "more_body": True}])
+    assert played.seen[0][1:] == (b"", [{"type": "http.disconnect"}])
+
+
+def test_requests_that_the_engine_has_not_seen_yet_count_as_waiting():
+    """Else a thousand could pass between two steps of the engine."""
+    now, seen = [0.0], []
+    played = Played(admit=lambda request, load: seen.append(load), load=lambda: Load(5, 2, 1.0), clock=lambda: now[0])
+    for _ in range(3):
+        played.post({})
+    now[0] += UNSEEN_S + 0.01
+    played.post({})
+    assert [load.waiting for load in seen] == [5, 6, 7, 5]
+
+
+def test_a_caller_gets_its_tenant_and_its_priority(callers):
+    """In the place of what the client wrote; whatever else it wrote stays."""
+    played = Played(callers=callers)
+    body = {"prompt": "é", "priority": 1, "vllm_xargs": {"tenant": "other", "dry_multiplier": 0.8}}
+    assert played.post(body, headers=[KEY, ("X-Vllm-Priority", "0"), ("content-length", "3")]) == 200
+    scope, raw, _ = played.seen[0]
+    assert json.loads(raw) == {
+        "prompt": "é",
+        "priority": 3,
+        "vllm_xargs": {"tenant": "acme", "dry_multiplier": 0.8},
+    }
+    headers = [(name.lower(), value) for name, value in scope["headers"]]
+    assert headers.count((b"content-length", str(len(raw)).encode())) == 1
+    assert [value for name, value in headers if name == b"x-vllm-priority"] == [b"3"]
+    assert len([1 for name, _ in headers if name == b"content-length"]) == 1
+
+
+def test_a_request_by_tokens_carries_the_tenant_in_its_sampling_parameters(callers):
+    """That endpoint has no ``vllm_xargs``."""
+    played = Played(callers=callers)
+    played.post({"token_ids": [1], "sampling_params": {"max_tokens": 2}}, "/inference/v1/generate", [KEY])
+    body = json.loads(played.seen[0][1])
+    assert body["sampling_params"] == {"max_tokens": 2, "extra_args": {"tenant": "acme"}}
+    assert (body["priority"], "vllm_xargs" in body) == (3, False)
+
+
+def test_who_is_no_caller_is_turned_away(callers):
+    """Before the queue is asked."""
+    played = Played(admit=lambda request, load: pytest.fail("asked"), callers=callers)
+    assert played.post({"priority": 1}, headers=[("Authorization", "Bearer guess")]) == 401
+    assert played.answer[0]["www-authenticate"] == "Bearer"
+
+
+def test_the_queue_is_asked_with_the_capped_priority(callers):
+    """A client that asks for the first class and may not have it is judged by what it gets."""
+    seen: list[WaitingRequest] = []
+    played = Played(admit=lambda request, load: seen.append(request), callers=callers)
+    played.post({"priority": 1}, headers=[KEY])
+    assert (seen[0].priority, seen[0].extra) == (2, {"tenant": "acme"})
+
+
+def test_an_upload_gets_its_priority_by_header(callers):
+    """Its body is no JSON and stays as it is."""
+    played = Played(callers=callers)
+    played.post(b"--x--", "/v1/audio/transcriptions", [KEY, ("content-type", "multipart/form-data; boundary=x")])
+    scope, raw, _ = played.seen[0]
+    assert raw == b"--x--"
+    assert (b"x-vllm-priority", b"3") in scope["headers"]
