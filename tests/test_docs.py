@@ -24,13 +24,14 @@ from vllm_graft.bindings.sampling.planned import Planned
 from vllm_graft.bindings.sampling.requests import Catalogue, listing, offered
 from vllm_graft.bindings.sampling.steps import HostStep, Tokens
 from vllm_graft.cli import COMMANDS, main
+from vllm_graft.cli.queues import render_queues
 from vllm_graft.cli.serve import check_plugins_variable
 from vllm_graft.cli.status import render
 from vllm_graft.contracts import BatchRecord, Key, RequestRecord, ServedModel
 from vllm_graft.contracts.request_keys import read_keys
 from vllm_graft.contracts.sampling import Chosen
 from vllm_graft.errors import GraftError
-from vllm_graft.ledger import Ledger, missing, runs
+from vllm_graft.ledger import Figures, Ledger, QueueFigures, missing, runs
 from vllm_graft.ledger.folder import home_in, state_folder
 from vllm_graft.ledger.record import Record, State
 from vllm_graft.patching import Engine, VLLMPatch
@@ -42,6 +43,7 @@ from vllm_graft.plugins.platforms.simulated.devices import __file__ as DEVICES_F
 from vllm_graft.plugins.platforms.simulated.workload.description import generate
 from vllm_graft.points import keys
 from vllm_graft.server.callers import Callers
+from vllm_graft.server.metrics import families
 from vllm_graft.server.routes import status_of
 from vllm_graft.testing import Session, lay_out
 from vllm_graft.versions import vllm_root
@@ -264,6 +266,21 @@ class TestExamples:
         item = ["processes", 0, "items", 0]
         assert set(_at(real, item)) == set(_at(shown, item))
         assert set(_at(real, [*item, "hooks", "finished"])) == set(next(iter(_at(shown, [*item, "hooks"]).values())))
+
+    def test_the_table_of_queues_is_that_of_its_json(self, monkeypatch: pytest.MonkeyPatch):
+        """And its keys are those there are."""
+        monkeypatch.setenv("COLUMNS", "160")
+        rows = json.loads(blocks("json", DOCS / "status.md")[1].text)
+        assert f"{render_queues(rows)}\n" in [block.text for block in blocks("text", DOCS / "status.md")]
+        real = QueueFigures(1, 0, "item", 0.0, (Figures("tenant", "acme"),)).as_dicts()
+        assert [set(row) for row in rows] == [set(real[0])] * 2
+
+    def test_the_metrics_of_the_page_are_those_there_are(self):
+        pytest.importorskip("prometheus_client")
+        found = families([QueueFigures(1, 0, "item", 0.0, (Figures("tenant", "acme"),))])
+        names = {family.name + ("_total" if family.type == "counter" else "") for family in found}
+        text = (DOCS / "schedulers.md").read_text(encoding="utf-8")
+        assert set(re.findall(r"vllm_graft_queue_\w+(?=`)", text)) == names
 
     def test_the_route_answers_with_the_same_keys(self):
         async def rows() -> list[dict[str, object]]:
