@@ -268,3 +268,16 @@ def test_an_operation_costs_the_logarithm(waiting: int, monkeypatch: pytest.Monk
         queue.push(requests[-1 - number])
     assert Counted.compared / rounds <= 20 * math.log2(waiting)
     assert entered / rounds <= 4
+
+
+def test_a_cache_salt_shows_as_a_hash():
+    """It is a secret, and status and metrics are read by others; a tenant by any other name shows as that."""
+    queue = TenantFairness({"tenant_from": ["xargs", "cache_salt"]})
+    salted = [WaitingRequest("r", 0, 0.0, 1, 1, cache_salt=salt) for salt in ("secret", "secret", "s" * 200, "\ud800")]
+    names = [queue.labels(each)["tenant"] for each in salted]
+    assert names[0] == names[1]
+    assert len(set(names)) == 3
+    assert all(name.startswith("salt-") and "secret" not in name for name in names)
+    named = WaitingRequest("r", 1, 0.0, 1, 1, {"tenant": "acme"}, cache_salt="secret")
+    assert queue.labels(named) == {"class": "1", "tenant": "acme"}
+    assert queue.labels(WaitingRequest("r", 0, 0.0, 1, 1)) == {"class": "3", "tenant": ""}
