@@ -347,6 +347,20 @@ def test_of_too_many_tenants_those_that_came_longest_ago_are_summed_up():
     assert {row.recent for row in board.figures().rows} == {0}
 
 
+def test_a_flood_of_tenants_does_not_push_out_the_classes():
+    """Though nobody of a class has come for long."""
+    board = Board("fair")
+    tally = Tally(board, rows=8 * LABELS)
+    for number in range(300):
+        own = "1" if not number else "2"
+        tally.arrived(waiting(f"r{number}"), (("tenant", f"t{number}"), ("class", own)))
+        tally.ended(f"r{number}")
+        tally.stepped(10.0 + number, {}, Load())
+    rows = board.figures().rows
+    assert {row.value: row.aborted for row in rows if row.label == "class"} == {"1": 1, "2": 299}
+    assert sum(row.aborted for row in rows if row.label == "tenant") == 300
+
+
 def test_where_every_row_has_requests_a_new_tenant_counts_with_the_others():
     """Until there is room again."""
     board = Board("fair")

@@ -66,7 +66,8 @@ class Tally:
         self._board = board
         self._rows: OrderedDict[tuple[str, str], Row] = OrderedDict()  # those whose requests came last are last
         self._free = list(range(rows - 1, -1, -1))
-        self._labels: set[str] = set()
+        self._values: dict[str, int] = {}
+        self._few = rows // (2 * LABELS)
         self._entries: dict[str, Entry] = {}
         self._fresh: dict[str, Entry] = {}
         self._running: dict[str, Entry] = {}  # apart, for there are few and each step asks
@@ -203,16 +204,17 @@ class Tally:
         if row is not None:
             self._rows.move_to_end(kind)
             return row
-        if kind[0] not in self._labels:
-            if len(self._labels) == LABELS:
+        if kind[0] not in self._values:
+            if len(self._values) == LABELS:
                 return None
-            self._labels.add(kind[0])
+            self._values[kind[0]] = 0
         if len(self._free) <= LABELS and not self._make_room():
             return self._others(kind[0])
         return self._new(kind)
 
     def _new(self, kind: tuple[str, str]) -> Row:
         row = self._rows[kind] = Row(*kind, self._free.pop())
+        self._values[row.label] += 1
         return row
 
     def _others(self, label: str) -> Row:
@@ -220,12 +222,16 @@ class Tally:
         return self._rows.get(kind) or self._new(kind)
 
     def _make_room(self) -> bool:
-        """Sum up a row of those whose last request came longest ago, and has ended; False where none was found."""
+        """Sum up a row of those whose last request came longest ago, and has ended; False where none was found.
+
+        A label of few values keeps them: a flood of tenants does not push out the classes.
+        """
         for kind, row in [(kind, self._rows[kind]) for kind, _ in zip(self._rows, range(_TRIED), strict=False)]:
-            if row.live or row.value == OTHERS:
+            if row.live or row.value == OTHERS or self._values[row.label] <= self._few:
                 self._rows.move_to_end(kind)
                 continue
             del self._rows[kind]
+            self._values[row.label] -= 1
             others = self._others(row.label)
             others.add(row)
             self._window.hand_over(row, others)
