@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -93,7 +94,7 @@ class Told:
     arrival: float
     state: str = "waiting"
     wait: float | None = None
-    tokens: list[tuple[float, int]] = field(default_factory=list)
+    tokens: int = 0
 
 
 def expected(requests: list[Told], label: str, value: str) -> dict[str, object]:
@@ -110,7 +111,7 @@ def expected(requests: list[Told], label: str, value: str) -> dict[str, object]:
         "refused": states["refused"],
         "ended": sum(each.state == "ended" and each.wait is not None for each in mine),
         "aborted": sum(each.state == "ended" and each.wait is None for each in mine),
-        "tokens": sum(number for each in mine for _, number in each.tokens),
+        "tokens": sum(each.tokens for each in mine),
         "wait_sum": pytest.approx(sum(waits)),
         "wait_max": pytest.approx(max(waits, default=0.0)),
         "buckets": [
@@ -120,13 +121,19 @@ def expected(requests: list[Told], label: str, value: str) -> dict[str, object]:
     }
 
 
+ARRIVE = st.tuples(st.just("arrive"), st.integers(1, 5), st.sampled_from("abc"))
 ACTIONS = st.one_of(
-    st.tuples(st.just("arrive"), st.integers(1, 5), st.sampled_from("abc")),
+    ARRIVE,
+    st.tuples(st.just("take"), st.just(False)),
     st.tuples(st.just("take"), st.booleans()),
     st.tuples(st.just("preempt"), st.integers(0, 3)),
     st.tuples(st.just("abort"), st.integers(0, 9)),
     st.tuples(st.just("finish"), st.integers(0, 3)),
-    st.tuples(st.just("step"), st.sampled_from([0.0, 0.01, 0.3, 1.0, 7.0, 150.0])),
+    st.tuples(
+        st.just("step"),
+        st.sampled_from([0.0, 0.01, 0.3, 1.0, 7.0, 150.0]),
+        st.lists(st.integers(0, 2), min_size=4, max_size=4),
+    ),
 )
 
 
@@ -179,25 +186,30 @@ class Driver:
             self.told[name].state = "leaving"
             self.ended.add(name)
 
-    def step(self, seconds: float) -> None:
+    def step(self, seconds: float, numbers: Sequence[int] = (1,)) -> None:
+        """Each running request is given as many tokens as its place in ``numbers`` says; with 0 it is left out."""
         self.clock.now += seconds
-        running = self.of("running")
-        for number, name in enumerate(running):
+        tokens = {"stranger": 5} if numbers[0] == 2 else {}
+        for place, name in enumerate(self.of("running")):
             told = self.told[name]
             told.wait = self.clock.now - told.arrival if told.wait is None else told.wait
-            told.tokens.append((self.clock.now, number + 1))
+            if number := numbers[place % len(numbers)]:
+                told.tokens += number
+                tokens[name] = number
         for name in self.ended:
             self.told[name].state = "ended"
-        self.held.stepped({name: number + 1 for number, name in enumerate(running)}, self.ended)
+        self.held.stepped(tokens, self.ended)
         self.ended = set()
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(ACTIONS, max_size=60))
-def test_every_figure_is_what_looking_at_all_requests_gives(actions: list[tuple[object, ...]]):
+@given(st.lists(ARRIVE, max_size=6), st.lists(ACTIONS, min_size=20, max_size=60))
+def test_every_figure_is_what_looking_at_all_requests_gives(
+    first: list[tuple[object, ...]], actions: list[tuple[object, ...]]
+):
     """Whatever order requests arrive, are taken, handed back, preempted, aborted and finished in."""
     driver = Driver()
-    for name, *given_ in actions:
+    for name, *given_ in first + actions:
         getattr(driver, str(name))(*given_)
     while driver.of("waiting"):
         driver.take(False)
@@ -219,11 +231,11 @@ def test_every_figure_is_what_looking_at_all_requests_gives(actions: list[tuple[
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(ACTIONS, max_size=60))
-def test_while_requests_run_what_is_shown_adds_up(actions: list[tuple[object, ...]]):
+@given(st.lists(ARRIVE, max_size=6), st.lists(ACTIONS, min_size=20, max_size=60))
+def test_while_requests_run_what_is_shown_adds_up(first: list[tuple[object, ...]], actions: list[tuple[object, ...]]):
     """Half a second after anything has happened, the board has it, though nobody has ended."""
     driver = Driver()
-    for name, *given_ in actions:
+    for name, *given_ in first + actions:
         getattr(driver, str(name))(*given_)
     for _ in range(3):
         driver.step(0.6)

@@ -7,14 +7,15 @@ all of them once nothing is left to do.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final
 
+from vllm_graft.bindings.rows import Row, Window
 from vllm_graft.contracts import Load, WaitingRequest
-from vllm_graft.ledger import Board, Figures
+from vllm_graft.ledger import Board
 from vllm_graft.ledger.board import ROWS
-from vllm_graft.ledger.figures import LABEL_BYTES, OTHERS, VALUE_BYTES, WINDOW_S, fitting
+from vllm_graft.ledger.figures import LABEL_BYTES, OTHERS, VALUE_BYTES, fitting
 
 ALL: Final = (("all", ""),)
 """What requests count as that have no labels."""
@@ -24,7 +25,6 @@ LABELS: Final = 8
 
 _EVERY_S: Final = 0.5
 _AT_ONCE: Final = 16
-_PARTS: Final = 12
 _TRIED: Final = 8
 
 _WAITS: Final = "waiting"
@@ -35,28 +35,21 @@ Kinds = tuple[tuple[str, str], ...]
 """The labels of one request with their values, cut to what is kept of them."""
 
 
-class Row(Figures):
-    """The figures of one value, its place on the board, and how many requests are yet to count there."""
-
-    __slots__ = ("index", "live")
-
-    def __init__(self, label: str, value: str, index: int) -> None:
-        super().__init__(label, value)
-        self.index = index
-        self.live = 0
-
-
 class Entry:
-    """One request: the rows it counts in, where it stands, and what it was served that is not counted there yet."""
+    """One request: the rows it counts in, where it stands, and what it was served that is not counted there yet.
 
-    __slots__ = ("admitted", "arrival", "rows", "state", "tokens")
+    That is ``extra`` and what each running request was served ``since`` its tokens were counted.
+    """
+
+    __slots__ = ("admitted", "arrival", "extra", "rows", "since", "state")
 
     def __init__(self, arrival: float, rows: tuple[Row, ...]) -> None:
         self.arrival = arrival
         self.rows = rows
         self.state = _GONE
         self.admitted = False
-        self.tokens = 0
+        self.extra = 0
+        self.since = 0
 
 
 class Tally:
@@ -71,6 +64,7 @@ class Tally:
         self._entries: dict[str, Entry] = {}
         self._fresh: dict[str, Entry] = {}
         self._running: dict[str, Entry] = {}  # apart, for there are few and each step asks
+        self._each = 0
         self._window = Window()
         self._changed: dict[Row, None] = {}
         self._to_write: list[Row] = []
@@ -105,6 +99,7 @@ class Tally:
         if entry is not None:
             self._move(entry, _RUNS)
             self._running[name] = entry
+            entry.since = self._each
             if not entry.admitted:
                 self._fresh[name] = entry
 
@@ -132,11 +127,8 @@ class Tally:
 
     def stepped(self, now: float, tokens: Mapping[str, int], load: Load) -> None:
         """A step was made, in which so many tokens were scheduled for each request: publish what has changed."""
-        running = self._running.get
-        for name, number in tokens.items():
-            entry = running(name)
-            if entry is not None:
-                entry.tokens += number
+        if tokens:
+            self._serve(tokens)
         if self._fresh:
             self._settle(now)
         self._board.publish(load.waiting, load.running, load.rate)
@@ -146,12 +138,32 @@ class Tally:
         if self._to_write:
             self._write(_AT_ONCE if self._entries else len(self._to_write))
 
+    def _serve(self, tokens: Mapping[str, int]) -> None:
+        """What most requests of a step are given, one token as a rule, is added once for all; the others differ by so
+        much. In every step with every running request: so the requests themselves are left alone."""
+        running = self._running
+        common = next(iter(tokens.values()))
+        self._each += common
+        for name, number in tokens.items():
+            if number != common and name in running:
+                running[name].extra += number - common
+        if tokens.keys() != running.keys():
+            for name in running.keys() - tokens.keys():
+                running[name].extra -= common
+
+    def _count(self, entry: Entry) -> None:
+        """Add what a running request was served to its rows."""
+        tokens = entry.extra + self._each - entry.since
+        entry.extra, entry.since = 0, self._each
+        if tokens:
+            self._window.count(entry.rows, tokens)
+
     def _stop(self, name: str) -> None:
         """A request does not run any more, if it did."""
         self._fresh.pop(name, None)
         entry = self._running.pop(name, None)
-        if entry is not None and entry.tokens:
-            self._window.count(entry)
+        if entry is not None:
+            self._count(entry)
 
     def _settle(self, now: float) -> None:
         """Those that were taken out and not handed back are admitted."""
@@ -167,10 +179,9 @@ class Tally:
             self._changed[row] = None
         changed = self._changed
         for entry in self._running.values():
-            if entry.tokens:
-                self._window.count(entry)
-                for row in entry.rows:
-                    changed[row] = None
+            self._count(entry)
+            for row in entry.rows:
+                changed[row] = None
         if not self._to_write or not self._entries:
             self._to_write = list({**dict.fromkeys(self._to_write), **changed})
             changed.clear()
@@ -242,43 +253,6 @@ class Tally:
             row.index = -1
             return True
         return False
-
-
-class Window:
-    """The tokens of the last minute, in parts of some seconds; what is ``recent`` in a row is the sum of its parts."""
-
-    def __init__(self) -> None:
-        self._parts: deque[dict[Row, int]] = deque([{}])
-        self._until = 0.0
-
-    def count(self, entry: Entry) -> None:
-        """What a request was served counts in its rows."""
-        tokens, entry.tokens, part = entry.tokens, 0, self._parts[-1]
-        for row in entry.rows:
-            row.tokens += tokens
-            row.recent += tokens
-            part[row] = part.get(row, 0) + tokens
-
-    def move(self, now: float) -> Iterable[Row]:
-        """Let go of what is too old; the rows of which something was."""
-        if now < self._until:
-            return ()
-        length = WINDOW_S / _PARTS
-        changed: dict[Row, None] = {}
-        for _ in range(min(_PARTS, 1 + int((now - self._until) // length))):
-            self._parts.append({})
-            gone = self._parts.popleft() if len(self._parts) > _PARTS else {}
-            for row, tokens in gone.items():
-                row.recent -= tokens
-                changed[row] = None
-        self._until = now + length
-        return changed
-
-    def hand_over(self, row: Row, other: Row) -> None:
-        """What was counted for one row counts for another from now on."""
-        for part in self._parts:
-            if row in part:
-                part[other] = part.get(other, 0) + part.pop(row)
 
 
 def kinds_of(labels: object) -> Kinds:
