@@ -154,9 +154,8 @@ def test_a_planned_queue_orders_the_real_engine(graft: Session, name: str, order
         line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("ORDER", "ITEM", "CORE", "REFUSED"))
     )
     assert shown["ORDER"] == order
-    last = 0 if name == "Closed" else 1
-    # What ended in the last step is told with the next one.
-    assert shown["CORE"] in (f"PlannedAsyncScheduler 0 {last} True", f"PlannedScheduler 0 {last} True")
+    # What ended last is told though nobody asks for another step.
+    assert shown["CORE"] in ("PlannedAsyncScheduler 0 0 True", "PlannedScheduler 0 0 True")
     if name == "Closed":
         assert shown["REFUSED"] == "abort refused: closed"
     if name == "Choosy":
