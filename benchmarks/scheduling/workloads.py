@@ -59,7 +59,7 @@ def cycle(capacity: float, seed: int, scale: float, lengths: str = LENGTHS) -> W
 
 
 def burst_uniform(capacity: float, seed: int) -> Workload:
-    """The same with as many requests in each class."""
+    """The burst with as many requests in each class."""
     return burst(capacity, seed, (20, 20, 20, 20, 20))
 
 
