@@ -13,8 +13,8 @@ from vllm_graft.plan.catalogue import load
 T = TypeVar("T", bound=Item)
 
 
-def make(item: PlanItem, contract: type[T], plan: Plan, ledger: Ledger) -> T | None:
-    """The item, ready for use and recorded as applied.
+def make(item: PlanItem, contract: type[T] | tuple[type[T], ...], plan: Plan, ledger: Ledger) -> T | None:
+    """The item, ready for use and recorded as applied; of the contract, or of one of several.
 
     One that cannot be made is recorded as refused; a strict plan then stops the start, any other goes on without it:
     None.
@@ -22,7 +22,8 @@ def make(item: PlanItem, contract: type[T], plan: Plan, ledger: Ledger) -> T | N
     try:
         made = load(item.target, item.name, item.package)(dict(item.options))
         if not isinstance(made, contract):
-            raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {contract.__name__}")
+            names = [each.__name__ for each in (contract if isinstance(contract, tuple) else (contract,))]
+            raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {' and no '.join(names)}")
     except Exception as error:
         reason = str(error) if isinstance(error, GraftError) else f"{type(error).__name__}: {error}"
         ledger.set_item(item.point, item.name, "refused", reason)
