@@ -150,7 +150,7 @@ class OfferedQueue:
         self.held[view.request_id] = view
         if self._by_arrival is not None:
             self._by_arrival.add(view.arrival, view)
-        elif view.arrival < self._newest:
+        if view.arrival < self._newest:
             self._in_order = False
         else:
             self._newest = view.arrival

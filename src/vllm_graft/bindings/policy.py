@@ -102,7 +102,7 @@ def _preempt(scheduler: Any, names: set[str]) -> None:
     if hasattr(scheduler, "requires_kv_delivery"):
         told["drop_stale_output"] = scheduler.requires_kv_delivery
     now = time.monotonic()
-    for request in reversed(victims):
+    for request in victims:
         scheduler._preempt_request(request, now, **told)
 
 
