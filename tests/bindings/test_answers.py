@@ -88,7 +88,7 @@ def test_an_answer_is_followed_exactly_if_it_divides_the_requests(
     if possible:
         assert read_answer(answer, WAITING, RUNNING) == (prefill, preempt)
     else:
-        with pytest.raises(ValueError, match="prefill|decode|preempt"):
+        with pytest.raises(ValueError, match=r"prefill|decode|preempt"):
             read_answer(answer, WAITING, RUNNING)
 
 
