@@ -1,7 +1,9 @@
 """A policy around vLLM's step: when it is asked, how it preempts, and what a failure leads to. The scheduler is a
 stand-in here; the real one is in ``test_policy_engine.py``."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import OVERRUNS_IN_A_ROW
 from vllm_graft.plan import PlanItem
 
+PAGE = Path(__file__).parents[2] / "docs" / "schedulers.md"
 ITEM = PlanItem("scheduler", "decider", "m:C", "p", ("engine",), {}, "graft.toml:2")
 EMPTY = SimpleNamespace(total_num_scheduled_tokens=0)
 
@@ -150,6 +153,7 @@ def fail(waiting: list[RequestView], running: list[RequestView], kv: KVState) ->
         (fail, "RuntimeError: no idea"),
         (lambda waiting, running, kv: None, "the answer of schedule cannot be followed: it is NoneType"),
         (spoil, "'x' runs, and is neither in decode nor in preempt"),
+        (lambda waiting, running, kv: Schedule([RequestView([])]), "cannot be followed: unhashable"),  # type: ignore[arg-type]
     ],
 )
 def test_a_policy_that_fails_is_put_aside_and_nothing_is_lost(answer: Answer, reason: str):
@@ -213,3 +217,18 @@ def test_a_policy_must_decide():
     assert SchedulerBase is SchedulingPolicy
     with pytest.raises(NotImplementedError, match="SchedulingPolicy must implement schedule"):
         SchedulingPolicy().schedule([], [], KVState(0, 0, 16))
+
+
+def test_the_policy_of_the_page_does_what_it_says():
+    """The earliest deadline first; one that is close preempts where blocks are short, and only there."""
+    (text,) = re.findall(r"^```python\n(# deadline\.py\n.+?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    scope: dict[str, Any] = {}
+    exec(text, scope)
+    policy = scope["DeadlineFirst"]({})
+    policy.clock = lambda: 100.0
+    late, soon = RequestView("late", arrival=90.0), RequestView("soon", arrival=99.0, extra={"deadline_s": 1.2})
+    first, last = RequestView("first", arrival=10.0), RequestView("last", arrival=20.0)
+    decided = policy.schedule([late, soon], [first, last], KVState(5, 100, 16))
+    assert decided == Schedule([soon, late], preempt=[last])
+    assert policy.schedule([late, soon], [first, last], KVState(50, 100, 16)) == Schedule([soon, late])
+    assert policy.schedule([late], [first, last], KVState(5, 100, 16)) == Schedule([late])

@@ -56,7 +56,7 @@ class Decider:
             return
         try:
             starting, stopping = read_answer(answer, self._queue.held, running)
-        except ValueError as error:
+        except Exception as error:  # a request of the author's own making may have anything for a name
             self._fail(f"the answer of schedule cannot be followed: {error}")
             return
         self._holds_back = not starting
