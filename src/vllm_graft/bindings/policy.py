@@ -43,7 +43,7 @@ class Decider:
     def before(self, scheduler: Any) -> None:
         """A step begins."""
         self._holds_back = False
-        # Paused, vLLM starts nothing; what were preempted now would stay out until somebody resumes the engine.
+        # Paused, vLLM starts nothing; what it preempted now would stay out until somebody resumes the engine.
         if self.failed or scheduler.pause_state.name != "UNPAUSED":
             return
         self._clock.move()
@@ -68,9 +68,8 @@ class Decider:
         self._queue.offer(())
         self._stalled = self._stalled + 1 if self._holds_back and self._stalls(scheduler, output) else 0
         if self._stalled >= STALLED_STEPS:
-            self._fail(
-                f"it lets none of {len(self._queue)} requests start while nothing runs, {self._stalled} steps long"
-            )
+            number = len(self._queue)
+            self._fail(f"it lets none of {number} requests start while nothing runs, for {self._stalled} steps")
 
     def _stalls(self, scheduler: Any, output: SchedulerOutput) -> bool:
         if scheduler.running or output.total_num_scheduled_tokens or not len(self._queue):
