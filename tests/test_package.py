@@ -35,6 +35,8 @@ def test_the_public_names_are_exact():
         "Sampler",
         "SamplerBase",
         "SamplingStrategy",
+        "SchedulerBase",
+        "SchedulingPolicy",
         "StatSink",
         "Truncation",
         "VLLMPatch",

@@ -4,8 +4,9 @@ A guided tour, in the order an author meets the names:
 
 - ``VLLMPatch``, ``wrap``, ``replace``, ``add``, ``min_vllm_version``: declare a surgical change to a vLLM class
 - ``PatchManager``: register and apply patches by hand
-- ``SamplingStrategy``, ``Truncation``, ``Sampler``, ``AdmissionQueue``, ``StatSink``: the contracts of the extension
-  points that are bound; ``Key`` declares what a request may carry; ``vllm_graft.contracts`` has what they are given
+- ``SamplingStrategy``, ``Truncation``, ``Sampler``, ``AdmissionQueue``, ``SchedulingPolicy``, ``StatSink``: the
+  contracts of the extension points that are bound; ``Key`` declares what a request may carry;
+  ``vllm_graft.contracts`` has what they are given
 - ``Plan``, ``resolve``: what is to be active for a model, and why
 - ``Finding``, ``GraftError``: what tools report, and the base of all errors
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
         Sampler,
         SamplerBase,
         SamplingStrategy,
+        SchedulerBase,
+        SchedulingPolicy,
         StatSink,
         Truncation,
     )
@@ -45,6 +48,8 @@ __all__ = [
     "Sampler",
     "SamplerBase",
     "SamplingStrategy",
+    "SchedulerBase",
+    "SchedulingPolicy",
     "StatSink",
     "Truncation",
     "VLLMPatch",
@@ -66,6 +71,8 @@ _HOMES = {
     "Sampler": "contracts",
     "SamplerBase": "contracts",
     "SamplingStrategy": "contracts",
+    "SchedulerBase": "contracts",
+    "SchedulingPolicy": "contracts",
     "StatSink": "contracts",
     "Truncation": "contracts",
     "VLLMPatch": "patching",

@@ -1,8 +1,14 @@
 """The patches that people write after vLLM's own guide to plugins, with the targets that today's vLLM has."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from vllm_graft.testing import Session, assert_active, assert_called
+
+PAGE = (Path(__file__).parents[2] / "docs" / "patches.md").read_text(encoding="utf-8")
 
 PATCHES = '''
 import logging
@@ -73,3 +79,52 @@ def test_on_the_simulated_device(graft: Session):
 def test_on_a_real_build(graft: Session):
     """On the builds for CPUs."""
     serve_and_ask(graft)
+
+
+PRIORITIES = """
+import json
+from vllm import LLM, SamplingParams
+llm = LLM(MODEL, max_model_len=256, max_num_seqs=SEQS, num_gpu_blocks_override=64)
+engine = llm.llm_engine
+for name, priority in zip("abcde", (1, 5, 0, 3, 5)):
+    engine.add_request(name, name * 20, SamplingParams(max_tokens=3, ignore_eos=True), priority=priority)
+PLAY
+print("FACTS", json.dumps([done, engine.engine_core.engine_core.scheduler.get_request_counts()]))
+"""
+TO_THE_END = """
+done = ""
+while engine.has_unfinished_requests():
+    done += "".join(output.request_id[0] for output in engine.step() if output.finished)
+"""
+ONE_STEP = """
+output = engine.engine_core.engine_core.scheduler.schedule_with_priority()
+done = "".join(new.req_id[0] for new in output.scheduled_new_reqs)
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("module", "name", "seqs", "play", "planned", "stock"),
+    [
+        ("priority_scheduler", "PrioritySchedulerPatch", 1, TO_THE_END, ["bedac", [0, 0]], ["abcde", [0, 0]]),
+        ("priority_output", "priority-output", 8, ONE_STEP, ["bedac", [5, 0]], None),
+    ],
+)
+def test_high_priority_goes_first(
+    graft: Session, module: str, name: str, seqs: int, play: str, planned: list[object], stock: list[object] | None
+):
+    """The patches as the page shows them; without them the order is that of arrival, or there is no such method."""
+    (text,) = re.findall(rf"^```python\n(# {module}\.py\n.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    graft.simulate("H200", "virtual")
+    graft.env["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
+    graft.package("guide", {"vllm_graft.plugins": {name: f"{module}:PrioritySchedulerPatch"}}, {module: text})
+    script = PRIORITIES.replace("SEQS", str(seqs)).replace("PLAY", play)
+    for patches, wanted in ((name, planned), (None, stock)):
+        graft.env["VLLM_CUSTOM_PATCHES"] = patches
+        done = graft.script(script)
+        if wanted is None:
+            assert "has no attribute 'schedule_with_priority'" in done.stderr
+        else:
+            assert done.returncode == 0, done.stderr[-3000:]
+            line = next(line for line in done.stdout.splitlines() if line.startswith("FACTS"))
+            assert json.loads(line.removeprefix("FACTS")) == wanted

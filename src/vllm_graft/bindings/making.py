@@ -15,9 +15,13 @@ T = TypeVar("T", bound=Item)
 
 
 def make(
-    item: PlanItem, contract: type[T], plan: Plan, ledger: Ledger, fit: Callable[[T], None] = lambda made: None
+    item: PlanItem,
+    contract: type[T] | tuple[type[T], ...],
+    plan: Plan,
+    ledger: Ledger,
+    fit: Callable[[T], None] = lambda made: None,
 ) -> T | None:
-    """The item, fitted to its engine by ``fit`` where there is something to fit, and recorded as applied.
+    """The item, of the contract or of one of several, fitted to its engine by ``fit``, and recorded as applied.
 
     One that cannot be made is recorded as refused; a strict plan then stops the start, any other goes on without it:
     None.
@@ -25,7 +29,8 @@ def make(
     try:
         made = load(item.target, item.name, item.package)(dict(item.options))
         if not isinstance(made, contract):
-            raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {contract.__name__}")
+            names = [each.__name__ for each in (contract if isinstance(contract, tuple) else (contract,))]
+            raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {' and no '.join(names)}")
         fit(made)
     except Exception as error:
         reason = str(error) if isinstance(error, GraftError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The scheduler point: vLLM's own scheduler with a planned queue for the waiting requests.
+"""The scheduler point: vLLM's own scheduler with a planned queue for the waiting requests, or a planned policy.
 
 Replacing ``self.waiting`` after vLLM's constructor is the one override that fits every release from 0.26 on: the
 scheduling loop itself changes in each of them and is never copied. The base is the class vLLM itself has chosen by the
@@ -10,6 +10,9 @@ Two layouts. From 0.31 on a request that could not be taken in a step goes back 
 already hold KV blocks wait in a queue of vLLM's own that is drained first. Before, both kinds went to
 ``skipped_waiting``, which was drained first; there, ``skipped_queue`` keeps the holders and hands the others to the
 planned queue, so that they do not overtake those who came before them.
+
+A ``SchedulingPolicy`` has a queue too, ours, which shows vLLM only what the policy wants to start; the policy itself is
+asked around vLLM's ``schedule``.
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft.bindings.clock import SteadyClock
 from vllm_graft.bindings.making import make
+from vllm_graft.bindings.offered import OfferedQueue
+from vllm_graft.bindings.policy import Decider
 from vllm_graft.bindings.waiting import HeldQueue
-from vllm_graft.contracts import AdmissionQueue
+from vllm_graft.contracts import AdmissionQueue, Item, SchedulingPolicy
 from vllm_graft.errors import ConfigError, StartError
 from vllm_graft.ledger import current
 from vllm_graft.plan import Plan, carried
@@ -58,28 +64,40 @@ def settle(config: VllmConfig, plan: Plan) -> None:
 
 def over(chosen: type) -> type:
     """A scheduler class of vLLM's with the planned queue."""
-    from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
+    from vllm.v1.core.sched.request_queue import RequestQueue
+    from vllm.v1.core.sched.request_queue import SchedulingPolicy as Order
     from vllm.v1.core.sched.scheduler import Scheduler
 
     # All that vLLM has inherit from this one; named here, the audit of this package sees what is overridden.
     base = chosen if issubclass(chosen, Scheduler) else Scheduler
 
     class PlannedQueue(HeldQueue, RequestQueue):
-        """What vLLM's scheduler sees."""
+        """What vLLM's scheduler sees of an admission queue."""
+
+    class PolicyQueue(OfferedQueue, RequestQueue):
+        """What vLLM's scheduler sees of a policy."""
 
     class Planned(base):  # type: ignore[misc, valid-type]
-        """vLLM's scheduler with the planned queue, or with its own where a lenient plan's queue could not be made."""
+        """vLLM's scheduler with what is planned, or as it is where a lenient plan's item could not be made."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.planned = _planned_queue(PlannedQueue, self)
+            self.planned, self.decider = _planned(self, PlannedQueue, PolicyQueue)
             if self.planned is None:
                 return
             self.waiting = self.planned
             if hasattr(self, "skipped_waiting"):
                 self.skipped_waiting = skipped_queue(self.planned)
             if self.planned.ranks:
-                self.policy = SchedulingPolicy.PRIORITY  # from here on only the choice of whom to preempt asks for it
+                self.policy = Order.PRIORITY  # from here on only the choice of whom to preempt asks for it
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            if self.decider is None:
+                return super().schedule(*args, **kwargs)
+            self.decider.before(self)
+            output = super().schedule(*args, **kwargs)
+            self.decider.after(self, output)
+            return output
 
         def _select_waiting_queue_for_scheduling(self) -> Any:
             if self.planned is None:
@@ -104,7 +122,7 @@ def over(chosen: type) -> type:
     return Planned
 
 
-def skipped_queue(planned: HeldQueue) -> Any:
+def skipped_queue(planned: HeldQueue | OfferedQueue) -> Any:
     """The queue for requests that were skipped, up to 0.30: those that hold KV blocks stay, the others are planned."""
     from vllm.v1.core.sched.request_queue import FCFSRequestQueue
     from vllm.v1.request import RequestStatus
@@ -134,7 +152,7 @@ def skipped_queue(planned: HeldQueue) -> Any:
     return SkippedQueue()
 
 
-def _tell_refused(scheduler: Any, planned: HeldQueue, outputs: dict[int, Any]) -> None:
+def _tell_refused(scheduler: Any, planned: HeldQueue | OfferedQueue, outputs: dict[int, Any]) -> None:
     """End the requests that the queue turned away, each with the reason as its last output."""
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
     from vllm.v1.request import RequestStatus
@@ -152,7 +170,10 @@ def _words(refusal: Any) -> str:
     return f"refused: {refusal.reason}{after}"
 
 
-def _planned_queue(kind: type[HeldQueue], scheduler: Any) -> HeldQueue | None:
+def _planned(
+    scheduler: Any, held: type[HeldQueue], offered: type[OfferedQueue]
+) -> tuple[HeldQueue | OfferedQueue | None, Decider | None]:
+    """The queue that vLLM is given, and with a policy who asks it each step."""
     plan, ledger = carried(), current()
     if plan is None or not plan.of("scheduler"):
         raise StartError(
@@ -162,11 +183,19 @@ def _planned_queue(kind: type[HeldQueue], scheduler: Any) -> HeldQueue | None:
         )
     item = plan.of("scheduler")[0]
     slots = scheduler.max_num_running_reqs
-    queue = make(item, AdmissionQueue, plan, ledger, lambda made: made.limited_to(slots))
-    if queue is None:
-        return None
-    engine = scheduler.vllm_config.parallel_config.data_parallel_index
-    return kind(queue, item, ledger, running=lambda: len(scheduler.running), slots=slots, engine=engine)
+
+    def fit(made: Item) -> None:
+        if isinstance(made, AdmissionQueue):
+            made.limited_to(slots)
+
+    made: Item | None = make(item, (AdmissionQueue, SchedulingPolicy), plan, ledger, fit)
+    if isinstance(made, AdmissionQueue):
+        engine = scheduler.vllm_config.parallel_config.data_parallel_index
+        return held(made, item, ledger, running=lambda: len(scheduler.running), slots=slots, engine=engine), None
+    if isinstance(made, SchedulingPolicy):
+        queue = offered(clock := SteadyClock())
+        return queue, Decider(made, item, ledger, queue, clock)
+    return None, None
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """What an author implements: one small class per extension point, none of which knows a vLLM version.
 
 - ``AdmissionQueue``: decides which waiting request goes next; ``WaitingHeap`` keeps requests in order for it
+- ``SchedulingPolicy``: decides each step which requests start and which are preempted
 - ``SamplingStrategy``: changes the logits of the requests that ask for it; ``Truncation`` by a limit per row
 - ``Sampler``: picks the tokens of the requests that ask for it
 - ``StatSink``: is told of every finished request
@@ -10,6 +11,7 @@ Contracts of further points join as their bindings land; ``vllm-graft points`` s
 
 from vllm_graft.contracts.heap import WaitingHeap
 from vllm_graft.contracts.item import Item
+from vllm_graft.contracts.policy import KVState, RequestView, Schedule, SchedulerBase, SchedulingPolicy
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params
 from vllm_graft.contracts.rows import History, PerSlot, Rows, ServedModel, Statistics
 from vllm_graft.contracts.sampling import STAGES, Sampler, SamplerBase, SamplingStrategy, Truncation
@@ -22,6 +24,7 @@ __all__ = [
     "BatchRecord",
     "History",
     "Item",
+    "KVState",
     "Key",
     "KeyValue",
     "Load",
@@ -29,10 +32,14 @@ __all__ = [
     "PerSlot",
     "Refusal",
     "RequestRecord",
+    "RequestView",
     "Rows",
     "Sampler",
     "SamplerBase",
     "SamplingStrategy",
+    "Schedule",
+    "SchedulerBase",
+    "SchedulingPolicy",
     "ServedModel",
     "StatSink",
     "Statistics",
