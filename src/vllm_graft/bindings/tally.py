@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
+from vllm_graft.bindings.given import Given
 from vllm_graft.bindings.rows import Row, Window
 from vllm_graft.contracts import Load, WaitingRequest
 from vllm_graft.ledger import Board
@@ -36,26 +37,26 @@ Kinds = tuple[tuple[str, str], ...]
 
 
 class Entry:
-    """One request: the rows it counts in, where it stands, and what it was served that is not counted there yet.
+    """One request: the rows it counts in, where it stands, and how many of its tokens are counted there."""
 
-    That is ``extra`` and what each running request was served ``since`` its tokens were counted.
-    """
-
-    __slots__ = ("admitted", "arrival", "extra", "rows", "since", "state")
+    __slots__ = ("admitted", "arrival", "counted", "rows", "state")
 
     def __init__(self, arrival: float, rows: tuple[Row, ...]) -> None:
         self.arrival = arrival
         self.rows = rows
         self.state = _GONE
         self.admitted = False
-        self.extra = 0
-        self.since = 0
+        self.counted = 0
 
 
 class Tally:
-    """The figures of one queue. The times it is given are those of the queue's clock."""
+    """The figures of one queue. The times it is given are those of the queue's clock.
+
+    ``given`` has the tokens of the requests that run: they begin and end here, and in each step.
+    """
 
     def __init__(self, board: Board, rows: int = ROWS) -> None:
+        self.given = Given()
         self._board = board
         self._rows: OrderedDict[tuple[str, str], Row] = OrderedDict()  # those whose requests came last are last
         self._free = list(range(rows - 1, -1, -1))
@@ -64,7 +65,6 @@ class Tally:
         self._entries: dict[str, Entry] = {}
         self._fresh: dict[str, Entry] = {}
         self._running: dict[str, Entry] = {}  # apart, for there are few and each step asks
-        self._each = 0
         self._window = Window()
         self._changed: dict[Row, None] = {}
         self._to_write: list[Row] = []
@@ -99,7 +99,8 @@ class Tally:
         if entry is not None:
             self._move(entry, _RUNS)
             self._running[name] = entry
-            entry.since = self._each
+            self.given.begin(name)
+            entry.counted = 0
             if not entry.admitted:
                 self._fresh[name] = entry
 
@@ -127,8 +128,7 @@ class Tally:
 
     def stepped(self, now: float, tokens: Mapping[str, int], load: Load) -> None:
         """A step was made, in which so many tokens were scheduled for each request: publish what has changed."""
-        if tokens:
-            self._serve(tokens)
+        self.given.step(tokens)
         if self._fresh:
             self._settle(now)
         self._board.publish(load.waiting, load.running, load.rate)
@@ -138,32 +138,20 @@ class Tally:
         if self._to_write:
             self._write(_AT_ONCE if self._entries else len(self._to_write))
 
-    def _serve(self, tokens: Mapping[str, int]) -> None:
-        """What most requests of a step are given, one token as a rule, is added once for all; the others differ by so
-        much. In every step with every running request: so the requests themselves are left alone."""
-        running = self._running
-        common = next(iter(tokens.values()))
-        self._each += common
-        for name, number in tokens.items():
-            if number != common and name in running:
-                running[name].extra += number - common
-        if tokens.keys() != running.keys():
-            for name in running.keys() - tokens.keys():
-                running[name].extra -= common
-
-    def _count(self, entry: Entry) -> None:
-        """Add what a running request was served to its rows."""
-        tokens = entry.extra + self._each - entry.since
-        entry.extra, entry.since = 0, self._each
-        if tokens:
-            self._window.count(entry.rows, tokens)
+    def _count(self, name: str, entry: Entry) -> None:
+        """Add what a running request was given to its rows."""
+        total = self.given.total(name)
+        if total != entry.counted:
+            self._window.count(entry.rows, total - entry.counted)
+            entry.counted = total
 
     def _stop(self, name: str) -> None:
         """A request does not run any more, if it did."""
         self._fresh.pop(name, None)
         entry = self._running.pop(name, None)
         if entry is not None:
-            self._count(entry)
+            self._count(name, entry)
+            self.given.end(name)
 
     def _settle(self, now: float) -> None:
         """Those that were taken out and not handed back are admitted."""
@@ -178,8 +166,8 @@ class Tally:
         for row in self._window.move(now):
             self._changed[row] = None
         changed = self._changed
-        for entry in self._running.values():
-            self._count(entry)
+        for name, entry in self._running.items():
+            self._count(name, entry)
             for row in entry.rows:
                 changed[row] = None
         if not self._to_write or not self._entries:

@@ -72,6 +72,7 @@ class HeldQueue:
         self._queue = queue
         self._held: dict[str, tuple[Request, WaitingRequest]] = {}
         self._taken: dict[str, WaitingRequest] = {}  # until they end; apart, for there are few and each step asks
+        self._told: dict[str, int] = {}
         self._pinned = ""
         self._failed = ""
         self._item = item
@@ -95,6 +96,7 @@ class HeldQueue:
         """A request arrived, or a session goes on."""
         name = request.request_id
         self._clock.move()
+        self._tell_rest(name)
         waiting, before = _waiting(request, self._clock), self._taken.pop(name, None)
         if before is not None:
             waiting = replace(waiting, priority=before.priority)  # the request's own may have become its rank
@@ -136,6 +138,7 @@ class HeldQueue:
     def prepend_request(self, request: Request) -> None:
         """The scheduler hands a request back."""
         self._clock.move()
+        self._tell_rest(request.request_id)
         waiting = self._taken.pop(request.request_id, None) or _waiting(request, self._clock)
         self._admitted -= 1
         self._hold(request, "put_back", waiting)
@@ -165,6 +168,7 @@ class HeldQueue:
     def stepped(self, tokens: Mapping[str, int], ended: Iterable[str]) -> None:
         """A step was scheduled with so many tokens for each request; others have ended since the last one."""
         for name in ended:
+            self._tell_rest(name)
             self._tally.ended(name)
             waiting = self._taken.pop(name, None)
             if waiting is not None and self._ends and not self._failed:
@@ -173,7 +177,7 @@ class HeldQueue:
         self._admitted = 0
         self._tally.stepped(self._clock.now, tokens, self.load())
         if self._counts and not self._failed:
-            self._ask("served", tokens)
+            self._ask("served", self._tally.given.next_ones())
 
     def __bool__(self) -> bool:
         return bool(self._held) and not (self._holds_back and self._held_back())
@@ -228,12 +232,21 @@ class HeldQueue:
             return waiting
         return None
 
-    def _serve(self, tokens: Mapping[str, int]) -> None:
-        taken, served = self._taken, self._served
-        for name, number in tokens.items():
-            waiting = taken.get(name)
-            if waiting is not None:
-                served(waiting, number)
+    def _tell_rest(self, name: str) -> None:
+        """A request runs no more: what it was given and the author has not heard of."""
+        if self._counts and not self._failed:
+            if self._tally.given.total(name) != self._told.get(name, 0):
+                self._ask("served", (name,))
+            self._told.pop(name, None)
+
+    def _serve(self, names: Iterable[str]) -> None:
+        """Tell the author what these were given since the last time."""
+        taken, told, total = self._taken, self._told, self._tally.given.total
+        for name in names:
+            waiting, now, before = taken.get(name), total(name), told.get(name, 0)
+            if waiting is not None and now != before:
+                told[name] = now
+                self._served(waiting, now - before)
 
     def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         meter = self._ledger.hook(self._item.name, name, point("scheduler").budget_us)

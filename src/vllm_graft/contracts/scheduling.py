@@ -132,7 +132,10 @@ class AdmissionQueue(Item):
         self.push(request)
 
     def served(self, request: WaitingRequest, tokens: int) -> None:
-        """Optional: an admitted request was given so many tokens in a step, of its prompt or of its answer."""
+        """Optional: an admitted request was given so many tokens, of its prompt or of its answer, since the last time.
+
+        Each running request is told of within sixteen steps, and the rest before it is put back or has ended.
+        """
 
     def ended(self, request: WaitingRequest) -> None:
         """Optional: a request that was pushed is finished or gone, and nothing more will be served to it."""

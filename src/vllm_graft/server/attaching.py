@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from vllm_graft.bindings.making import make
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
@@ -18,6 +18,9 @@ from vllm_graft.server.gate import Gate, admits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def attach_gate(app: FastAPI, plan: Plan, book: Ledger) -> None:
@@ -33,7 +36,9 @@ def attach_gate(app: FastAPI, plan: Plan, book: Ledger) -> None:
     gate: Any = Gate
     facts: dict[str, Any] = {"callers": callers}
     if item is not None and queue is not None:
-        facts |= {"admit": _guarded(item, queue, book), "load": Boards(book.home).load, "refused": _counted(queue)}
+        facts["load"] = Boards(book.home).load
+        facts["admit"] = _guarded(item, queue.admit, _let_in, "admit", book)
+        facts["refused"] = _counted(_guarded(item, queue.labels, _no_labels, "labels", book))
     app.user_middleware.append(Middleware(gate, **facts))
     book.save()
 
@@ -49,22 +54,26 @@ def _queue(plan: Plan, book: Ledger) -> tuple[PlanItem | None, AdmissionQueue | 
     return None, None
 
 
-def _guarded(item: PlanItem, queue: AdmissionQueue, book: Ledger) -> Callable[[WaitingRequest, Load], Refusal | None]:
-    meter = book.hook(item.name, "admit", point("scheduler").budget_us)
-    return Guard(queue.admit, _let_in, meter, functools.partial(book.put_aside, item.name))
+def _guarded(item: PlanItem, call: Callable[P, R], otherwise: Callable[P, R], name: str, book: Ledger) -> Guard[P, R]:
+    meter = book.hook(item.name, name, point("scheduler").budget_us)
+    return Guard(call, otherwise, meter, functools.partial(book.put_aside, item.name))
 
 
-def _let_in(request: WaitingRequest, load: Load) -> None:
+def _let_in(request: WaitingRequest, load: Load) -> Refusal | None:
     """What is called in the place of an ``admit`` that was put aside: engine core asks again."""
+    return None
 
 
-def _counted(queue: AdmissionQueue) -> Callable[[WaitingRequest, Refusal], None]:
+def _no_labels(request: WaitingRequest) -> Mapping[str, str]:
+    return {}
+
+
+def _counted(labels: Callable[[WaitingRequest], Mapping[str, str]]) -> Callable[[WaitingRequest, Refusal], None]:
     """Counts who was turned away, for Prometheus."""
     counter = _counter()
 
     def refused(request: WaitingRequest, refusal: Refusal) -> None:
-        kind = queue.labels(request).get("class", "")
-        counter.labels(str(refusal.status), str(kind)).inc()
+        counter.labels(str(refusal.status), str(labels(request).get("class", ""))).inc()
 
     return refused
 
