@@ -51,7 +51,7 @@ class Given:
     def next_ones(self) -> list[str]:
         """Some of the running requests, so that in ``TURNS`` steps all have had their turn."""
         number = len(self._offsets) // TURNS + 1
-        found = list(islice(self._turn, number))
+        found = list(islice((name for name in self._turn if name in self._offsets), number))
         if len(found) < number:
             self._turn = iter(list(self._offsets))
-        return [name for name in found if name in self._offsets]
+        return found
