@@ -43,8 +43,8 @@ def saturated(requests: int = 900, lengths: str = LENGTHS) -> Workload:
 
 
 def steady(capacity: float, seed: int) -> Workload:
-    """Nine tenths of what can be served: short queues now and then, and little for a scheduler to do."""
-    return _classes([(300.0, 0.9 * capacity)], 300, seed, _MIX, "steady")
+    """Seven tenths of what can be served: next to no queue, so nothing for a scheduler to do; at nine tenths one forms."""
+    return _classes([(300.0, 0.7 * capacity)], 300, seed, _MIX, "steady")
 
 
 def burst(capacity: float, seed: int, mix: tuple[int, ...] = _MIX) -> Workload:
