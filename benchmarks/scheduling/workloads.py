@@ -43,7 +43,7 @@ def saturated(requests: int = 900, lengths: str = LENGTHS) -> Workload:
 
 
 def steady(capacity: float, seed: int) -> Workload:
-    """Seven tenths of what can be served: next to no queue, so nothing for a scheduler to do; at nine tenths one forms."""
+    """Seven tenths of what can be served: next to no queue, and nothing to decide. At nine tenths one forms."""
     return _classes([(300.0, 0.7 * capacity)], 300, seed, _MIX, "steady")
 
 
