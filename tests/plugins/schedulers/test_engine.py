@@ -65,11 +65,37 @@ print("FACTS", json.dumps(facts))
 """
 
 
-def played(graft: Session, scheduler: str, mode: str) -> dict[str, object]:
+ADAPTERS = """
+import json
+from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
+
+llm = LLM(MODEL, max_model_len=256, max_num_seqs=8, enable_lora=True, max_loras=1, max_lora_rank=8, seed=1)
+engine = llm.llm_engine
+core = engine.engine_core.engine_core.scheduler
+for number in range(30):
+    adapter = LoRARequest(f"a{number % 3}", number % 3 + 1, FOLDER)
+    params = SamplingParams(max_tokens=5 + number % 7, ignore_eos=True)
+    engine.add_request(str(number), "abc", params, lora_request=adapter, priority=number % 5 + 1)
+done, mixed = {}, 0
+while engine.has_unfinished_requests():
+    mixed = max(mixed, len({request.lora_request.lora_name for request in core.running}))
+    for output in engine.step():
+        if output.finished:
+            done[output.request_id] = len(output.outputs[0].token_ids)
+pool = core.kv_cache_manager.block_pool
+free = pool.get_num_free_blocks() + 1 == pool.num_gpu_blocks
+print("FACTS", json.dumps({"done": done, "mixed": mixed, "left": len(core.waiting) + len(core.running), "free": free}))
+"""
+
+
+def played(graft: Session, scheduler: str, mode: str, script: str = SCRIPT) -> dict[str, object]:
     graft.simulate("H200", "virtual")
     graft.env["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
-    graft.plan(f'[defaults]\nscheduler = "{scheduler}"\n' if scheduler else "")
-    done = graft.script(SCRIPT.replace("sys.argv[1]", repr(mode)))
+    name, *options = scheduler.split(",")
+    table = "".join(f"{option}\n" for option in options)
+    graft.plan(f'[defaults]\nscheduler = "{name}"\n[options.{name}]\n{table}' if scheduler else "")
+    done = graft.script(script.replace("sys.argv[1]", repr(mode)))
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("FACTS"))
     facts: dict[str, object] = json.loads(line.removeprefix("FACTS"))
@@ -81,7 +107,7 @@ def test_a_stress_leaves_nothing_behind(graft: Session, mode: str):
     """Few blocks, so that requests are preempted; aborts, grammars, all classes and several tenants."""
     stock = played(graft, "", mode)
     assert (stock["lost"], stock["free"], stock["left"]) == ([], True, 0)
-    for name in ("priority-fairness", "tenant-fairness"):
+    for name in ("priority-fairness", "priority-fairness,reserved_slots = 3", "tenant-fairness"):
         facts = played(graft, name, mode)
         assert facts["scheduler"] == ("PlannedAsyncScheduler" if mode == "async" else "PlannedScheduler")
         assert (facts["lost"], facts["free"], facts["left"], facts["taken"]) == ([], True, 0, 0)
@@ -90,3 +116,14 @@ def test_a_stress_leaves_nothing_behind(graft: Session, mode: str):
         assert len(common) > 100
         for each in common:
             assert facts["answers"][each] == stock["answers"][each]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("scheduler", ["priority-fairness", "tenant-fairness"])
+def test_requests_that_wait_for_a_slot_of_their_adapter_keep_their_place(graft: Session, scheduler: str):
+    """One adapter at a time, three of them: who cannot be taken in a step is put back, and all are served."""
+    folder = graft.folder / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 8, "lora_alpha": 8, "target_modules": ["q_proj"]}))
+    facts = played(graft, scheduler, "async", ADAPTERS.replace("FOLDER", repr(str(folder))))
+    assert facts["done"] == {str(number): 5 + number % 7 for number in range(30)}
+    assert (facts["mixed"], facts["left"], facts["free"]) == (1, 0, True)
