@@ -39,14 +39,29 @@ def test_a_moment_of_waiting_says_nothing():
 
 
 def test_the_pace_follows_a_change_within_its_window():
-    """What was long ago is forgotten; what is known outlives a quiet time."""
+    """What was long ago is forgotten, and all of it after a time in which nobody waited."""
     pace = Pace()
     now = played(pace, 0.0, 1000, 0.05, 2, 9)
     now = played(pace, now, int(WINDOW_S * 1.1 / 0.05), 0.05, 1, 9)
     assert pace.rate == pytest.approx(20.0, rel=0.05)
     pace.stepped(now, 9, 0)
-    played(pace, now, 1000, 0.05, 1, 0)
+    assert pace.rate == 0.0
+    pace.stepped(now + 1, 0, 9)
     assert pace.rate == pytest.approx(20.0, rel=0.05)
+    pace.stepped(now + 2, 9, 0)
+    now = played(pace, now + 2, 1000, 0.05, 1, 0)
+    pace.stepped(now, 0, 9)
+    assert pace.rate == 0.0
+    played(pace, now, 40, 0.05, 3, 9)
+    assert pace.rate == pytest.approx(60.0, rel=0.05)
+
+
+def test_a_pause_is_no_slow_step():
+    """An engine that stands still for minutes has not become that slow."""
+    pace = Pace()
+    now = played(pace, 0.0, 400, 0.05, 1, 9)
+    pace.stepped(now + 300, 0, 9)
+    assert pace.rate > 9.0
 
 
 @pytest.mark.parametrize("admitted", [0, -1])

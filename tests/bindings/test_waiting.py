@@ -376,3 +376,40 @@ def test_a_queue_may_hold_requests_back_while_others_run():
     queue = HeldQueue(Reserving(), ITEM, ledger, running=lambda: running[0], slots=1)
     queue.add_request(request("a", 1))  # type: ignore[arg-type]
     assert queue
+
+
+def test_requests_that_wait_for_something_else_are_no_queue():
+    """For a grammar, say: taken out and put back in every step. They make nobody else's wait longer."""
+    queue, _ = filled(ShortestFirst())
+    for _ in range(3):
+        tried = [queue.pop_request() for _ in range(2)]
+        queue.prepend_requests(tried)
+        queue.stepped({}, ())
+    assert (len(queue), queue.load().waiting) == (3, 1)
+    queue.stepped({}, ())
+    assert queue.load().waiting == 3
+
+
+def test_a_preempted_request_waits_for_its_turn():
+    """It was admitted in an earlier step."""
+    queue, _ = filled(ShortestFirst())
+    taken = queue.pop_request()
+    queue.stepped({taken.request_id: 1}, ())
+    queue.prepend_request(taken)
+    queue.stepped({}, ())
+    assert queue.load().waiting == 3
+
+
+@pytest.mark.parametrize("wrong", [("full", None), ("full", float("nan")), ("full", -1), (None, 1), ("full", 1, 200)])
+def test_a_refusal_that_nobody_could_be_told_puts_the_queue_aside(wrong):
+    """In the call that makes it, and not where the engine would end the request."""
+
+    class Wrong(ShortestFirst):
+        def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
+            return Refusal(*wrong)
+
+    queue, ledger = held(Wrong())
+    queue.add_request(request("a", 1))  # type: ignore[arg-type]
+    assert not queue.refused
+    assert drain(queue) == ["a"]
+    assert ledger._items["shortest-first"].state == "quarantined"

@@ -106,8 +106,8 @@ def test_a_crashed_engine_waits_for_nothing_and_its_figures_stay(tmp_path: Path)
 
 def test_an_idle_engine_is_right_however_long_ago_it_stepped(tmp_path: Path):
     """It publishes nothing while nothing happens."""
-    Board("fair", tmp_path / "1.board").publish(0, 0, 2.5)
-    assert Boards(tmp_path).load(time.time() + 3600) == Load(0, 0, 2.5)
+    Board("fair", tmp_path / "1.board").publish(3, 1, 2.5)
+    assert Boards(tmp_path).load(time.time() + 3600) == Load(3, 1, 2.5)
 
 
 def _publish_for_ever(path: Path, ready: object) -> None:

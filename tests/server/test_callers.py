@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.errors import ConfigError
+from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.server import callers as module
 from vllm_graft.server.callers import Caller, Callers, CallersFile
 
@@ -140,3 +141,20 @@ def test_a_changed_file_takes_effect_while_the_server_runs(tmp_path, monkeypatch
     assert who(file.now(), authorization="three") == Caller("paying", 5, 5)
     path.write_text(TEXT)
     assert who(file.now(), authorization="three") == Caller("trial", 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tenant_from": ["cache_salt", "xargs"], "tenant_key": "tenant"}, "reads tenants from"),
+        ({"tenant_from": ["xargs"], "tenant_key": "team"}, "reads tenants under 'team'"),
+    ],
+)
+def test_a_scheduler_that_would_not_see_the_callers_is_refused(tmp_path, options, message):
+    """Else clients' own words would decide, and nothing would show it."""
+    callers = read(tmp_path, TEXT)
+    good = {"tenant_from": ["xargs", "cache_salt"], "tenant_key": "tenant"}
+    for given in (good, {}):
+        callers.fits(Plan((PlanItem("scheduler", "fair", "m:C", "p", ("engine",), given),)))
+    with pytest.raises(ConfigError, match=message):
+        callers.fits(Plan((PlanItem("scheduler", "fair", "m:C", "p", ("engine",), options),)))

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from vllm_graft.contracts import Load, Refusal, WaitingRequest
-from vllm_graft.server.callers import CallersFile
+from vllm_graft.server.callers import Caller, CallersFile
+from vllm_graft.server.enforcing import ASKING
 from vllm_graft.server.gate import UNSEEN_S, Gate
 
 CALLERS = f"""
@@ -26,6 +27,7 @@ class Played:
     def __init__(self, **gate) -> None:
         self.seen: list[tuple[dict, bytes, list]] = []
         self.sent: list[dict] = []
+        self.asking: list[object] = []
         self.gate = Gate(self.application, **gate)
 
     async def application(self, scope, receive, send):
@@ -37,6 +39,7 @@ class Played:
                 break
             body += message["body"]
         self.seen.append((scope, body, then))
+        self.asking.append(ASKING.get())
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     def post(self, body, path="/v1/completions", headers=(), parts=1, **scope):
@@ -47,7 +50,7 @@ class Played:
         messages[-1]["more_body"] = False
         return self.play(messages, path, headers, **scope)
 
-    def play(self, messages, path="/v1/completions", headers=(), **scope):
+    def play(self, messages, path="/v1/completions", headers=(), headers_as_are=None, **scope):
         left = [*messages, {"type": "http.disconnect"}]
 
         async def receive():
@@ -57,6 +60,7 @@ class Played:
             self.sent.append(message)
 
         given = [(b"content-type", b"application/json"), *((n.encode(), v.encode()) for n, v in headers)]
+        given = headers_as_are or given
         facts = {"type": "http", "method": "POST", "path": path, "headers": given, **scope}
         self.sent.clear()
         asyncio.run(self.gate(facts, receive, send))
@@ -107,7 +111,7 @@ def test_a_websocket_passes():
     async def application(scope, receive, send):
         passed.append(scope["type"])
 
-    asyncio.run(Gate(application)({"type": "websocket"}, None, None))
+    asyncio.run(Gate(application)({"type": "websocket", "headers": []}, None, None))
     assert passed == ["websocket"]
 
 
@@ -154,15 +158,14 @@ def test_a_body_that_vllm_will_refuse_is_left_to_it(callers, body):
     seen: list[WaitingRequest] = []
     played = Played(admit=lambda request, load: seen.append(request), callers=callers)
     assert played.post(body, headers=[KEY]) == 200
-    if not body.startswith(b"{"):
-        assert played.seen[0][1] == body
+    assert played.seen[0][1] == body
     assert seen[0].priority == 3
 
 
 def test_a_client_that_goes_away_while_it_speaks_is_nobody_s_business(callers):
     """vLLM hears that it is gone."""
     played = Played(admit=lambda request, load: Refusal("never"), callers=callers)
-    played.play([{"type": "http.request", "body": b'{"pro', "more_body": True}])
+    played.play([{"type": "http.request", "body": b'{"pro', "more_body": True}], headers=[KEY])
     assert played.seen[0][1:] == (b"", [{"type": "http.disconnect"}])
 
 
@@ -177,36 +180,43 @@ def test_requests_that_the_engine_has_not_seen_yet_count_as_waiting():
     assert [load.waiting for load in seen] == [5, 6, 7, 5]
 
 
-def test_a_caller_gets_its_tenant_and_its_priority(callers):
-    """In the place of what the client wrote; whatever else it wrote stays."""
-    played = Played(callers=callers)
-    body = {"prompt": "é", "priority": 1, "vllm_xargs": {"tenant": "other", "dry_multiplier": 0.8}}
-    assert played.post(body, headers=[KEY, ("X-Vllm-Priority", "0"), ("content-length", "3")]) == 200
-    scope, raw, _ = played.seen[0]
-    assert json.loads(raw) == {
-        "prompt": "é",
-        "priority": 3,
-        "vllm_xargs": {"tenant": "acme", "dry_multiplier": 0.8},
-    }
-    headers = [(name.lower(), value) for name, value in scope["headers"]]
-    assert headers.count((b"content-length", str(len(raw)).encode())) == 1
-    assert [value for name, value in headers if name == b"x-vllm-priority"] == [b"3"]
-    assert len([1 for name, _ in headers if name == b"content-length"]) == 1
+ACME = ("tenant", Caller("acme", 2, 3))
 
 
-def test_a_request_by_tokens_carries_the_tenant_in_its_sampling_parameters(callers):
-    """That endpoint has no ``vllm_xargs``."""
+def test_who_asks_is_noted_for_the_time_of_the_request(callers):
+    """The request itself is handed on as it came, whatever the client wrote into it."""
     played = Played(callers=callers)
-    played.post({"token_ids": [1], "sampling_params": {"max_tokens": 2}}, "/inference/v1/generate", [KEY])
-    body = json.loads(played.seen[0][1])
-    assert body["sampling_params"] == {"max_tokens": 2, "extra_args": {"tenant": "acme"}}
-    assert (body["priority"], "vllm_xargs" in body) == (3, False)
+    raw = b'{"prompt": "a",  "priority": 1, "priority": 0, "vllm_xargs": {"tenant": "other"}}'
+    assert played.post(raw, headers=[KEY, ("X-Vllm-Priority", "0")]) == 200
+    assert played.seen[0][1] == raw
+    assert played.asking == [ACME]
+    assert ASKING.get() is None
+
+
+def test_without_a_queue_that_asks_no_body_is_read(callers):
+    """An upload of any size is vLLM's business."""
+    played = Played(callers=callers)
+    taken = []
+
+    async def receive():
+        taken.append(1)
+        return {"type": "http.disconnect"}
+
+    async def application(scope, receive, send):
+        played.asking.append(ASKING.get())
+
+    gate = Gate(application, callers=callers)
+    headers = [(b"authorization", b"Bearer secret"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+    asyncio.run(gate(scope, receive, None))
+    assert (played.asking, taken) == ([ACME], [])
 
 
 def test_who_is_no_caller_is_turned_away(callers):
-    """Before the queue is asked."""
+    """Before the queue is asked, and before the body is read."""
     played = Played(admit=lambda request, load: pytest.fail("asked"), callers=callers)
     assert played.post({"priority": 1}, headers=[("Authorization", "Bearer guess")]) == 401
+    assert played.play([]) == 401
     assert played.answer[0]["www-authenticate"] == "Bearer"
 
 
@@ -218,10 +228,37 @@ def test_the_queue_is_asked_with_the_capped_priority(callers):
     assert (seen[0].priority, seen[0].extra) == (2, {"tenant": "acme"})
 
 
-def test_an_upload_gets_its_priority_by_header(callers):
-    """Its body is no JSON and stays as it is."""
-    played = Played(callers=callers)
-    played.post(b"--x--", "/v1/audio/transcriptions", [KEY, ("content-type", "multipart/form-data; boundary=x")])
-    scope, raw, _ = played.seen[0]
-    assert raw == b"--x--"
-    assert (b"x-vllm-priority", b"3") in scope["headers"]
+def test_an_upload_is_let_through_as_it_is(callers):
+    """Its body is no JSON and is not looked at."""
+    seen: list[WaitingRequest] = []
+    played = Played(admit=lambda request, load: seen.append(request), callers=callers)
+    headers = [(b"authorization", b"Bearer secret"), (b"content-type", b"multipart/form-data; boundary=x")]
+    played.play([{"type": "http.request", "body": b"--x--"}], "/v1/audio/transcriptions", headers_as_are=headers)
+    assert played.seen[0][1] == b"--x--"
+    assert (seen[0].priority, played.asking) == (3, [ACME])
+
+
+def test_a_websocket_of_nobody_is_closed(callers):
+    """Before it was accepted; that of a caller is let through, with who asks."""
+    passed, sent = [], []
+
+    async def application(scope, receive, send):
+        passed.append(ASKING.get())
+
+    async def send(message):
+        sent.append(message)
+
+    gate = Gate(application, callers=callers)
+    for headers in ([], [(b"authorization", b"Bearer secret")]):
+        asyncio.run(gate({"type": "websocket", "path": "/v1/realtime", "headers": headers}, None, send))
+    assert [message["type"] for message in sent] == ["websocket.close"]
+    assert passed == [ACME]
+
+
+def test_json_that_is_nested_too_deep_is_left_to_vllm():
+    """It has no priority then."""
+    seen: list[WaitingRequest] = []
+    played = Played(admit=lambda request, load: seen.append(request))
+    raw = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    assert played.post(raw) == 200
+    assert (played.seen[0][1] == raw, seen[0].priority) == (True, 0)

@@ -20,6 +20,9 @@ KNOWN: Final = 8
 SLOW_S: Final = 5.0
 """The least seconds of waiting that say something of a pace, however few were admitted."""
 
+LONGEST_S: Final = 5.0
+"""A step that takes longer counts as one that takes so long."""
+
 _IN_STEP_S: Final = 0.5
 _PARTS: Final = 20
 
@@ -54,7 +57,8 @@ class Pace:
     """Admissions per second in the time in which requests were left waiting: what an engine can take.
 
     A server that nobody waits for admits at the pace of its clients, which says nothing of what it could; so only the
-    time from a step that leaves requests waiting to one that leaves none counts, the last ``WINDOW_S`` of it.
+    time from a step that leaves requests waiting to one that leaves none counts, the last ``WINDOW_S`` of it. After a
+    while in which nobody waited what was seen before is forgotten: other requests may run now.
     """
 
     def __init__(self) -> None:
@@ -63,11 +67,13 @@ class Pace:
         self._admitted = 0
         self._of_parts = (0.0, 0)
         self._before: float | None = None
+        self._last = 0.0
 
     def stepped(self, now: float, admitted: int, waiting: int) -> None:
         """A step was scheduled, which admitted some and left others waiting."""
         if self._before is not None:
-            self._seconds += now - self._before
+            # An engine that was paused has admitted nobody for that time, which says nothing either.
+            self._seconds += min(now - self._before, LONGEST_S)
             self._admitted += admitted
             if self._seconds >= WINDOW_S / _PARTS:
                 self._parts.append((self._seconds, self._admitted))
@@ -75,11 +81,23 @@ class Pace:
                 # Added up here rather than where it is asked for: that is in every step.
                 self._of_parts = (sum(part[0] for part in self._parts), sum(part[1] for part in self._parts))
                 self._seconds, self._admitted = 0.0, 0
-        self._before = now if waiting else None
+        if waiting > 0 and self._before is None and now - self._last > WINDOW_S:
+            self._forget()
+        self._before = now if waiting > 0 else None
+        self._last = now if waiting > 0 else self._last
+
+    def _forget(self) -> None:
+        self._parts = deque([(0.0, 0)] * _PARTS)
+        self._seconds, self._admitted, self._of_parts = 0.0, 0, (0.0, 0)
 
     @property
     def rate(self) -> float:
-        """Admissions per second; 0 while not enough has been seen. None in all that time counts as one."""
+        """Admissions per second; 0 while nobody waits, and while not enough has been seen.
+
+        None in all that time counts as one.
+        """
+        if self._before is None:
+            return 0.0
         seconds = self._seconds + self._of_parts[0]
         admitted = self._admitted + self._of_parts[1]
         if seconds < (KNOWN_S if admitted >= KNOWN else SLOW_S):

@@ -7,41 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft.bindings.arrival import ByArrival
 from vllm_graft.bindings.clock import Pace, SteadyClock
 from vllm_graft.bindings.tally import ALL, Kinds, Tally, kinds_of
-from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
+from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.ledger import Guard, Ledger
 from vllm_graft.plan import PlanItem
 from vllm_graft.points import point
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
-
-
-class ByArrival(AdmissionQueue):
-    """The order of arrival: what takes over from a queue that has failed."""
-
-    def __init__(self, requests: Iterable[WaitingRequest]) -> None:
-        super().__init__()
-        self._heap = WaitingHeap()
-        for request in requests:
-            self.push(request)
-
-    def push(self, request: WaitingRequest) -> None:
-        """By arrival; of one moment in the order given."""
-        self._heap.add(request.arrival, request)
-
-    def peek(self) -> WaitingRequest:
-        """The first to have arrived."""
-        return self._heap.first()
-
-    def pop(self) -> WaitingRequest:
-        """Take it out."""
-        return self._heap.take()
-
-    def remove(self, request: WaitingRequest) -> None:
-        """Gone."""
-        self._heap.discard(request)
 
 
 class HeldQueue:
@@ -68,6 +43,8 @@ class HeldQueue:
         self._pace = Pace()
         self._tally = Tally(ledger.board(item.name, engine))
         self._admitted = 0
+        self._tried: set[str] = set()
+        self._blocked, self._blocked_now = 0, 0
         self._running, self._slots = running, slots
         self._queue = queue
         self._held: dict[str, tuple[Request, WaitingRequest]] = {}
@@ -110,7 +87,7 @@ class HeldQueue:
 
     def load(self) -> Load:
         """How busy this engine is."""
-        return Load(len(self._held), self._running(), self._pace.rate)
+        return Load(max(0, len(self._held) - self._blocked), self._running(), self._pace.rate)
 
     def peek_request(self) -> Request:
         """The request that goes next, as of now."""
@@ -129,6 +106,7 @@ class HeldQueue:
         request, waiting = self._held.pop(name)
         self._taken[name] = waiting
         self._admitted += 1
+        self._tried.add(name)
         self._tally.taken(name)
         if self.ranks and not self._failed:
             rank = self._ask("rank", waiting)
@@ -140,7 +118,9 @@ class HeldQueue:
         self._clock.move()
         self._tell_rest(request.request_id)
         waiting = self._taken.pop(request.request_id, None) or _waiting(request, self._clock)
-        self._admitted -= 1
+        if request.request_id in self._tried:  # of this very step: it waits for something else than its turn
+            self._admitted -= 1
+            self._blocked_now += 1
         self._hold(request, "put_back", waiting)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
@@ -173,8 +153,10 @@ class HeldQueue:
             waiting = self._taken.pop(name, None)
             if waiting is not None and self._ends and not self._failed:
                 self._ask("ended", waiting)
-        self._pace.stepped(self._clock.move(), self._admitted, len(self._held))
+        self._blocked, self._blocked_now = self._blocked_now, 0
+        self._pace.stepped(self._clock.move(), self._admitted, len(self._held) - self._blocked)
         self._admitted = 0
+        self._tried.clear()
         self._tally.stepped(self._clock.now, tokens, self.load())
         if self._counts and not self._failed:
             self._ask("served", self._tally.given.next_ones())
@@ -275,6 +257,12 @@ def _nothing(*args: object) -> None:
     """What a queue that has failed answers: the order of arrival decides."""
 
 
+def _extra(request: Request) -> dict[str, object]:
+    given = getattr(request.sampling_params, "extra_args", None)
+    pooling = getattr(getattr(request, "pooling_params", None), "extra_kwargs", None)
+    return dict(given or pooling or {})
+
+
 def _waiting(request: Request, clock: SteadyClock) -> WaitingRequest:
     lora = request.lora_request
     return WaitingRequest(
@@ -283,7 +271,7 @@ def _waiting(request: Request, clock: SteadyClock) -> WaitingRequest:
         arrival=clock.place(request.arrival_time),
         prompt_tokens=request.num_prompt_tokens,
         max_tokens=request.max_tokens,
-        extra=dict(getattr(request.sampling_params, "extra_args", None) or {}),
+        extra=_extra(request),
         cache_salt=request.cache_salt or "",
         lora=lora.lora_name if lora is not None else "",
     )

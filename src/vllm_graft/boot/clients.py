@@ -154,6 +154,10 @@ class GraftEndpoint:
         self._client = engine_client
         self._keys = server_keys(args)
         if engine_client is not None:
+            if self._plan.callers:
+                from vllm_graft.server.enforcing import enforce
+
+                enforce(engine_client)
             answers = await self._ask(engine_client)
             compare(self._plan, gather(answers), _silent(answers))
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,7 +49,8 @@ def engine_config(
     _refuse_unknown_vllm()
     _refuse_rust_front_end(plan)
     if plan.callers:
-        Callers.read(plan.callers)
+        Callers.read(plan.callers).fits(plan)
+        _refuse_grpc()
     first = process.plan is None
     if first and child_role() is None:
         platforms.refuse_broken()
@@ -127,6 +129,16 @@ def _refuse_rust_front_end(plan: Plan) -> None:
         where="VLLM_USE_RUST_FRONTEND",
         fix="unset VLLM_USE_RUST_FRONTEND, or set GRAFT_DISABLE=1 for a stock server",
     )
+
+
+def _refuse_grpc() -> None:
+    """Refuse callers where nothing of HTTP is served: nobody would be asked who he is."""
+    if "--grpc" in sys.argv:
+        raise StartError(
+            "with --grpc there is no API server in which callers could be told apart",
+            where="--grpc",
+            fix="take `callers` out of the configuration, or serve HTTP",
+        )
 
 
 def _items(plan: Plan) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm_graft.contracts.item import Item
@@ -44,14 +45,24 @@ class Refusal:
     retry_after: float = 0.0
     status: int = 429
 
+    def __post_init__(self) -> None:
+        """Refuse what no client could be told, where its author will hear of it."""
+        if not isinstance(self.reason, str):
+            raise TypeError(f"the reason of a refusal is text, and not {self.reason!r}")
+        if not isinstance(self.retry_after, int | float) or not 0 <= self.retry_after < math.inf:
+            raise ValueError(f"retry_after is a number of seconds, and not {self.retry_after!r}")
+        if not isinstance(self.status, int) or not 400 <= self.status <= 599:
+            raise ValueError(f"the status of a refusal is one from 400 to 599, and not {self.status!r}")
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """How busy an engine is.
 
-    waiting: requests that wait
+    waiting: requests that wait for their turn; not those that wait for a grammar, an adapter's slot or blocks from afar
     running: requests that were admitted and have not ended
-    rate:    admissions per second while others waited, over the last seconds of waiting; 0 while that is not known
+    rate:    admissions per second while others waited, over the last seconds of waiting; 0 while nobody waits, and
+             while it is not known
     """
 
     waiting: int = 0
@@ -63,9 +74,14 @@ class Load:
         """How long a request that arrives now would wait if all went in order, in seconds; 0 while not known."""
         return self.waiting / self.rate if self.rate > 0 else 0.0
 
-    def __add__(self, other: Load) -> Load:
-        """Two engines of one server."""
-        return Load(self.waiting + other.waiting, self.running + other.running, self.rate + other.rate)
+    @classmethod
+    def together(cls, loads: Sequence[Load]) -> Load:
+        """That of all engines of a server: while one of them has room, nobody waits long; unknown rates are guessed."""
+        waiting, running = sum(load.waiting for load in loads), sum(load.running for load in loads)
+        known = [load.rate for load in loads if load.rate > 0]
+        if not known or any(load.waiting == 0 for load in loads):
+            return cls(waiting, running, 0.0)
+        return cls(waiting, running, sum(known) / len(known) * len(loads))
 
 
 class AdmissionQueue(Item):

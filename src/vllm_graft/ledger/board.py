@@ -114,12 +114,8 @@ class Boards:
             return Board.here.load() if Board.here is not None else Load()
         self._look()
         moment = time.time() if now is None else now
-        total = Load()
-        for view in self._views.values():
-            found = view.load()
-            if found is not None and view.counts(moment):
-                total += found
-        return total
+        found = ((view, view.load()) for view in self._views.values())
+        return Load.together([load for view, load in found if load is not None and view.counts(moment)])
 
     def figures(self) -> list[QueueFigures]:
         """The figures of every engine that has not ended in order; those of one that died are what it wrote last."""

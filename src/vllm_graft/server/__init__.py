@@ -4,5 +4,6 @@ routes.py     ``GET /graft/status`` and ``GET /graft/samplers``; keys.py checks 
 metrics.py    the queues' figures on vLLM's ``/metrics``
 gate.py       who asks, and who is turned away, before vLLM reads a request; attaching.py puts it in
 asked.py      a request as it comes in
+enforcing.py  who asks, written into what the engine is sent
 callers.py    the file that says who may ask, and for what
 """

@@ -1,4 +1,4 @@
-"""A request as it comes in over HTTP: what a queue wants to know of it, and who asks written into it."""
+"""A request for the engine as it comes in over HTTP: what a queue wants to know of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 from vllm_graft.contracts import WaitingRequest
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 
 PRIORITY_HEADER: Final = "x-vllm-priority"
 """vLLM 0.28 and newer let this header win over the body's ``priority``."""
@@ -41,49 +42,42 @@ PATHS: Final = frozenset(
 )
 """Where vLLM takes work for its engine."""
 
-_WITH_XARGS: Final = frozenset(
-    {
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/chat/completions/batch",
-        "/v1/responses",
-        "/v1/messages",
-        "/invocations",
-    }
-)
-
 
 class Asked:
-    """One request for the engine. ``body`` is its JSON; empty where it has none that can be read."""
+    """One request for the engine. ``body`` is its JSON once it was read; empty where it has none that can be read."""
 
-    def __init__(self, scope: Message, receive: Callable[[], Awaitable[Message]], raw: bytes | None) -> None:
+    def __init__(self, scope: Message) -> None:
         self._scope = scope
-        self._receive = receive
-        self._raw = raw
         self._headers = {name.lower(): value for name, value in reversed(scope["headers"])}
-        self._path = _path(scope)
-        self._changed = False
-        self.body: dict[str, Any] = _json(raw) if raw is not None and self._is_json() else {}
+        self.body: dict[str, Any] = {}
+        self.gone = False
+        """Whether the client went away before it had said all."""
 
     @classmethod
-    async def read(cls, scope: Message, receive: Callable[[], Awaitable[Message]]) -> Asked | None:
-        """Take a request's body in; None for what is no work for the engine."""
+    def of(cls, scope: Message) -> Asked | None:
+        """The request of a scope; None for what is no work for the engine."""
+        if scope["type"] == "websocket":
+            return cls(scope)
         if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in PATHS:
             return None
+        return cls(scope)
+
+    async def read(self, receive: Receive) -> Receive:
+        """Take the body in, where it is JSON; what is received afterwards begins with it anew, byte for byte."""
+        if self._scope["type"] != "http" or not self._is_json():
+            return receive
         parts: list[bytes] = []
         more = True
         while more:
             message = await receive()
             if message["type"] != "http.request":
-                return cls(scope, receive, None)
+                self.gone = True
+                return _once(message, receive)
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
-        return cls(scope, receive, b"".join(parts))
-
-    @property
-    def gone(self) -> bool:
-        """Whether the client went away before it had said all."""
-        return self._raw is None
+        raw = b"".join(parts)
+        self.body = _json(raw)
+        return _once({"type": "http.request", "body": raw, "more_body": False}, receive)
 
     @property
     def priority(self) -> int:
@@ -97,19 +91,6 @@ class Asked:
     def header(self, name: str) -> str:
         """The value of a header, empty where it is not there."""
         return str(self._headers.get(name.lower().encode("latin-1"), b""), "latin-1")
-
-    def set_caller(self, key: str, tenant: str, priority: int) -> None:
-        """Put who asks in the place of what the client wrote about that."""
-        self._headers[PRIORITY_HEADER.encode()] = str(priority).encode()
-        self._changed = True
-        if not self.body:
-            return
-        self.body["priority"] = priority
-        if self._path in _WITH_XARGS:
-            self.body["vllm_xargs"] = {**_table(self.body.get("vllm_xargs")), key: tenant}
-        elif isinstance(self.body.get("sampling_params"), dict):
-            params = self.body["sampling_params"]
-            params["extra_args"] = {**_table(params.get("extra_args")), key: tenant}
 
     def waiting(self) -> WaitingRequest:
         """The request as a queue sees it; its prompt is not counted yet."""
@@ -128,18 +109,6 @@ class Asked:
             lora=self._lora(),
         )
 
-    def handed_on(self) -> tuple[Message, Callable[[], Awaitable[Message]]]:
-        """The scope and the messages for whoever comes next: the request anew."""
-        if self._raw is None:
-            return self._scope, _once({"type": "http.disconnect"}, self._receive)
-        raw, scope = self._raw, self._scope
-        if self._changed:
-            raw = json.dumps(self.body).encode() if self.body else raw
-            self._headers[b"content-length"] = str(len(raw)).encode()
-            kept = [pair for pair in scope["headers"] if pair[0].lower() not in (_LENGTH, _PRIORITY)]
-            scope = {**scope, "headers": [*kept, *((name, self._headers[name]) for name in (_LENGTH, _PRIORITY))]}
-        return scope, _once({"type": "http.request", "body": raw, "more_body": False}, self._receive)
-
     def _is_json(self) -> bool:
         kind = self.header("content-type").partition(";")[0].strip().lower()
         return kind == "application/json" or kind.endswith("+json")
@@ -153,10 +122,6 @@ class Asked:
         return "" if models.is_base_model(model) else model
 
 
-_LENGTH: Final = b"content-length"
-_PRIORITY: Final = PRIORITY_HEADER.encode()
-
-
 def _path(scope: Message) -> str:
     path: str = scope["path"]
     root = scope.get("root_path", "")
@@ -166,7 +131,7 @@ def _path(scope: Message) -> str:
 def _json(raw: bytes) -> dict[str, Any]:
     try:
         return _table(json.loads(raw))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}  # vLLM says what is wrong with it
 
 
@@ -174,7 +139,7 @@ def _table(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _once(first: Message, then: Callable[[], Awaitable[Message]]) -> Callable[[], Awaitable[Message]]:
+def _once(first: Message, then: Receive) -> Receive:
     """Messages that begin with one of ours and go on with the client's."""
     given = [first]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from vllm_graft.bindings.making import make
+from vllm_graft.bindings.tally import kinds_of
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.ledger import Guard, Ledger
 from vllm_graft.ledger.board import Boards
+from vllm_graft.ledger.figures import OTHERS
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.plan.catalogue import load
 from vllm_graft.points import point
@@ -18,6 +20,8 @@ from vllm_graft.server.gate import Gate, admits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+_CLASSES: Final = 100
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +42,7 @@ def attach_gate(app: FastAPI, plan: Plan, book: Ledger) -> None:
     if item is not None and queue is not None:
         facts["load"] = Boards(book.home).load
         facts["admit"] = _guarded(item, queue.admit, _let_in, "admit", book)
-        facts["refused"] = _counted(_guarded(item, queue.labels, _no_labels, "labels", book))
+        facts["refused"] = _counted(_guarded(item, lambda request: _class(queue, request), _unknown, "labels", book))
     app.user_middleware.append(Middleware(gate, **facts))
     book.save()
 
@@ -64,16 +68,23 @@ def _let_in(request: WaitingRequest, load: Load) -> Refusal | None:
     return None
 
 
-def _no_labels(request: WaitingRequest) -> Mapping[str, str]:
-    return {}
+def _class(queue: AdmissionQueue, request: WaitingRequest) -> str:
+    return dict(kinds_of(queue.labels(request))).get("class", "")
 
 
-def _counted(labels: Callable[[WaitingRequest], Mapping[str, str]]) -> Callable[[WaitingRequest, Refusal], None]:
-    """Counts who was turned away, for Prometheus."""
-    counter = _counter()
+def _unknown(request: WaitingRequest) -> str:
+    return ""
+
+
+def _counted(kind: Callable[[WaitingRequest], str]) -> Callable[[WaitingRequest, Refusal], None]:
+    """Counts who was turned away, for Prometheus, which keeps every value for ever: so only the first ones."""
+    counter, seen = _counter(), set[str]()
 
     def refused(request: WaitingRequest, refusal: Refusal) -> None:
-        counter.labels(str(refusal.status), str(labels(request).get("class", ""))).inc()
+        name = kind(request)
+        if len(seen) < _CLASSES:
+            seen.add(name)
+        counter.labels(str(refusal.status), name if name in seen else OTHERS).inc()
 
     return refused
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.plan import Plan
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
@@ -75,6 +76,23 @@ class Callers:
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"is not valid TOML: {error}", where=str(path), fix="correct the syntax there") from None
         return _Reader(str(path)).callers(data)
+
+    def fits(self, plan: Plan) -> None:
+        """ConfigError where the planned scheduler would read the tenant from elsewhere, which clients write."""
+        for item in plan.of("scheduler"):
+            sources, key = item.options.get("tenant_from"), item.options.get("tenant_key")
+            if isinstance(sources, list) and sources[:1] != ["xargs"]:
+                raise ConfigError(
+                    f"{item.name} reads tenants from {sources}, so that callers' tenants would not count",
+                    where=f"option tenant_from of {item.name}",
+                    fix='put "xargs" first, or take `callers` out',
+                )
+            if key is not None and key != self.tenant_key:
+                raise ConfigError(
+                    f"{item.name} reads tenants under {key!r}, and callers' tenants travel under {self.tenant_key!r}",
+                    where=f"option tenant_key of {item.name}",
+                    fix="give both the same name",
+                )
 
     def who(self, header: Callable[[str], str]) -> Caller | None:
         """Who asks, by the request's headers; None for nobody that is let in."""

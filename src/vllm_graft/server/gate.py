@@ -1,8 +1,8 @@
 """The gate: before vLLM reads a request, who asks is settled, and whom the scheduler would turn away is told so.
 
-An ASGI middleware, the innermost: vLLM's own check of API keys comes first. It writes the caller's tenant and capped
-priority into the request, in the place of whatever the client wrote there, and asks the planned queue's ``admit`` with
-the load that the engines publish. A refusal is an HTTP answer with a ``Retry-After``, and costs the engine nothing.
+An ASGI middleware, the innermost: vLLM's own check of API keys comes first. It notes who asks, by the request's
+headers alone (``enforcing.py`` sees to it that the engine hears of it), and asks the planned queue's ``admit`` with the
+load that the engines publish. A refusal is an HTTP answer with a ``Retry-After``, and costs the engine nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from typing import Any, Final
 
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.server.asked import Asked
-from vllm_graft.server.callers import CallersFile
+from vllm_graft.server.callers import Caller, CallersFile
+from vllm_graft.server.enforcing import ASKING
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -60,42 +62,62 @@ class Gate:
         self._let_in: deque[float] = deque()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that is turned away; hand on all others, as far as they concern us with who asks."""
-        asked = await Asked.read(scope, receive)
+        """Answer a request that is turned away; hand on all others as they came."""
+        asked = Asked.of(scope)
         if asked is None:
             await self._app(scope, receive, send)
             return
-        refusal = self._settle(asked) or self._ask(asked)
-        if refusal is not None:
-            self._refused(asked.waiting(), refusal)
-            await answer(send, refusal)
+        asking = self._who(asked)
+        if self._callers is not None and asking is None:
+            await _turn_away(scope, send, _NOBODY)
             return
-        await self._app(*asked.handed_on(), send)
+        if self._admit is not None:
+            receive = await asked.read(receive)
+            refusal = None if asked.gone else self._ask(_with(asked.waiting(), asking))
+            if refusal is not None:
+                await _turn_away(scope, send, refusal)
+                return
+        before = ASKING.set(asking)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            ASKING.reset(before)
 
-    def _settle(self, asked: Asked) -> Refusal | None:
-        """Write down who asks."""
-        if self._callers is None or asked.gone:
+    def _who(self, asked: Asked) -> tuple[str, Caller] | None:
+        if self._callers is None:
             return None
         callers = self._callers.now()
         caller = callers.who(asked.header)
-        if caller is None:
-            return _NOBODY
-        asked.set_caller(callers.tenant_key, caller.tenant, caller.capped(asked.priority))
-        return None
+        return None if caller is None else (callers.tenant_key, caller)
 
-    def _ask(self, asked: Asked) -> Refusal | None:
-        if self._admit is None or asked.gone:
-            return None
+    def _ask(self, request: WaitingRequest) -> Refusal | None:
+        assert self._admit is not None
         now = self._clock()
         unseen = self._let_in
         while unseen and now - unseen[0] > UNSEEN_S:
             unseen.popleft()
         load = self._load()
-        refusal = self._admit(asked.waiting(), Load(load.waiting + len(unseen), load.running, load.rate))
+        refusal = self._admit(request, Load(load.waiting + len(unseen), load.running, load.rate))
         if not isinstance(refusal, Refusal):
             unseen.append(now)
             return None
+        self._refused(request, refusal)
         return refusal
+
+
+def _with(request: WaitingRequest, asking: tuple[str, Caller] | None) -> WaitingRequest:
+    """The request as the engine will see it: with its caller's tenant and priority."""
+    if asking is None:
+        return request
+    key, caller = asking
+    return replace(request, priority=caller.capped(request.priority), extra={**request.extra, key: caller.tenant})
+
+
+async def _turn_away(scope: Scope, send: Send, refusal: Refusal) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": refusal.reason})
+    else:
+        await answer(send, refusal)
 
 
 def admits(queue: AdmissionQueue) -> bool:

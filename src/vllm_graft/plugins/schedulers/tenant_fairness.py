@@ -76,7 +76,8 @@ class TenantFairness(AdmissionQueue):
         return self._classes.refusal(request)
 
     def push(self, request: WaitingRequest) -> None:
-        """Among its tenant's."""
+        """Among its tenant's. One that runs and is pushed again is a session's next turn."""
+        self._refund(request)
         tenant, group = self._tenant(request), self._group(request)
         heap = self._groups.get(group)
         if heap is None:
