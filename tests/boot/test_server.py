@@ -131,6 +131,7 @@ def test_the_doctor_asks_the_server_too(server: Server, planned_module: Session)
     assert view is not None
     environment = {name: value for name, value in {**os.environ, **planned_module.env}.items() if value is not None}
     subprocess.run([sys.executable, "-c", STRANGER, view.run, view.plan.hash], env=environment, check=True)
+    time.sleep(1.1)  # each API server keeps what it was told for a second
     worse = run_command(planned_module, *asked)
     assert worse.returncode == 1
     assert "S006" in {finding["code"] for finding in json.loads(worse.stdout)["findings"]}

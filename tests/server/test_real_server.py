@@ -97,11 +97,17 @@ def test_who_asks_and_who_is_turned_away(graft: Session):
         assert [extra["tenant"] for _, extra in seen] == ["acme"] * 3
         assert seen[0][1]["other"] == "kept"
 
+        beams = {**ask, "use_beam_search": True, "n": 2, "priority": 1, "cache_salt": "mighty"}
+        assert post(server, beams, Authorization=key)[0] == 200
+        seen = [json.loads(line) for line in notes.read_text().splitlines()]
+        assert len(seen) > 4
+        assert {(priority, extra["tenant"]) for priority, extra in seen[3:]} == {(3, "acme")}
+
         for stream in (False, True):
             status, headers = post(server, {**ask, "max_tokens": 13, "stream": stream}, Authorization=key)
             assert (status, headers["retry-after"]) == (503, "7")
             assert json.loads(headers["body"])["error"]["message"] == "thirteen is too many"
-        assert len(notes.read_text().splitlines()) == 3
+        assert len(notes.read_text().splitlines()) == len(seen)
         assert 'vllm_graft_gate_refused_total{class="3",status="503"} 2.0' in server.get("/metrics")[1]
         assert states(server) == {"noting": "applied", "callers": "applied"}
 
