@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vllm_graft.contracts import Load, WaitingRequest
@@ -55,6 +55,7 @@ def test_without_admission_nobody_is_turned_away():
     assert PriorityFairness().admit(request(5), Load(100_000, 128, 1.0)) is None
 
 
+@example(1, 1, 1.9999999999999998, 0.0, 124, 1.0)
 @given(
     st.integers(1, 8), st.integers(1, 12), st.floats(0.01, 2), st.floats(0, 1), st.integers(0, 500), st.floats(0.1, 50)
 )

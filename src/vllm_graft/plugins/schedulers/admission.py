@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from vllm_graft.contracts import Item, Load, Refusal
 from vllm_graft.plugins.schedulers.classes import Classes
 from vllm_graft.plugins.schedulers.limits import count, number
+
+_ROUNDED: Final = 1 + 1e-9
+"""Who comes back when he was told to is not turned away for the last digit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Admission:
     def refusal(self, own: int, load: Load) -> Refusal | None:
         """Why a request of a class is turned away now, if it is. While the pace is not known, nobody is."""
         wait, limit = load.wait, self.limit_of(own)
-        if wait <= limit:
+        if wait <= limit * _ROUNDED:
             return None
         # The queue is worked off at a second per second: so much later its end is within the limit.
         after = math.ceil(wait - limit)
