@@ -20,7 +20,7 @@ from benchmarks.scheduling.figures import capacity_of, goals, row_of
 from benchmarks.scheduling.page import Run, page
 from benchmarks.scheduling.play import play
 from benchmarks.scheduling.policies import KNOWN, Policy, policy_of
-from benchmarks.scheduling.workloads import COMPARED, WORKLOADS, saturated
+from benchmarks.scheduling.workloads import WORKLOADS, saturated
 
 from vllm_graft.errors import ConfigError
 
@@ -42,8 +42,7 @@ def main() -> int:
     parser.add_argument(
         "--policy",
         action="append",
-        help=f"one of {', '.join(KNOWN)} or module:Class, with options after it; may be repeated. "
-        "Without it each workload has those that it says something about",
+        help=f"one of {', '.join(KNOWN)} or module:Class, with options after it; may be repeated, all without it",
     )
     parser.add_argument("--capacity", type=float, help="requests per second that can be served; measured without it")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
@@ -80,11 +79,8 @@ def wanted(args: argparse.Namespace) -> list[tuple[Policy, list[tuple[str, int]]
         raise ConfigError(f"{args.seeds!r} are no seeds", where="--seeds", fix=fix) from None
     if args.capacity is not None and not args.capacity > 0:
         raise ConfigError("must be above 0", where="--capacity", fix="correct it, or leave it out to measure it")
-    if args.policy:
-        chosen = dict.fromkeys(args.policy, names)
-    else:
-        chosen = {text: [name for name in names if text in COMPARED[name]] for text in KNOWN}
-    return [(policy_of(text), [(name, seed) for name in own for seed in seeds]) for text, own in chosen.items() if own]
+    runs = [(name, seed) for name in names for seed in seeds]
+    return [(policy_of(text), runs) for text in dict.fromkeys(args.policy or KNOWN)]
 
 
 def measured(jobs: list[tuple[Policy, list[tuple[str, int]]]], capacity: float | None) -> tuple[float, list[Run]]:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from benchmarks.scheduling.policies import ADMISSION, KNOWN
-
 from vllm_graft.plugins.platforms.simulated.workload import Request, Workload
 from vllm_graft.plugins.platforms.simulated.workload.description import generate
 
@@ -94,19 +92,6 @@ WORKLOADS: Final[dict[str, Callable[[float, int], Workload]]] = {
     "tenants": tenants,
 }
 """The workloads by name."""
-
-
-_BY_CLASS: Final = ("fcfs", "priority", "priority-fairness")
-
-COMPARED: Final[dict[str, tuple[str, ...]]] = {
-    "steady": KNOWN,
-    "burst": _BY_CLASS,
-    "burst-uniform": _BY_CLASS,
-    "overload": (*_BY_CLASS, ADMISSION),
-    "starved": _BY_CLASS,
-    "tenants": ("fcfs", "tenant-fairness"),
-}
-"""The policies that a workload says something about."""
 
 
 def engine_of(name: str) -> dict[str, Any]:
