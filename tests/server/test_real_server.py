@@ -190,3 +190,18 @@ def test_a_wrong_file_of_callers_stops_the_start(graft: Session):
     assert server.wait() != 0
     assert "callers.toml: caller 1: key_sha256 must be SHA-256 hashes" in server.tail()
     assert "acme-key" not in server.tail()
+
+
+def test_callers_without_an_api_server_stop_the_start(graft: Session):
+    """With gRPC nobody would be asked who he is. What that needs is not installed here, so the words are given."""
+    graft.plan('[defaults]\ncallers = "callers.toml"\n')
+    (graft.folder / "callers.toml").write_text(CALLERS)
+    graft.simulate()
+    done = graft.script(
+        "import sys\n"
+        "from vllm.engine.arg_utils import EngineArgs\n"
+        "sys.argv.append('--grpc')\n"
+        "EngineArgs(model=MODEL, max_model_len=64).create_engine_config()"
+    )
+    assert done.returncode != 0
+    assert "with --grpc there is no API server in which callers could be told apart" in done.stderr

@@ -16,7 +16,7 @@ from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.plan.catalogue import load
 from vllm_graft.points import point
 from vllm_graft.server.callers import CallersFile
-from vllm_graft.server.gate import Gate, admits
+from vllm_graft.server.gate import Gate
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -53,7 +53,7 @@ def _queue(plan: Plan, book: Ledger) -> tuple[PlanItem | None, AdmissionQueue | 
         kind = load(item.target, item.name, item.package)
         if isinstance(kind, type) and issubclass(kind, AdmissionQueue) and kind.admit is not AdmissionQueue.admit:
             queue = make(item, AdmissionQueue, plan, book)
-            if queue is not None and admits(queue):
+            if queue is not None:
                 return item, queue
     return None, None
 

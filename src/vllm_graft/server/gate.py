@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
 from typing import Any, Final
 
-from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
+from vllm_graft.contracts import Load, Refusal, WaitingRequest
 from vllm_graft.server.asked import Asked
 from vllm_graft.server.callers import Caller, CallersFile
 from vllm_graft.server.enforcing import ASKING
@@ -118,11 +118,6 @@ async def _turn_away(scope: Scope, send: Send, refusal: Refusal) -> None:
         await send({"type": "websocket.close", "code": 1008, "reason": refusal.reason})
     else:
         await answer(send, refusal)
-
-
-def admits(queue: AdmissionQueue) -> bool:
-    """Whether a queue has an ``admit`` of its own."""
-    return type(queue).admit is not AdmissionQueue.admit
 
 
 async def answer(send: Send, refusal: Refusal) -> None:
