@@ -8,7 +8,8 @@ were run, target with asynchronous scheduling within 5 %; and the makespan over 
 time, where the host costs nothing at all and requests that come at once are all there at once.
 
 Virtual time: modelled seconds per second of processor time (and of wall time, which other work on the machine makes
-longer), target at least 10, and whether two runs have equal digests.
+longer), target at least 10, and whether two runs have equal digests. Beside it the limit, from a third run: what the
+ratio would be if nothing but vLLM's own scheduler (`schedule` and `update_from_output`) took time.
 
 Real-time figures mean something on a quiet machine only; the load is printed beside them.
 """
@@ -21,6 +22,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,9 @@ rate = {rate}
     + LENGTHS
 )
 
+TIMED = "--timed"
+"""The first word of a run of this file that plays the command and times vLLM's scheduler."""
+
 VIRTUAL = (
     ("L40S", "llama-3-8b", 14, ()),
     ("H200", "llama-3-8b", 60, ()),
@@ -66,17 +72,46 @@ VIRTUAL = (
 
 
 def play(
-    folder: Path, text: str, device: str, model: str, speed: str, *more: str, at_a_time: int = 128
+    folder: Path, text: str, device: str, model: str, speed: str, *more: str, at_a_time: int = 128, timed: bool = False
 ) -> dict[str, Any]:
-    """One run of the command, in a process of its own."""
+    """One run of the command, in a process of its own; ``timed`` adds the seconds of vLLM's scheduler."""
     file = folder / "workload.toml"
     file.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "vllm_graft.cli", "simulate", "--model", model, "--device", device]
+    command = [sys.executable, *((__file__, TIMED) if timed else ("-m", "vllm_graft.cli"))]
+    command += ["simulate", "--model", model, "--device", device]
     command += ["--speed", speed, "--workload", str(file), "--json", "--max-num-seqs", str(at_a_time), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout)
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return {**facts, "scheduler_s": float(done.stderr.splitlines()[-1])} if timed else facts
+
+
+def timed_command(words: list[str]) -> int:
+    """The command in this process, with the seconds that vLLM's scheduler took as the last line on standard error."""
+    os.environ["GRAFT_SIMULATE"] = "1"  # before vLLM chooses its platform
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from vllm_graft.cli import main as command
+
+    clock, spent = time.perf_counter, 0.0
+
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal spent
+            began = clock()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                spent += clock() - began
+
+        return call
+
+    for name in ("schedule", "update_from_output"):
+        setattr(Scheduler, name, timed(getattr(Scheduler, name)))
+    status = command(words)
+    print(spent, file=sys.stderr)
+    return status
 
 
 def real_time(folder: Path, repeat: int, sizes: tuple[int, ...]) -> None:
@@ -105,10 +140,13 @@ def virtual_time(folder: Path) -> None:
         same = "equal digests" if first["digest"] == second["digest"] else "DIGESTS DIFFER"
         walls = " and ".join(f"{facts['modelled_per_wall']:.1f}" for facts in (first, second))
         cpus = " and ".join(f"{facts['modelled_s'] / facts['cpu_s']:.1f}" for facts in (first, second))
+        third = play(folder, text, device, model, "virtual", *more, timed=True)
+        limit = f"{third['modelled_s'] / third['cpu_s']:.1f} of {third['modelled_s'] / third['scheduler_s']:.1f}"
+        busy = f"device busy {100 * first['device_busy_share']:.0f} %"
         print(
             f"  {model:12} on {device:5} {' '.join(more):26} {first['modelled_s']:7.1f} s modelled: {cpus} times the "
-            f"processor's time, {walls} times the wall's, device busy {100 * first['device_busy_share']:.0f} %, {same} "
-            f"(load {load:.1f})",
+            f"processor's time, {walls} times the wall's, {busy}, {same}; "
+            f"{limit} that vLLM's scheduler alone would permit (load {load:.1f})",
             flush=True,
         )
 
@@ -128,4 +166,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(timed_command(sys.argv[2:]) if sys.argv[1:2] == [TIMED] else main())

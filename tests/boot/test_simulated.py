@@ -267,8 +267,7 @@ def register():
     import threading, time
     def later():
         from vllm.v1.core.sched.scheduler import Scheduler
-        before = Scheduler.schedule
-        while Scheduler.schedule is before:
+        while "graft" not in str(vars(Scheduler).keys()):
             time.sleep(0.01)
         ours = Scheduler.schedule
         Scheduler.schedule = lambda *args, **kwargs: ours(*args, **kwargs)
