@@ -8,22 +8,23 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu_worker import Worker
 
+Shares = list[list[int]]
+"""New tokens and context of each request in a step."""
+
 
 class RecordingWorker(Worker):
-    """vLLM's own worker, with a pair of CUDA events around each step."""
+    """vLLM's own worker, with a CUDA event at the end of each step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._steps: list[tuple[list[list[int]], float, torch.cuda.Event, torch.cuda.Event]] = []
-        self._begun: tuple[list[list[int]], float, torch.cuda.Event] | None = None
+        self._steps: list[tuple[Shares, float, torch.cuda.Event]] = []
+        self._begun: tuple[Shares, float] | None = None
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        """The forward pass, between its start on the device's own timeline and what ``sample_tokens`` notes."""
-        start = torch.cuda.Event(enable_timing=True)
+        """The forward pass."""
         began = time.perf_counter()
-        start.record()
         output = super().execute_model(scheduler_output)
-        self._begun = (_shares(scheduler_output), time.perf_counter() - began, start)
+        self._begun = (_shares(scheduler_output), time.perf_counter() - began)
         return output
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -33,8 +34,8 @@ class RecordingWorker(Worker):
         if self._begun is not None and self._begun[0]:
             end = torch.cuda.Event(enable_timing=True)
             end.record()
-            shares, spent, start = self._begun
-            self._steps.append((shares, spent + time.perf_counter() - began, start, end))
+            shares, spent = self._begun
+            self._steps.append((shares, spent + time.perf_counter() - began, end))
         self._begun = None
         return output
 
@@ -42,25 +43,23 @@ class RecordingWorker(Worker):
         """Begin anew."""
         self._steps.clear()
 
-    def recorded_steps(self) -> list[dict[str, Any]]:
-        """Each step but the first: [new tokens, context] of its requests, and milliseconds.
+    def recorded_steps(self) -> list[list[Any]]:
+        """Each step but the first, as `serving.py` keeps it.
 
-        ``ms``: from the end of the step before to its own; ``inside``: from its own start; ``host``: what launching it
-        took of this process's time.
+        [requests that decode, their mean context, [new tokens, context] of each prompt, milliseconds from the end of
+        the step before to its own on the device, milliseconds of this process to launch it]
         """
         torch.cuda.synchronize()
-        return [
-            {
-                "shares": shares,
-                "ms": round(before.elapsed_time(end), 3),
-                "inside": round(start.elapsed_time(end), 3),
-                "host": round(1000 * spent, 3),
-            }
-            for (*_, before), (shares, spent, start, end) in zip(self._steps, self._steps[1:], strict=False)
-        ]
+        made = []
+        for (*_, before), (shares, spent, end) in zip(self._steps, self._steps[1:], strict=False):
+            contexts = [context for new, context in shares if new == 1]
+            prompts = [share for share in shares if share[0] > 1]
+            mean = round(sum(contexts) / len(contexts)) if contexts else 0
+            made.append([len(contexts), mean, prompts, round(before.elapsed_time(end), 2), round(1000 * spent, 2)])
+        return made
 
 
-def _shares(output: Any) -> list[list[int]]:
+def _shares(output: Any) -> Shares:
     computed = {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs}
     cached = output.scheduled_cached_reqs
     computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))

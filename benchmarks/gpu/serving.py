@@ -1,12 +1,14 @@
 """One workload on a real H200 and on the simulated one: what a server's users would see, side by side.
 
-    PYTHONPATH=src:SITE python benchmarks/gpu/serving.py --measure FILE     # on the GPU; SITE has a CUDA build of vLLM
+    PYTHONPATH=src:SITE python benchmarks/gpu/serving.py --measure FOLDER   # on the GPU; SITE has a CUDA build of vLLM
     python benchmarks/gpu/serving.py [--speed virtual,1]                 # anywhere: simulate, and compare
 
 The workload is `serving.toml`: bursts, chat-like lengths, shared prefixes, on a Llama-3-8B shape with dummy weights.
-The real run goes through vLLM's asynchronous engine by the clock. The simulated one runs in virtual time, where the
-host costs nothing, or with speed 1 by the clock too, where this machine is the host. All have the same scheduler and
-the same settings. The recorded result of the H200 is `serving.json`.
+The real run goes through vLLM's asynchronous engine by the clock, and each step is noted: what it was made of, how long
+the host took to launch it, and how long it was on the device. The simulated runs are in virtual time, where vLLM's own
+work costs nothing, or with speed 1 by the clock too. Each is played twice: as the device alone would do it, and with
+`launch_ms` and `eager_ms` of the recorded host. All have the same scheduler and the same settings. What was recorded on
+the H200 lies in `serving.json` and `serving_steps.json`.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +37,8 @@ ENGINE = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "max_model_len": 
 MODEL = "llama-3-8b"
 
 
-async def measure(workload: Workload, steps: Path | None) -> dict[str, Any]:
-    """Play the workload on the device that is here; its steps are written to a file where one is named."""
+async def measure(workload: Workload) -> tuple[dict[str, Any], list[Any]]:
+    """Play the workload on the device that is here: what its users would see, and each step."""
     import torch
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -47,8 +52,7 @@ async def measure(workload: Workload, steps: Path | None) -> dict[str, Any]:
     args = AsyncEngineArgs(
         model=folder, served_model_name=MODEL, load_format="dummy", skip_tokenizer_init=True, **ENGINE
     )
-    if steps is not None:
-        args.worker_cls = "recording.RecordingWorker"
+    args.worker_cls = "recording.RecordingWorker"
     config = args.create_engine_config()
     counter = preemption_counter(alone=False)
     engine = AsyncLLM.from_vllm_config(config, stat_loggers=[counter])
@@ -60,25 +64,22 @@ async def measure(workload: Workload, steps: Path | None) -> dict[str, Any]:
         for played in (warm, workload):
             tape = Tape(played, Settings(), config)
             prompts = [prompt_of(request, tape.vocabulary) for request in played]
-            if steps is not None:
-                await engine.collective_rpc("forget_steps")
+            await engine.collective_rpc("forget_steps")
             start = time.monotonic() + 0.5
             await _all(tape, engine, prompts, start)
-        if steps is not None:
-            steps.write_text(json.dumps((await engine.collective_rpc("recorded_steps"))[0]), encoding="utf-8")
+        steps = (await engine.collective_rpc("recorded_steps"))[0]
         cache = config.cache_config
         tape.measured |= {"preemptions": counter.seen, "kv_tokens": (cache.num_gpu_blocks or 0) * cache.block_size}
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        return {**tape.report().as_dict(), "device": name, "workload": "serving.toml"}
+        return {**tape.report().as_dict(), "device": name, "workload": "serving.toml"}, steps
     finally:
         engine.shutdown()
 
 
 def table(real: dict[str, Any], simulated: dict[str, dict[str, Any]]) -> list[str]:
-    """The real run and the simulated ones, by their speed, side by side."""
-    named = ["virtual time" if speed == "virtual" else f"speed {speed}" for speed in simulated]
-    rows = [" | ".join(["| | H200", *(f"{name} | difference" for name in named)]) + " |"]
-    rows.append("|---" * (2 + 2 * len(named)) + "|")
+    """The real run and the simulated ones, by name, side by side."""
+    rows = [" | ".join(["| | H200", *(f"{name} | difference" for name in simulated)]) + " |"]
+    rows.append("|---" * (2 + 2 * len(simulated)) + "|")
     facts = [real, *simulated.values()]
     rows.append(_row("requests served", [each["done"] for each in facts], "{:.0f}"))
     rows.append(_row("output tokens/s", [each["output_tokens_per_s"] for each in facts], "{:.0f}"))
@@ -99,26 +100,50 @@ KINDS = (
 """Steps by the new tokens of prompts in them: name, least and most."""
 
 
-def step_table(steps: list[dict[str, Any]]) -> list[str]:
-    """The recorded steps beside the modelled ones, by what they are made of."""
-    roofline = Roofline(shape_of(find_model(MODEL).config), DEVICES["H200"])
+def recorded_steps(folder: Path) -> list[Step]:
+    """The steps of the real run."""
+    return [Step(*each) for each in json.loads((folder / "serving_steps.json").read_text(encoding="utf-8"))]
+
+
+def step_table(steps: list[Step], launch: str) -> list[str]:
+    """The recorded steps beside the modelled ones, without and with the host's part, by what they are made of."""
+    shape = shape_of(find_model(MODEL).config)
+    device, hosted = (Roofline(shape, replace(DEVICES["H200"], **_keys(each))) for each in (None, launch))
     rows = [
-        "| steps | how many | requests | measured | modelled | difference | launched in |",
-        "|---|---|---|---|---|---|---|",
+        "| steps | how many | requests | launched in | took | modelled | difference | with the host | difference |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, least, most in KINDS:
-        chosen = [each for each in steps if least <= sum(new for new, _ in each["shares"] if new > 1) <= most]
-        if not chosen:
-            continue
-        ms = statistics.mean(each["ms"] for each in chosen)
-        modelled = 1000 * statistics.mean(roofline.seconds([Work(*one) for one in each["shares"]]) for each in chosen)
-        requests = statistics.mean(len(each["shares"]) for each in chosen)
-        host = statistics.mean(each["host"] for each in chosen)
-        rows.append(
-            f"| {name} | {len(chosen)} | {requests:.0f} | {ms:.2f} ms | {modelled:.2f} ms | "
-            f"{100 * (modelled / ms - 1):+.1f} % | {host:.2f} ms |"
-        )
+        chosen = [each for each in steps if least <= sum(new for new, _ in each.prompts) <= most]
+        requests = statistics.mean(each.decoding + len(each.prompts) for each in chosen)
+        host, ms = (statistics.mean(getattr(each, key) for each in chosen) for key in ("host_ms", "ms"))
+        cells = [name, f"{len(chosen)}", f"{requests:.0f}", f"{host:.1f} ms", f"{ms:.1f} ms"]
+        for model in (device, hosted):
+            modelled = 1000 * statistics.mean(model.seconds(each.works()) for each in chosen)
+            cells += [f"{modelled:.1f} ms", f"{100 * (modelled / ms - 1):+.1f} %"]
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
+
+
+def _keys(launch: str | None) -> dict[str, float]:
+    """The keys of a device that say how long its host takes to launch a step."""
+    return dict(zip(("launch_ms", "eager_ms"), map(float, launch.split(",")), strict=True)) if launch else {}
+
+
+class Step(NamedTuple):
+    """One step as `recording.py` notes it."""
+
+    decoding: int
+    context: int
+    """The mean one of those that decode."""
+    prompts: list[list[int]]
+    """New tokens and context of each."""
+    ms: float
+    host_ms: float
+
+    def works(self) -> list[Work]:
+        """Its requests; reading the KV cache takes a time in proportion, so a mean serves as well."""
+        return [Work(1, self.context)] * self.decoding + [Work(*prompt) for prompt in self.prompts]
 
 
 class Work(NamedTuple):
@@ -134,35 +159,43 @@ def _row(name: str, figures: list[float], form: str) -> str:
     return " | ".join([f"| {name}", form.format(first), *cells]) + " |"
 
 
+def simulate(workload: Workload, speed: str, launch: str | None) -> dict[str, Any]:
+    """Play the workload on the modelled device; ``launch`` is what its host needs, as on the command line."""
+    keys = "".join(f"{key} = {value}\n" for key, value in _keys(launch).items())
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "graft.toml"
+        file.write_text(f'[device.this]\nbased_on = "H200"\n{keys}', encoding="utf-8")
+        os.environ["GRAFT_CONFIG"] = str(file)
+        return run(workload, {"model": MODEL, **ENGINE}, {"device": "this", "speed": speed}).as_dict()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="play it on the GPU that is here, and record")
-    parser.add_argument(
-        "--recorded", type=Path, default=HERE / "serving.json", help="the recorded result to compare to"
-    )
-    parser.add_argument(
-        "--steps", type=Path, metavar="FILE", help="with --measure: record each step too; else compare them"
-    )
+    parser.add_argument("--measure", type=Path, metavar="FOLDER", help="play it on the GPU that is here, and record")
+    parser.add_argument("--recorded", type=Path, default=HERE, metavar="FOLDER", help="the recorded results")
     parser.add_argument("--speed", default="virtual", help="virtual, 1, or both, with a comma between them")
+    parser.add_argument(
+        "--launch", default="16,35", metavar="MS,MS", help="launch_ms and eager_ms of the host that was recorded"
+    )
     args = parser.parse_args()
     workload = read(HERE / "serving.toml")
     if args.measure is not None:
-        measured = asyncio.run(measure(workload, args.steps))
-        args.measure.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        measured, steps = asyncio.run(measure(workload))
+        (args.measure / "serving.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        lines = ",\n".join(map(json.dumps, steps))
+        (args.measure / "serving_steps.json").write_text(f"[{lines}]\n", encoding="utf-8")
         print(json.dumps({key: value for key, value in measured.items() if key != "groups"}))
         return 0
-    if args.steps is not None:
-        print("\n".join(step_table(json.loads(args.steps.read_text(encoding="utf-8")))))
-        return 0
-    real = json.loads(args.recorded.read_text(encoding="utf-8"))
-    simulated = {
-        speed: run(workload, {"model": MODEL, **ENGINE}, {"device": "H200", "speed": speed}).as_dict()
-        for speed in args.speed.split(",")
-    }
+    print("\n".join(step_table(recorded_steps(args.recorded), args.launch)), end="\n\n")
+    real = json.loads((args.recorded / "serving.json").read_text(encoding="utf-8"))
+    simulated = {}
+    for speed in args.speed.split(","):
+        name = "virtual time" if speed == "virtual" else f"speed {speed}"
+        for label, launch in ((name, None), (f"{name}, launches of {args.launch} ms", args.launch)):
+            facts = simulated[label] = simulate(workload, speed, launch)
+            busy = f"device busy {100 * facts['device_busy_share']:.1f} %"
+            print(f"{label}: {facts['modelled_s']:.1f} s in {facts['wall_s']:.1f} s, {busy}", file=sys.stderr)
     print("\n".join(table(real, simulated)))
-    for speed, facts in simulated.items():
-        busy = f"device busy {100 * facts['device_busy_share']:.1f} %"
-        print(f"speed {speed}: {facts['modelled_s']:.1f} s in {facts['wall_s']:.1f} s, {busy}", file=sys.stderr)
     return 0
 
 

@@ -5,7 +5,9 @@ import json
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -193,22 +195,49 @@ class TestRoofline:
         assert sum(seconds) == pytest.approx(whole.seconds([Work(1, 100)] * 8), rel=0.01)
         assert staged.weight_bytes < 0.4 * whole.weight_bytes
 
+    def test_a_step_with_prompts_takes_what_the_host_needs_to_launch_it(self, device):
+        slow = replace(device, launch_ms=200.0, eager_ms=300.0, graph_tokens=512)
+        fast, model = Roofline(shape_of(LLAMA), device), Roofline(shape_of(LLAMA), slow)
+        decode, drafts, small, large, huge = (
+            [Work(1, 900)] * 8,
+            [Work(5, 900)] * 8,
+            [Work(1, 900)] * 8 + [Work(504, 504)],
+            [Work(1, 900)] * 8 + [Work(505, 505)],
+            [Work(8192, 8192)],
+        )
+        assert model.seconds(decode) == fast.seconds(decode)
+        assert model.seconds(drafts) == fast.seconds(drafts)
+        assert fast.seconds(small) < 0.2
+        assert model.seconds(small) == pytest.approx(0.2)
+        assert fast.seconds(large) < 0.3
+        assert model.seconds(large) == pytest.approx(0.3)
+        assert model.seconds(huge) == fast.seconds(huge) > 0.3
+
+    def test_each_stage_launches_its_own_layers(self, device):
+        model = Roofline(shape_of(LLAMA), replace(device, launch_ms=400.0), pipeline=4)
+        assert model.stage_seconds([Work(100, 100)]) == pytest.approx([0.1] * 4)
+
     def test_layers_that_do_not_divide_go_where_vllm_puts_them(self):
         from vllm_graft.plugins.platforms.simulated.roofline import _split
 
         assert _split(34, 4) == [(0, 8), (8, 17), (17, 26), (26, 34)]
 
 
-@pytest.fixture(scope="module")
-def calibration():
-    """The benchmark's module, with the recorded steps."""
-    spec = importlib.util.spec_from_file_location("calibration", BENCHMARKS / "calibration.py")
+def benchmark(name: str, file: str) -> ModuleType:
+    """A benchmark's module."""
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["calibration"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def calibration():
+    """The benchmark's module, with the recorded steps."""
+    return benchmark("calibration", "calibration.py")
 
 
 class TestCalibration:
@@ -230,6 +259,11 @@ class TestCalibration:
     def test_the_documentation_shows_the_tables(self, calibration):
         page = (BENCHMARKS.parent / "docs" / "simulated.md").read_text(encoding="utf-8")
         assert "\n".join(calibration.tables(DEVICES["H200"])) in page
+
+    def test_the_documentation_shows_a_servers_steps(self):
+        serving = benchmark("serving", "gpu/serving.py")
+        page = (BENCHMARKS.parent / "docs" / "simulated.md").read_text(encoding="utf-8")
+        assert "\n".join(serving.step_table(serving.recorded_steps(BENCHMARKS / "gpu"), "16,35")) in page
 
 
 class TestDevices:

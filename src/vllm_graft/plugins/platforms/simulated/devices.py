@@ -2,7 +2,8 @@
 
 ``compute``, ``weights``, ``kv``, ``layer_us`` and ``request_us`` were fitted to steps that an H200 took under vLLM
 0.32.0 (``benchmarks/calibration.py`` prints fit and error). Other devices have their own peaks and borrow these five:
-expect the right shape of a curve from them, not its exact height.
+expect the right shape of a curve from them, not its exact height. ``launch_ms`` and ``eager_ms`` belong to the host
+and not to the device: nothing, until you measure yours.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ class Device:
     """What a layer costs besides: launches, norms, everything small."""
     request_us: float = 6.62
     """What a request costs besides, each step: logits, sampling, its row of the block table."""
+    launch_ms: float = 0.0
+    """What a step with prompts in it takes at least, because the host has that much to do to launch it."""
+    eager_ms: float = 0.0
+    """The same of a step with more tokens than ``graph_tokens``, which is launched piece by piece."""
+    graph_tokens: float = 512
+    """The largest step that vLLM captures as a CUDA graph."""
     reserve_gb: float = 1.35
     """Memory that neither weights, activations nor the KV cache get: the driver's context, graphs, workspaces."""
 
@@ -63,6 +70,8 @@ DEVICES: Final[Mapping[str, Device]] = {
     "L40S": Device(memory_gb=48.31, bandwidth_gb_s=864, tflops=362, link_gb_s=32, link_us=20.0),
 }
 """The devices that ship: SXM modules of 141, 80 and 80 GB, and the 48 GB card, whose neighbours are on PCIe."""
+
+_MAY_BE_NOTHING: Final = ("link_us", "layer_us", "request_us", "launch_ms", "eager_ms", "graph_tokens", "reserve_gb")
 
 Table = Mapping[str, tuple[object, str]]
 """A ``[device.NAME]`` table: value and origin by key."""
@@ -125,7 +134,7 @@ def _base(name: str, table: Table) -> Device | None:
 
 def _number(key: str, value: object, origin: str) -> float:
     share = key in ("compute", "weights", "kv")
-    smallest = 0.0 if key in ("link_us", "layer_us", "request_us", "reserve_gb") else 1e-9
+    smallest = 0.0 if key in _MAY_BE_NOTHING else 1e-9
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     if not (smallest <= number < math.inf) or (share and number > 1):
         wanted = (

@@ -4,6 +4,7 @@
     attention = for each request, max(KV read / bandwidth, multiplications / arithmetic)
     step      = linear + attention + a constant per layer and per request + exchange between devices
 
+A step with prompts in it takes at least as long as the host needs to launch it, where the device's table says so.
 Tensor parallel devices share weights, KV cache and arithmetic, and exchange each layer's activations twice. Pipeline
 stages hold consecutive layers; a batch passes from one to the next.
 """
@@ -53,7 +54,8 @@ class Roofline:
         if not tokens:
             return [0.0] * len(self._stages)
         last = len(self._stages) - 1
-        return [
+        launch = self._launch(works, tokens) / len(self.shape.layers)
+        seconds = [
             self._linear(stage, tokens, len(works) if index == last else 0)
             + sum(count * self._attention(window, works) for window, count in stage.windows.items())
             + 1e-6 * self.device.layer_us * stage.depth
@@ -61,6 +63,7 @@ class Roofline:
             + self._exchange(stage, tokens, passes_on=index != last)
             for index, stage in enumerate(self._stages)
         ]
+        return [max(each, launch * stage.depth) for each, stage in zip(seconds, self._stages, strict=True)]
 
     def seconds(self, batch: Iterable[Work]) -> float:
         """How long a batch takes from end to end."""
@@ -76,6 +79,11 @@ class Roofline:
         """The most that a step holds besides weights and KV cache."""
         inner = (3 * self.shape.widest / self._tensor + 4 * self.shape.hidden) * ACTIVATION_BYTES
         return batched_tokens * inner + 12.0 * sequences * self.shape.vocabulary / self._tensor
+
+    def _launch(self, works: list[Work], tokens: int) -> float:
+        """What the host needs to launch a step; one without prompts is a graph that is replayed, and counts nothing."""
+        least = self.device.eager_ms if tokens > self.device.graph_tokens else self.device.launch_ms
+        return 1e-3 * least if least and any(work.new_tokens > FEW for work in works) else 0.0
 
     def _linear(self, stage: _Stage, tokens: int, sampled: int) -> float:
         head = self.shape.vocabulary * self.shape.hidden if sampled else 0
