@@ -8,12 +8,15 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from vllm_graft import sockets
 from vllm_graft.cli import main, simulate
 from vllm_graft.cli.simulated import folder_of, number, render, summary
 from vllm_graft.errors import ConfigError
@@ -266,6 +269,19 @@ def test_a_planned_scheduler_changes_the_order(graft: Session):
     assert order() == ["first", "short", "text", "middle", "long"]
 
 
+@pytest.fixture
+def scratch(graft: Session) -> Iterator[Path]:
+    """The folder for temporary files of what a test starts, near enough to the root for sockets."""
+    with tempfile.TemporaryDirectory() as name:
+        graft.env |= {"TMPDIR": name, sockets.VARIABLE: None}
+        yield Path(name)
+
+
+def left_in(scratch: Path) -> list[str]:
+    """Sockets that are left, and the folders that were made for them."""
+    return [each.name for each in scratch.rglob("*") if each.is_socket() or each.name.startswith("vllm-graft-")]
+
+
 class Playing:
     """A run by the clock on a terminal, in a session of its own."""
 
@@ -316,10 +332,11 @@ class Playing:
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_ctrl_c_ends_a_run_with_what_was_measured(graft: Session):
+def test_ctrl_c_ends_a_run_with_what_was_measured(graft: Session, scratch: Path):
     """By the clock, with the engine in a process of its own: a bar on the terminal, figures, nothing left behind."""
     run = Playing(graft)
     run.until(b"s modelled [")
+    assert len(left_in(scratch)) > 1, "a folder with sockets in it, as long as it runs"
     os.killpg(run.process.pid, signal.SIGINT)
     output = run.end()
     assert run.process.returncode == 130, run.shown[-3000:]
@@ -330,11 +347,12 @@ def test_ctrl_c_ends_a_run_with_what_was_measured(graft: Session):
     assert facts["reasons"] == {"the run ended before it did": facts["aborted"]}
     assert facts["tpot_s"]["p50"] > 0.004
     assert leftovers(run.process.pid) == []
+    assert left_in(scratch) == []
 
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_an_engine_that_dies_in_the_middle(graft: Session):
+def test_an_engine_that_dies_in_the_middle(graft: Session, scratch: Path):
     """An error that says so, and no process is left behind."""
     run = Playing(graft)
     run.until(b"s modelled [")
@@ -344,6 +362,7 @@ def test_an_engine_that_dies_in_the_middle(graft: Session):
     assert output == b""
     assert b"engine core: the engine died in the middle of the run. Next: look for its last words above" in run.shown
     assert leftovers(run.process.pid) == []
+    assert left_in(scratch) == []
 
 
 @pytest.mark.engine
@@ -384,7 +403,7 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_a_server_streams_refuses_and_stops(graft: Session):
+def test_a_server_streams_refuses_and_stops(graft: Session, scratch: Path):
     """`simulate` without a workload: two devices in one process, twenty times as fast as real time."""
     before = set(os.listdir("/dev/shm"))
     port = free_port()
@@ -416,6 +435,7 @@ def test_a_server_streams_refuses_and_stops(graft: Session):
             (session,) = children(process.pid)
             engines = [row for row in members(session) if "EngineCore" in row or "Worker" in row]
             assert len(engines) == 1, "one process stands for both devices"
+            assert len(left_in(scratch)) > 1, "a folder with sockets in it, as long as it runs"
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 0, log.read_text()[-3000:]
@@ -425,3 +445,4 @@ def test_a_server_streams_refuses_and_stops(graft: Session):
     assert leftovers(session) == []
     left = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("psm_", "sem."))}
     assert left == set(), "shared memory of the server's is left"
+    assert left_in(scratch) == []

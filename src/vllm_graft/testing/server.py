@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
+from vllm_graft import sockets
 from vllm_graft.errors import StartError
 from vllm_graft.ledger import RunView, folder, runs
 
@@ -50,6 +51,7 @@ class Server:
         self._program = list(program or [sys.executable, "-m", "vllm_graft.boot.launch", "serve"])
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
+        self._sockets: Path | None = None
         self.host = _argument(self.arguments, "--host") or "127.0.0.1"
         self.port = int(_argument(self.arguments, "--port") or 8000)
 
@@ -68,9 +70,11 @@ class Server:
     def start(self) -> Server:
         """Start the process; does not wait."""
         self._output = self.log.open("ab") if self.log is not None else None
+        self._sockets = sockets.make(self._env)
+        lent = {sockets.VARIABLE: str(self._sockets)} if self._sockets is not None else {}
         self._process = subprocess.Popen(
             [*self._program, *self.arguments],
-            env=self._env,
+            env={**self._env, **lent},
             cwd=self._cwd,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -156,6 +160,7 @@ class Server:
                 self._process.wait(_STOP_S)
         self._end_session()
         status = self._process.wait()
+        sockets.remove(self._sockets)
         if self._output is not None:
             self._output.close()
             self._output = None

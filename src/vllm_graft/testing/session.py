@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft import sockets
 from vllm_graft.errors import SetupError
 from vllm_graft.ledger import RunView, runs
 from vllm_graft.ledger.folder import home_in
@@ -57,6 +58,9 @@ class Session:
             "GRAFT_STATE_DIR": str(folder / "state"),
             "PYTHONPATH": python_path(self.site),
         }
+        self._sockets = sockets.make(os.environ)
+        if self._sockets is not None:
+            self.env[sockets.VARIABLE] = str(self._sockets)
         self._servers: list[Server] = []
 
     def plan(self, text: str) -> None:
@@ -140,9 +144,10 @@ class Session:
         return runs(self.state)
 
     def close(self) -> None:
-        """Stop every server the test left running."""
+        """Stop every server the test left running, and remove their sockets."""
         for server in self._servers:
             server.stop()
+        sockets.remove(self._sockets)
 
     def _check_platform(self) -> None:
         platforms = sys.modules.get("vllm.platforms")

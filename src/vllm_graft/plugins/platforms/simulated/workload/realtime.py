@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft import sockets
 from vllm_graft.errors import StartError
-from vllm_graft.plugins.platforms.simulated.workload.engine import preemption_counter, rejections, sampling
+from vllm_graft.plugins.platforms.simulated.workload.engine import (
+    preemption_counter,
+    rejections,
+    sampling,
+    surroundings,
+)
 from vllm_graft.plugins.platforms.simulated.workload.prompts import prompt_of
 
 if TYPE_CHECKING:
@@ -28,7 +35,8 @@ _ASK_S: Final = 5.0
 
 def play(tape: Tape) -> None:
     """Plays the tape's workload; Ctrl-C ends it early."""
-    asyncio.run(_play(tape))
+    with sockets.lent(os.environ) as variables, surroundings(variables):
+        asyncio.run(_play(tape))
 
 
 async def _play(tape: Tape) -> None:
