@@ -104,3 +104,49 @@ def test_virtual_time_gives_the_same_every_time_and_on_every_release(graft: Sess
         assert report["kv_tokens"] == 2496
         assert report["modelled_s"] > report["makespan_s"] > 10
         assert report["digest"] == DIGESTS[scheduling], report["vllm"]
+
+
+QUIET = """
+import json
+from vllm_graft.plugins.platforms.simulated.workload import Request, Workload, run
+load = Workload([Request(round(0.908485 * n, 6), 5, prompt_tokens=10, id=f"r{n}") for n in range(40)])
+report = run(load, {"model": "llama-3-8b", "max_model_len": 200}, {"device": DEVICE, "speed": "virtual"})
+print("REPORT " + json.dumps(report.as_dict()), flush=True)
+"""
+
+LATE = """
+import time
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+
+class Late(AsyncScheduler):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.opens_at = time.time() + 3.0
+    def schedule(self, *args, **kwargs):
+        if time.time() < self.opens_at:
+            return SchedulerOutput.make_empty()
+        return super().schedule(*args, **kwargs)
+"""
+
+
+@pytest.mark.parametrize("device", ["H200", "instant"])
+def test_a_device_that_idles_between_requests(graft: Session, device: str):
+    """The clock jumps from one arrival to the next, also to those that a float cannot hold to the nanosecond."""
+    done = graft.script(QUIET.replace("DEVICE", repr(device)), timeout_s=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (report,) = (json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("REPORT "))
+    assert report["done"] == 40
+    assert 0.908485 * 39 <= report["modelled_s"] < 0.908485 * 39 + 0.1
+    assert report["queue_s"]["max"] < 0.01
+
+
+def test_a_scheduler_that_waits_for_a_moment(graft: Session):
+    """Nothing is launched until then, and time passes all the same."""
+    graft.package("acme", {}, {"acme": LATE})
+    late = QUIET.replace("DEVICE", "'H200'").replace('"max_model_len"', '"scheduler_cls": "acme.Late", "max_model_len"')
+    done = graft.script(late, timeout_s=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (report,) = (json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("REPORT "))
+    assert report["done"] == 40
+    assert 2.9 < report["queue_s"]["max"] < 3.1

@@ -412,6 +412,18 @@ class TestTime:
         clock.wait_until(40.0)
         assert slept == [2.0]
 
+    def test_a_moment_that_is_reached_has_come(self):
+        clock = VirtualClock()
+        start = clock.now()
+        early = 0
+        for number in range(1, 4000):
+            moment = start + round(number * 0.001237, 6)
+            clock.wait_until(moment)
+            early += clock.now() < moment
+            clock.reach(moment)
+            assert moment <= clock.now() < moment + 1e-6
+        assert early, "or there is nothing to test"
+
     def test_virtual_time_takes_the_place_of_pythons_and_gives_it_back(self):
         originals = {name: getattr(time, name) for name in ("time", "monotonic", "perf_counter", "time_ns")}
         clock = VirtualClock()

@@ -15,6 +15,9 @@ from typing import Final
 _EPOCH_NS: Final = 1_000_000_000 * 10**9
 """Where virtual time begins, the same in every run: seconds as floats are then the same to the last bit."""
 
+_GRAIN_NS: Final = 128
+"""More than the distance between two floats there."""
+
 _REPLACED: Final = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 
 
@@ -49,6 +52,12 @@ class VirtualClock:
     def wait_until(self, moment: float) -> None:
         """Lets the time up to that moment pass at once."""
         self._ns = max(self._ns, round(moment * 1e9))
+
+    def reach(self, moment: float) -> None:
+        """The same, and ``now`` is not before that moment: at this size a float cannot tell every nanosecond."""
+        self.wait_until(moment)
+        while self.now() < moment:
+            self._ns += _GRAIN_NS
 
     def install(self) -> None:
         """Have ``time.time`` and its like give this clock's time; threads and sockets keep to the real one."""

@@ -22,6 +22,9 @@ _GARBAGE: Final = (50_000, 20, 100)
 """How many new objects make Python look for unreachable cycles. A run makes many that live for a while, and few cycles;
 looking as often as Python does by default takes a tenth of the run's time."""
 
+_LOOK_S: Final = 0.001
+"""How far the clock moves at a time while a queue holds every request back: it may wait for a moment to come."""
+
 
 def play(tape: Tape) -> None:
     """Plays the tape's workload; Ctrl-C ends it early."""
@@ -68,6 +71,7 @@ def _seldom_collecting() -> Iterator[None]:
 
 def _loop(tape: Tape, engine: Any, start: float) -> None:
     coming, playing = deque(tape.workload), dict[str, "Request"]()
+    idle = _Idle(engine, tape)
     while coming or playing:
         now = VIRTUAL_CLOCK.now()
         while coming and start + coming[0].at <= now:
@@ -76,11 +80,31 @@ def _loop(tape: Tape, engine: Any, start: float) -> None:
                 playing[request.id] = request
         if not playing:
             if coming:
-                VIRTUAL_CLOCK.wait_until(start + coming[0].at)
+                VIRTUAL_CLOCK.reach(start + coming[0].at)
             continue
         for output in engine.step():
             if output.finished:
                 tape.ended(playing.pop(output.request_id), output, start, VIRTUAL_CLOCK.now() - start)
+        if playing and VIRTUAL_CLOCK.now() == now and idle.lasts():
+            soon = now + _LOOK_S
+            VIRTUAL_CLOCK.reach(min(soon, start + coming[0].at) if coming else soon)
+
+
+class _Idle:
+    """Whether the engine has stopped: requests wait, and its scheduler lets none through, step after step."""
+
+    def __init__(self, engine: Any, tape: Tape) -> None:
+        self._engine = engine
+        self._most = tape.config.parallel_config.pipeline_parallel_size + 2
+        self._launched = -1
+        self._rounds = 0
+
+    def lasts(self) -> bool:
+        """Asked after a round that took no time: whether more rounds launched nothing than steps can be in flight."""
+        launched = _steps(self._engine)["steps"]
+        self._rounds = self._rounds + 1 if launched == self._launched else 0
+        self._launched = launched
+        return self._rounds > self._most
 
 
 def _admitted(tape: Tape, engine: Any, request: Request, start: float) -> bool:
@@ -98,8 +122,13 @@ def _admitted(tape: Tape, engine: Any, request: Request, start: float) -> bool:
     return True
 
 
+def _steps(engine: Any) -> dict[str, float]:
+    loads: list[dict[str, float]] = engine.collective_rpc("simulated_load")
+    return max(loads, key=lambda each: each["steps"])
+
+
 def _load(engine: Any, tape: Tape) -> dict[str, Any]:
-    load = max(engine.collective_rpc("simulated_load"), key=lambda each: each["steps"])
+    load = _steps(engine)
     cache = tape.config.cache_config
     return {
         "steps": int(load["steps"]),
