@@ -2,7 +2,8 @@
 
 Without --cpu, each release is its bare Python sources on the simulated accelerator, with the packages of the
 interpreter that runs this. With --cpu, each is a real build for CPUs in an environment of its own below .venvs.
-What stands after -- goes to pytest. The exit status is 1 where a test failed or a suite proved nothing.
+With --from, nothing is run: the results are those of runs that printed them with --json. What stands after -- goes
+to pytest. The exit status is 1 where a test failed or a suite proved nothing.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def arguments(given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--suites", metavar="LIST", help="for example plan,boot; all without it")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="run N suites at a time; 1 without it")
     parser.add_argument("--json", action="store_true", help="print a list of results instead of the table")
-    parser.add_argument("--table", type=Path, metavar="PAGE", help="write the table into this page, between its marks")
+    parser.add_argument("--table", type=Path, metavar="PAGE", help="merge the results into the table of this page")
+    told = "take the results from what --json printed, and run nothing; may be given again, the last counts"
+    parser.add_argument("--from", dest="files", type=Path, action="append", default=[], metavar="FILE", help=told)
     found = parser.parse_args(given[:place])
     known = CPU_RELEASES if found.cpu else RELEASES
     found.releases = _chosen(parser, "release", found.releases, known)
@@ -97,6 +100,8 @@ def arguments(given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if found.table and not table.has_place(found.table, found.target):
         marks = f"<!-- {found.target} --> and <!-- /{found.target} -->"
         parser.error(f"{found.table} has no place for the table; write {marks} there, on lines of their own")
+    if found.table:
+        _readable(parser, found.table, found.target)
     if found.paths and found.suites:
         parser.error("--suites names suites of vllm-graft; leave it out, or the paths")
     named = _chosen(parser, "suite", found.suites, tuple(offered))
@@ -104,6 +109,7 @@ def arguments(given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if found.paths:
         every = "compiled or not compiled" if found.cpu else "not compiled"
         found.suites = [Suite(path, (path,), every, Path.cwd()) for path in _existing(parser, found.paths)]
+    found.results = _results(parser, found.files, found.releases, [suite.name for suite in found.suites])
     return found, list(given[place + 1 :])
 
 
@@ -122,29 +128,61 @@ def _existing(parser: argparse.ArgumentParser, paths: Sequence[str]) -> list[str
     return list(paths)
 
 
+def _readable(parser: argparse.ArgumentParser, page: Path, mark: str) -> None:
+    # Asked before anything is run: results that cannot be merged after an hour are lost.
+    try:
+        table.read(page, mark)
+    except ValueError as error:
+        parser.error(f"the table between the marks {mark} of {page} cannot be read: {error}; mend or delete it")
+
+
+def _results(
+    parser: argparse.ArgumentParser, files: Sequence[Path], releases: Sequence[str], names: Sequence[str]
+) -> list[Cell]:
+    found: dict[tuple[str, str], Cell] = {}
+    for file in files:
+        try:
+            cells = [Cell.from_dict(values) for values in json.loads(file.read_text(encoding="utf-8"))]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            parser.error(f"{file} is no list of results as --json prints it: {error!r}")
+        for cell in cells:
+            if cell.release not in releases or cell.suite not in names:
+                asked = "is not asked for; there are --cpu, --releases, --suites, and paths for tests of your own"
+                parser.error(f"{file}: {cell.suite} on {cell.release} {asked}")
+            found[cell.release, cell.suite] = cell
+    return list(found.values())
+
+
 def caption() -> str:
     """Under what circumstances the figures came about."""
     python = platform.python_version()
     return f"vllm-graft {vllm_graft.__version__}, Python {python}, {os.cpu_count()} cores:"
 
 
+def run_asked(asked: argparse.Namespace, options: Sequence[str]) -> list[Cell]:
+    """Fetch or make what is missing, and run the suites."""
+    releases = [built(version) if asked.cpu else bare(version) for version in asked.releases]
+    return run_all(releases, asked.suites, options, asked.jobs)
+
+
 def main(given: Sequence[str] | None = None) -> int:
-    """Fetch or make what is missing, run the suites, print the result."""
+    """Run the suites, or take what runs elsewhere came to; print the result, and write it into a page."""
     asked, options = arguments(sys.argv[1:] if given is None else given)
     began = time.monotonic()
     try:
-        releases = [built(version) if asked.cpu else bare(version) for version in asked.releases]
-        cells = run_all(releases, asked.suites, options, asked.jobs)
+        cells = asked.results if asked.files else run_asked(asked, options)
     except FetchFailed as failure:
         say(str(failure))
         return 2
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    rows = table.grid(cells)
-    print(json.dumps([cell.as_dict() for cell in cells], indent=2) if asked.json else table.plain(rows))
+    print(json.dumps([cell.as_dict() for cell in cells], indent=2) if asked.json else table.plain(table.grid(cells)))
     if asked.table:
-        table.write(asked.table, asked.target, f"{caption()}\n\n{table.markdown(rows)}")
+        known = CPU_RELEASES if asked.cpu else RELEASES
+        ours = [] if asked.paths else [suite.name for suite in (CPU_SUITES if asked.cpu else SUITES)]
+        above = table.UNKNOWN if asked.files else caption()
+        table.merge(asked.table, asked.target, cells, above, ours, known)
     again = f"make {asked.target} RELEASES={{release}} ARGS=" + ("{suite}" if asked.paths else '"--suites {suite}"')
     for line in table.complaints(cells, again):
         print(line, file=sys.stderr)

@@ -8,7 +8,7 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 CELL = ROOT / "scripts" / "cell.py"
+NO_RESULT = "no result"
+SHOWN = re.compile(r"(?P<passed>\d+)( of (?P<run>\d+))?(, (?P<skipped>\d+) skipped)? in (?P<seconds>\d+) s")
 
 RELEASES = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
 CPU_RELEASES = ("0.27.1", "0.30.0", "0.32.0")
@@ -91,9 +93,26 @@ class Cell:
         """For JSON."""
         return {**asdict(self), "ok": self.ok}
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Cell:
+        """What :meth:`as_dict` was made of."""
+        cell = cls(**{field.name: values[field.name] for field in fields(cls)})
+        return replace(cell, failures=tuple(cell.failures))
+
+    @classmethod
+    def from_text(cls, release: str, suite: str, text: str) -> Cell:
+        """What ``str()`` shows of a cell; the names of failed tests, say, are not in it."""
+        if text == NO_RESULT:
+            return cls(release, suite, trouble=text)
+        shown = SHOWN.fullmatch(text)
+        if shown is None:
+            raise ValueError(f"{text!r} for {suite} on {release} is no result as the matrix writes it")
+        passed, run, skipped, seconds = (int(shown[name] or 0) for name in ("passed", "run", "skipped", "seconds"))
+        return cls(release, suite, passed, run - passed if run else 0, skipped, seconds=seconds)
+
     def __str__(self) -> str:
         if self.trouble:
-            return "no result"
+            return NO_RESULT
         count = f"{self.passed} of {self.passed + self.failed}" if self.failed else f"{self.passed}"
         skipped = f", {self.skipped} skipped" if self.skipped else ""
         return f"{count}{skipped} in {self.seconds:.0f} s"

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import matrix
@@ -11,6 +12,7 @@ import pytest
 import setup
 import sources
 import suites
+import table
 from suites import CPU_RELEASES, CPU_SUITES, RELEASES, SUITES, Cell, Release
 
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM
@@ -53,6 +55,38 @@ class TestArguments:
         assert caught.value.code == 2
         assert complaint in capsys.readouterr().err
 
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            ("matrix: done", "is no list of results as --json prints it: JSONDecodeError"),
+            ('{"release": "0.26.0"}', "is no list of results as --json prints it: TypeError"),
+            ('[{"release": "0.26.0"}]', "is no list of results as --json prints it: KeyError('suite')"),
+            (json.dumps([Cell("0.26.0", "boots").as_dict()]), "boots on 0.26.0 is not asked for"),
+            (json.dumps([Cell("0.25.0", "boot").as_dict()]), "boot on 0.25.0 is not asked for"),
+        ],
+    )
+    def test_a_file_without_results_is_refused(
+        self, tmp_path: Path, text: str, complaint: str, capsys: pytest.CaptureFixture[str]
+    ):
+        file = tmp_path / "matrix.json"
+        file.write_text(text)
+        for given in (file, tmp_path / "none.json"):
+            with pytest.raises(SystemExit) as caught:
+                matrix.arguments(["--from", str(given)])
+            assert caught.value.code == 2
+        shown = capsys.readouterr().err
+        assert complaint in shown
+        assert "none.json is no list of results as --json prints it: FileNotFoundError" in shown
+
+    def test_a_table_that_cannot_be_read_is_refused_before_anything_is_run(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ):
+        page = tmp_path / "page.md"
+        page.write_text("<!-- matrix -->\n| tests | 0.26.0 |\n|---|---|\n| plan | many |\n<!-- /matrix -->\n")
+        with pytest.raises(SystemExit):
+            matrix.arguments(["--table", str(page)])
+        assert "cannot be read: 'many' for plan on 0.26.0 is no result" in capsys.readouterr().err
+
 
 class TestMain:
     @pytest.fixture
@@ -81,6 +115,38 @@ class TestMain:
             1,
             False,
         )
+
+    def test_some_cells_are_merged_into_the_table_of_a_page(self, tmp_path: Path, outcome: dict[str, Cell]):
+        page = tmp_path / "page.md"
+        page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+        outcome["0.26.0"] = FINE
+        before = table.read(page, "matrix")[1]
+        assert matrix.main(["--releases", "0.26.0", "--suites", "plan", "--table", str(page)]) == 0
+        assert [str(cell) for cell in table.read(page, "matrix")[1]] == [
+            "5 in 2 s" if (cell.release, cell.suite) == ("0.26.0", "plan") else str(cell) for cell in before
+        ]
+
+    def test_results_of_runs_elsewhere_are_merged_and_nothing_is_run(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ):
+        page, first, second = tmp_path / "page.md", tmp_path / "first.json", tmp_path / "second.json"
+        page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+        first.write_text(json.dumps([FINE.as_dict(), replace(FAILED, passed=1).as_dict()]))
+        second.write_text(json.dumps([FAILED.as_dict()]))
+        assert matrix.main(["--from", str(first), "--from", str(second), "--table", str(page), "--json"]) == 1
+        caption, cells = table.read(page, "matrix")
+        shown = {(cell.release, cell.suite): str(cell) for cell in cells}
+        assert caption == table.UNKNOWN
+        assert (shown["0.26.0", "plan"], shown["0.26.0", "boot"]) == ("5 in 2 s", "3 of 4 in 60 s")
+        assert "| all | FAILED | " in page.read_text(encoding="utf-8")
+        assert [Cell.from_dict(values) for values in json.loads(capsys.readouterr().out)] == [FINE, FAILED]
+
+    def test_results_of_your_own_tests_are_merged_by_their_paths(self, tmp_path: Path):
+        page, file = tmp_path / "page.md", tmp_path / "own.json"
+        page.write_text("<!-- cpu-matrix -->\n<!-- /cpu-matrix -->\n")
+        file.write_text(json.dumps([Cell("0.30.0", __file__, passed=1, seconds=2).as_dict()]))
+        assert matrix.main(["--cpu", __file__, "--from", str(file), "--table", str(page)]) == 0
+        assert [row.strip("| ") for row in page.read_text().splitlines() if "0.30.0" in row] == ["tests | 0.30.0"]
 
     def test_a_release_that_is_another_is_not_run(
         self, monkeypatch: pytest.MonkeyPatch, outcome: dict[str, Cell], capsys: pytest.CaptureFixture[str]
