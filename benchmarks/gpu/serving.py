@@ -7,14 +7,15 @@ The workload is `serving.toml`: bursts, chat-like lengths, shared prefixes, on a
 The real run goes through vLLM's asynchronous engine by the clock, and each step is noted: what it was made of, how long
 the host took to launch it, and how long it was on the device. The simulated runs are in virtual time, where vLLM's own
 work costs nothing, or with speed 1 by the clock too. Each is played twice: as the device alone would do it, and with
-`launch_ms` and `eager_ms` of the recorded host. All have the same scheduler and the same settings. What was recorded on
-the H200 lies in `serving.json` and `serving_steps.json`.
+`launch_ms` and `eager_ms` of the recorded host, which are read off every second step. All have the same scheduler and
+the same settings. What was recorded on the H200 lies in `serving.json` and `serving_steps.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -91,13 +92,17 @@ def table(real: dict[str, Any], simulated: dict[str, dict[str, Any]]) -> list[st
 
 
 KINDS = (
-    ("decode only", 0, 0),
-    ("and 1 to 256 tokens of prompts", 1, 256),
-    ("and 257 to 1024", 257, 1024),
-    ("and 1025 to 4096", 1025, 4096),
-    ("and more", 4097, 1 << 30),
+    ("decode only, after such a step", 0, 0, False),
+    ("decode only, after one with prompts", 0, 0, True),
+    ("with 1 to 256 tokens of prompts", 1, 256, None),
+    ("with 257 to 1024", 257, 1024, None),
+    ("with 1025 to 4096", 1025, 4096, None),
+    ("with more", 4097, 1 << 30, None),
 )
-"""Steps by the new tokens of prompts in them: name, least and most."""
+"""Steps by the new tokens of prompts in them: name, least, most, and whether the step before had prompts."""
+
+GRAPH = 512
+"""The largest step that vLLM had as a CUDA graph, with the 256 requests at a time of this run."""
 
 
 def recorded_steps(folder: Path) -> list[Step]:
@@ -105,29 +110,37 @@ def recorded_steps(folder: Path) -> list[Step]:
     return [Step(*each) for each in json.loads((folder / "serving_steps.json").read_text(encoding="utf-8"))]
 
 
-def step_table(steps: list[Step], launch: str) -> list[str]:
-    """The recorded steps beside the modelled ones, without and with the host's part, by what they are made of."""
+def launches(steps: list[Step]) -> dict[str, float]:
+    """``launch_ms`` and ``eager_ms`` of the host: the mean time to launch a step with prompts, of every second step."""
+    chosen = [each for each in steps[::2] if each.prompts]
+    small = [each.host_ms for each in chosen if each.tokens <= GRAPH]
+    large = [each.host_ms for each in chosen if each.tokens > GRAPH]
+    return {"launch_ms": round(statistics.mean(small), 1), "eager_ms": round(statistics.mean(large), 1)}
+
+
+def step_table(steps: list[Step]) -> list[str]:
+    """Steps that ``launches`` has not seen beside the modelled ones, without and with the host, by what is in them."""
     shape = shape_of(find_model(MODEL).config)
-    device, hosted = (Roofline(shape, replace(DEVICES["H200"], **_keys(each))) for each in (None, launch))
+    models = [Roofline(shape, replace(DEVICES["H200"], **keys)) for keys in ({}, launches(steps))]
     rows = [
-        "| steps | how many | requests | launched in | took | modelled | difference | with the host | difference |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| steps | how many | launched in | took | modelled | mean error | with the host | mean error |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for name, least, most in KINDS:
-        chosen = [each for each in steps if least <= sum(new for new, _ in each.prompts) <= most]
-        requests = statistics.mean(each.decoding + len(each.prompts) for each in chosen)
+    pairs = list(itertools.pairwise(steps))[::2]
+    for name, least, most, after in KINDS:
+        chosen = [
+            each
+            for before, each in pairs
+            if least <= sum(new for new, _ in each.prompts) <= most and after in (None, bool(before.prompts))
+        ]
         host, ms = (statistics.mean(getattr(each, key) for each in chosen) for key in ("host_ms", "ms"))
-        cells = [name, f"{len(chosen)}", f"{requests:.0f}", f"{host:.1f} ms", f"{ms:.1f} ms"]
-        for model in (device, hosted):
-            modelled = 1000 * statistics.mean(model.seconds(each.works()) for each in chosen)
-            cells += [f"{modelled:.1f} ms", f"{100 * (modelled / ms - 1):+.1f} %"]
+        cells = [name, f"{len(chosen)}", f"{host:.1f} ms", f"{ms:.1f} ms"]
+        for model in models:
+            modelled = [1000 * model.seconds(each.works()) for each in chosen]
+            errors = [abs(one / each.ms - 1) for one, each in zip(modelled, chosen, strict=True)]
+            cells += [f"{statistics.mean(modelled):.1f} ms", f"{100 * statistics.mean(errors):.1f} %"]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
-
-
-def _keys(launch: str | None) -> dict[str, float]:
-    """The keys of a device that say how long its host takes to launch a step."""
-    return dict(zip(("launch_ms", "eager_ms"), map(float, launch.split(",")), strict=True)) if launch else {}
 
 
 class Step(NamedTuple):
@@ -140,6 +153,11 @@ class Step(NamedTuple):
     """New tokens and context of each."""
     ms: float
     host_ms: float
+
+    @property
+    def tokens(self) -> int:
+        """All new tokens."""
+        return self.decoding + sum(new for new, _ in self.prompts)
 
     def works(self) -> list[Work]:
         """Its requests; reading the KV cache takes a time in proportion, so a mean serves as well."""
@@ -159,9 +177,9 @@ def _row(name: str, figures: list[float], form: str) -> str:
     return " | ".join([f"| {name}", form.format(first), *cells]) + " |"
 
 
-def simulate(workload: Workload, speed: str, launch: str | None) -> dict[str, Any]:
-    """Play the workload on the modelled device; ``launch`` is what its host needs, as on the command line."""
-    keys = "".join(f"{key} = {value}\n" for key, value in _keys(launch).items())
+def simulate(workload: Workload, speed: str, host: dict[str, float]) -> dict[str, Any]:
+    """Play the workload on the modelled device, with what its host needs to launch a step."""
+    keys = "".join(f"{key} = {value}\n" for key, value in host.items())
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "graft.toml"
         file.write_text(f'[device.this]\nbased_on = "H200"\n{keys}', encoding="utf-8")
@@ -174,9 +192,6 @@ def main() -> int:
     parser.add_argument("--measure", type=Path, metavar="FOLDER", help="play it on the GPU that is here, and record")
     parser.add_argument("--recorded", type=Path, default=HERE, metavar="FOLDER", help="the recorded results")
     parser.add_argument("--speed", default="virtual", help="virtual, 1, or both, with a comma between them")
-    parser.add_argument(
-        "--launch", default="16,35", metavar="MS,MS", help="launch_ms and eager_ms of the host that was recorded"
-    )
     args = parser.parse_args()
     workload = read(HERE / "serving.toml")
     if args.measure is not None:
@@ -186,13 +201,16 @@ def main() -> int:
         (args.measure / "serving_steps.json").write_text(f"[{lines}]\n", encoding="utf-8")
         print(json.dumps({key: value for key, value in measured.items() if key != "groups"}))
         return 0
-    print("\n".join(step_table(recorded_steps(args.recorded), args.launch)), end="\n\n")
+    steps = recorded_steps(args.recorded)
+    host = launches(steps)
+    print(f"the host, from every second step: {host}\n")
+    print("\n".join(step_table(steps)), end="\n\n")
     real = json.loads((args.recorded / "serving.json").read_text(encoding="utf-8"))
     simulated = {}
     for speed in args.speed.split(","):
         name = "virtual time" if speed == "virtual" else f"speed {speed}"
-        for label, launch in ((name, None), (f"{name}, launches of {args.launch} ms", args.launch)):
-            facts = simulated[label] = simulate(workload, speed, launch)
+        for label, keys in ((name, {}), (f"{name}, with the host", host)):
+            facts = simulated[label] = simulate(workload, speed, keys)
             busy = f"device busy {100 * facts['device_busy_share']:.1f} %"
             print(f"{label}: {facts['modelled_s']:.1f} s in {facts['wall_s']:.1f} s, {busy}", file=sys.stderr)
     print("\n".join(table(real, simulated)))

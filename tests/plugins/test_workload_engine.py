@@ -150,3 +150,25 @@ def test_a_scheduler_that_waits_for_a_moment(graft: Session):
     (report,) = (json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("REPORT "))
     assert report["done"] == 40
     assert 2.9 < report["queue_s"]["max"] < 3.1
+
+
+PARALLEL = """
+import json
+from vllm_graft.plugins.platforms.simulated.workload import Request, Workload, run
+load = Workload([Request(0.02 * n, 10, prompt_tokens=50, id=f"r{n}") for n in range(30)])
+for size in (1, 2):
+    args = {"model": "qwen3-30b-a3b", "max_model_len": 200, "data_parallel_size": size}
+    report = run(load, args, {"device": "H200", "speed": 2})
+    print("REPORT " + json.dumps(report.as_dict()), flush=True)
+"""
+
+
+def test_data_parallel_engines_by_the_clock(graft: Session):
+    """Two engines of a mixture of experts serve together; each holds half of the experts, and has room for more."""
+    done = graft.script(PARALLEL)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("REPORT "))
+    assert (one["engines"], two["engines"]) == (1, 2)
+    assert (one["done"], two["done"]) == (30, 30)
+    assert two["kv_tokens"] > 2.5 * one["kv_tokens"]
+    assert two["steps"] > 0

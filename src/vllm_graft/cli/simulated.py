@@ -74,7 +74,11 @@ def _counts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("prompt tokens", prompt),
         ("output tokens", f"{facts['output_tokens']}, {facts['output_tokens_per_s']:.1f} per second"),
         ("preemptions", str(facts["preemptions"])),
-        ("steps", f"{facts['steps']}, the device busy for {100 * facts['device_busy_share']:.1f} % of the time"),
+        (
+            "steps",
+            f"{facts['steps']}, the device busy for {100 * facts['device_busy_share']:.1f} % of the time"
+            + (f" (the first of {facts['engines']} engines)" if facts["engines"] > 1 else ""),
+        ),
         ("digest", facts["digest"]),
     ]
 

@@ -182,6 +182,22 @@ class TestRoofline:
         exchanged = 2 * 32 * (2 * 1 / 2) * (32 * 4096 * 2) / 100e9
         assert two == pytest.approx(one / 2 + exchanged, rel=1e-9)
 
+    def test_data_parallel_engines_share_the_experts_and_nothing_else(self, device):
+        alone, four = (Roofline(shape_of(MIXTRAL), device, data=size) for size in (1, 4))
+        layers = shape_of(MIXTRAL).layers
+        experts = 2 * sum(layer.expert * layer.experts for layer in layers)
+        assert experts > 0.8 * alone.weight_bytes
+        assert four.weight_bytes == pytest.approx(alone.weight_bytes - 0.75 * experts)
+        # So many tokens that every expert is read: a quarter of them in each engine, and the exchange on top.
+        batch = [Work(1, 10)] * 2000
+        exchanged = 2 * len(layers) * 3 * (2000 * shape_of(MIXTRAL).hidden * 2) / 100e9
+        read = Roofline(shape_of(MIXTRAL), replace(device, tflops=1e9))
+        shared = Roofline(shape_of(MIXTRAL), replace(device, tflops=1e9), data=4)
+        assert shared.seconds(batch) == pytest.approx(read.seconds(batch) - 0.75 * experts / 1e12 + exchanged, rel=1e-3)
+        assert Roofline(shape_of(LLAMA), device, data=4).seconds(batch) == Roofline(shape_of(LLAMA), device).seconds(
+            batch
+        )
+
     def test_more_devices_than_kv_heads_keep_copies(self, device):
         batch = [Work(1, 200_000)]
         eight, sixteen = (Roofline(shape_of(LLAMA), device, tensor=size) for size in (8, 16))
@@ -196,8 +212,8 @@ class TestRoofline:
         assert staged.weight_bytes < 0.4 * whole.weight_bytes
 
     def test_a_step_with_prompts_takes_what_the_host_needs_to_launch_it(self, device):
-        slow = replace(device, launch_ms=200.0, eager_ms=300.0, graph_tokens=512)
-        fast, model = Roofline(shape_of(LLAMA), device), Roofline(shape_of(LLAMA), slow)
+        slow = replace(device, launch_ms=200.0, eager_ms=300.0)
+        fast, model = Roofline(shape_of(LLAMA), device), Roofline(shape_of(LLAMA), slow, decode=5)
         decode, drafts, small, large, huge = (
             [Work(1, 900)] * 8,
             [Work(5, 900)] * 8,
@@ -212,6 +228,19 @@ class TestRoofline:
         assert fast.seconds(large) < 0.3
         assert model.seconds(large) == pytest.approx(0.3)
         assert model.seconds(huge) == fast.seconds(huge) > 0.3
+
+    def test_any_step_that_has_no_graph_is_launched_operation_by_operation(self, device):
+        eager = Roofline(shape_of(LLAMA), replace(device, launch_ms=200.0, eager_ms=300.0), graph_tokens=0)
+        assert eager.seconds([Work(1, 900)]) == pytest.approx(0.3)
+        small = Roofline(shape_of(LLAMA), replace(device, launch_ms=200.0, eager_ms=300.0), graph_tokens=8)
+        assert small.seconds([Work(1, 900)] * 8) < 0.2
+        assert small.seconds([Work(1, 900)] * 9) == pytest.approx(0.3)
+
+    def test_a_larger_step_never_takes_less(self, device):
+        for host in ({"launch_ms": 200.0}, {"launch_ms": 200.0, "eager_ms": 100.0}, {"eager_ms": 200.0}):
+            model = Roofline(shape_of(LLAMA), replace(device, **host))
+            seconds = [model.seconds([Work(count, count)]) for count in (1, 2, 3, 16, 17, 511, 512, 513, 600, 5000)]
+            assert seconds == sorted(seconds)
 
     def test_each_stage_launches_its_own_layers(self, device):
         model = Roofline(shape_of(LLAMA), replace(device, launch_ms=400.0), pipeline=4)
@@ -263,7 +292,10 @@ class TestCalibration:
     def test_the_documentation_shows_a_servers_steps(self):
         serving = benchmark("serving", "gpu/serving.py")
         page = (BENCHMARKS.parent / "docs" / "simulated.md").read_text(encoding="utf-8")
-        assert "\n".join(serving.step_table(serving.recorded_steps(BENCHMARKS / "gpu"), "16,35")) in page
+        steps = serving.recorded_steps(BENCHMARKS / "gpu")
+        assert "\n".join(serving.step_table(steps)) in page
+        for key, value in serving.launches(steps).items():
+            assert f"\n{key} = {value} " in page
 
 
 class TestDevices:

@@ -51,9 +51,7 @@ class Device:
     launch_ms: float = 0.0
     """What a step with prompts in it takes at least, because the host has that much to do to launch it."""
     eager_ms: float = 0.0
-    """The same of a step with more tokens than ``graph_tokens``, which is launched piece by piece."""
-    graph_tokens: float = 512
-    """The largest step that vLLM captures as a CUDA graph."""
+    """The same of a step that is too large for vLLM's CUDA graphs, hence launched operation by operation."""
     reserve_gb: float = 1.35
     """Memory that neither weights, activations nor the KV cache get: the driver's context, graphs, workspaces."""
 
@@ -71,7 +69,7 @@ DEVICES: Final[Mapping[str, Device]] = {
 }
 """The devices that ship: SXM modules of 141, 80 and 80 GB, and the 48 GB card, whose neighbours are on PCIe."""
 
-_MAY_BE_NOTHING: Final = ("link_us", "layer_us", "request_us", "launch_ms", "eager_ms", "graph_tokens", "reserve_gb")
+_MAY_BE_NOTHING: Final = ("link_us", "layer_us", "request_us", "launch_ms", "eager_ms", "reserve_gb")
 
 Table = Mapping[str, tuple[object, str]]
 """A ``[device.NAME]`` table: value and origin by key."""

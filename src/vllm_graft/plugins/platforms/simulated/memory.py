@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 INSTANT_KV_BYTES = 1 << 30
 """The KV cache of the instant device, where none is asked for."""
 
+_LARGEST_GRAPH = 512
+"""The most tokens of a CUDA graph that vLLM makes unless it is told otherwise."""
+
 _WHERE = "simulated accelerator"
 
 
@@ -33,8 +36,18 @@ def roofline(vllm_config: VllmConfig, settings: Settings) -> Roofline | None:
         settings.device,
         tensor=parallel.tensor_parallel_size,
         pipeline=parallel.pipeline_parallel_size,
+        data=parallel.data_parallel_size,
         kv_bytes=_kv_dtype(vllm_config).itemsize,
+        **_graphs(vllm_config),
     )
+
+
+def _graphs(vllm_config: VllmConfig) -> dict[str, int]:
+    """Which steps vLLM would have as CUDA graphs by its own defaults: there are none here to ask."""
+    drafting = vllm_config.speculative_config
+    decode = 1 + (drafting.num_speculative_tokens if drafting else 0)
+    largest = 0 if vllm_config.model_config.enforce_eager else 2 * decode * vllm_config.scheduler_config.max_num_seqs
+    return {"decode": decode, "graph_tokens": min(largest, _LARGEST_GRAPH)}
 
 
 def shape(model: ModelConfig) -> Shape:

@@ -6,7 +6,8 @@
 
 A step with prompts in it takes at least as long as the host needs to launch it, where the device's table says so.
 Tensor parallel devices share weights, KV cache and arithmetic, and exchange each layer's activations twice. Pipeline
-stages hold consecutive layers; a batch passes from one to the next.
+stages hold consecutive layers; a batch passes from one to the next. Data parallel engines are each on their own but for
+the experts, which they share: taken as equally busy, each holds its part and computes it for the tokens of all.
 """
 
 from __future__ import annotations
@@ -36,15 +37,33 @@ class Work(Protocol):
 
 
 class Roofline:
-    """The times and the memory of one model on one kind of device."""
+    """The times and the memory of one model on one kind of device.
+
+    tensor, pipeline, data: how many devices share the work, and in which way
+    kv_bytes:     of one number in the KV cache
+    decode:       tokens of a request that decodes in one step, its drafts included
+    graph_tokens: the largest step that vLLM has as a CUDA graph
+    """
 
     def __init__(
-        self, shape: Shape, device: Device, *, tensor: int = 1, pipeline: int = 1, kv_bytes: float = 2.0
+        self,
+        shape: Shape,
+        device: Device,
+        *,
+        tensor: int = 1,
+        pipeline: int = 1,
+        data: int = 1,
+        kv_bytes: float = 2.0,
+        decode: int = 1,
+        graph_tokens: int = 512,
     ) -> None:
         self.shape = shape
         self.device = device
         self._tensor = tensor
+        self._data = data
         self._kv_bytes = kv_bytes
+        self._decode = decode
+        self._graph_tokens = graph_tokens
         self._stages = [_Stage(shape.layers[first:end]) for first, end in _split(len(shape.layers), pipeline)]
 
     def stage_seconds(self, batch: Iterable[Work]) -> list[float]:
@@ -73,7 +92,8 @@ class Roofline:
     def weight_bytes(self) -> float:
         """The weights on the device that holds most of them."""
         embeddings = self.shape.embedding_bytes / (2 if len(self._stages) > 1 and not self.shape.tied else 1)
-        return (max(stage.total for stage in self._stages) * self.shape.weight_bytes + embeddings) / self._tensor
+        held = max(stage.shared + stage.experts / self._data for stage in self._stages)
+        return (held * self.shape.weight_bytes + embeddings) / self._tensor
 
     def activation_bytes(self, batched_tokens: int, sequences: int) -> float:
         """The most that a step holds besides weights and KV cache."""
@@ -81,13 +101,18 @@ class Roofline:
         return batched_tokens * inner + 12.0 * sequences * self.shape.vocabulary / self._tensor
 
     def _launch(self, works: list[Work], tokens: int) -> float:
-        """What the host needs to launch a step; one without prompts is a graph that is replayed, and counts nothing."""
-        least = self.device.eager_ms if tokens > self.device.graph_tokens else self.device.launch_ms
-        return 1e-3 * least if least and any(work.new_tokens > FEW for work in works) else 0.0
+        """What the host needs to launch a step; one that only decodes is a graph that is replayed, for nothing."""
+        graph, eager = 1e-3 * self.device.launch_ms, 1e-3 * self.device.eager_ms
+        if tokens > self._graph_tokens:
+            return max(graph, eager)
+        return graph if graph and any(work.new_tokens > self._decode for work in works) else 0.0
 
     def _linear(self, stage: _Stage, tokens: int, sampled: int) -> float:
         head = self.shape.vocabulary * self.shape.hidden if sampled else 0
-        read = sum(layer.weights(tokens) * count for layer, count in stage.kinds.items()) * self.shape.weight_bytes
+        read = self.shape.weight_bytes * sum(
+            (layer.shared + layer.chosen(tokens * self._data) / self._data) * count
+            for layer, count in stage.kinds.items()
+        )
         multiplied = 2.0 * (stage.per_token * tokens + head * sampled)
         return max(
             (read + ACTIVATION_BYTES * head) / self._tensor / (1e9 * self.device.bandwidth_gb_s * self.device.weights),
@@ -119,6 +144,8 @@ class Roofline:
         if self._tensor > 1:
             ring = 2 * (self._tensor - 1) / self._tensor
             seconds += 2 * stage.depth * (ring * size / link + least)
+        if self._data > 1:
+            seconds += 2 * stage.mixtures * ((self._data - 1) * size / link + least)
         return seconds
 
 
@@ -133,7 +160,9 @@ class _Stage:
             self.kinds[layer] = self.kinds.get(layer, 0) + 1
             self.windows[layer.window] = self.windows.get(layer.window, 0) + 1
         self.per_token = sum(layer.per_token for layer in layers)
-        self.total = sum(layer.total for layer in layers)
+        self.shared = sum(layer.shared for layer in layers)
+        self.experts = sum(layer.expert * layer.experts for layer in layers)
+        self.mixtures = sum(layer.experts > 0 for layer in layers)
 
 
 def _split(layers: int, stages: int) -> list[tuple[int, int]]:

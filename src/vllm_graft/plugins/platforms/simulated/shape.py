@@ -54,10 +54,14 @@ class Layer:
 
         Counted as if every token chose its experts at random.
         """
+        return self.shared + self.chosen(tokens)
+
+    def chosen(self, tokens: int) -> float:
+        """Parameters of the experts among them."""
         if not self.experts:
-            return self.shared
+            return 0.0
         untouched = (1 - self.active / self.experts) ** tokens
-        return self.shared + self.expert * self.experts * (1 - untouched)
+        return self.expert * self.experts * (1 - untouched)
 
     @property
     def per_token(self) -> int:

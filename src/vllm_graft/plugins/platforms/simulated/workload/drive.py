@@ -128,6 +128,7 @@ class Tape:
             speed=self.settings.speed,
             vllm=_version(),
             async_scheduling=bool(self.config.scheduler_config.async_scheduling),
+            engines=self.config.parallel_config.data_parallel_size,
             **self.measured,
         )
 

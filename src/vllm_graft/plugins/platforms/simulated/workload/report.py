@@ -87,8 +87,10 @@ class Report:
     """Infinite in virtual time."""
     vllm: str = ""
     async_scheduling: bool = False
+    engines: int = 1
+    """Data parallel engines; of several, ``steps`` and ``device_busy_s`` are the first one's."""
     kv_tokens: int = 0
-    """How many tokens the KV cache holds."""
+    """How many tokens the KV cache holds, those of several engines together."""
     steps: int = 0
     device_busy_s: float = 0.0
     """What a device that never idles would need for the steps."""
@@ -144,7 +146,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data with stable keys."""
         counts = self.all.as_dict()
-        names = ("workload", "model", "device", "vllm", "async_scheduling", "kv_tokens", "interrupted")
+        names = ("workload", "model", "device", "vllm", "async_scheduling", "engines", "kv_tokens", "interrupted")
         return {
             **{name: getattr(self, name) for name in names},
             "speed": "virtual" if self.speed == float("inf") else self.speed,
