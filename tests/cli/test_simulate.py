@@ -18,7 +18,7 @@ import pytest
 
 from vllm_graft import sockets
 from vllm_graft.cli import main, simulate
-from vllm_graft.cli.simulated import folder_of, number, render, summary
+from vllm_graft.cli.simulated import folder_of, given, memory_share, render, sizes, summary
 from vllm_graft.errors import ConfigError
 from vllm_graft.plugins.platforms.simulated.models import find_model
 from vllm_graft.plugins.platforms.simulated.settings import VARIABLES, Settings
@@ -27,6 +27,8 @@ from vllm_graft.testing import Session, free_port, tiny_model
 from vllm_graft.testing.server import Server
 
 BASE = ["simulate", "--model", "llama-3-8b", "--device", "H200"]
+LARGE = ["simulate", "--model", "llama-3-70b", "--device", "H100"]
+REQUEST = '{"at": 1, "prompt_tokens": 3, "max_tokens": 1}\n'
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,11 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class TestRefusals:
+    @pytest.fixture(autouse=True)
+    def _nothing_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("_play", "_serve"):
+            monkeypatch.setattr(simulate, name, lambda *_: pytest.fail("vLLM would have been started"))
+
     @pytest.mark.parametrize(
         ("words", "says"),
         [
@@ -54,11 +61,16 @@ class TestRefusals:
             ([*BASE, "--workload", "none.jsonl"], "none.jsonl: the workload cannot be read: No such file"),
             ([*BASE, "--workload", "bad.jsonl"], "bad.jsonl:1: a request lacks 'max_tokens'. Next: add max_tokens"),
             ([*BASE, "--workload", "w", "--per-request", "no/x"], "--per-request: no/x cannot be written"),
-            ([*BASE, "--tensor-parallel-size", "two"], "--tensor-parallel-size must be a number, and is 'two'"),
             (
-                ["simulate", "--model", "llama-3-70b", "--device", "H100", "-tp", "1"],
+                [*BASE, "--workload", "w", "--per-request", "./w"],
+                "--per-request: ./w is the workload itself, and would",
+            ),
+            (
+                [*LARGE, "-tp", "1"],
                 "--model: the weights of llama-3-70b take 141.1 GB of each of 1 H100, and 84.2 GB can be used",
             ),
+            ([*LARGE, "-tp", "4", "-tp=1"], "take 141.1 GB of each of 1 H100"),
+            ([*LARGE, "-tp", "2", "--device_memory_utilization", "0.5"], "take 70.6 GB of each of 2 H100, and 41"),
         ],
     )
     def test_a_mistake_is_one_paragraph_and_status_2(
@@ -66,6 +78,7 @@ class TestRefusals:
     ):
         Path("list.json").write_text("[]")
         Path("bad.jsonl").write_text('{"at": 1, "prompt_tokens": 3}\n')
+        Path("w").write_text(REQUEST)
         assert main(words) == 2
         shown = capsys.readouterr()
         assert says in shown.err
@@ -95,10 +108,64 @@ class TestRefusals:
         assert main(wrong) == 2
         assert "there are no figures without a workload" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("spelling", ["--quantization=fp8", "-q", "--kv_cache_memory_bytes=1"])
+    @pytest.mark.parametrize(
+        "spelling",
+        [
+            *("--quantization=fp8", "-q fp8", "-qfp8", "--quant fp8", "--quantization-config {}"),
+            *("--hf-overrides {}", "--hf_overrides={}", "--hf-overrides.num_hidden_layers 4", "--hf-over {}"),
+            *("--hf-config-path elsewhere", "--config tp4.yaml", "--config=tp4.yaml", "--kv_cache_memory_bytes=1"),
+        ],
+    )
     def test_weights_of_another_size_are_left_to_vllm(self, spelling: str, capsys: pytest.CaptureFixture[str]):
-        assert main(["simulate", "--model", "llama-3-70b", "--device", "H100", spelling, "--workload", "none"]) == 2
+        assert main([*LARGE, *spelling.split(), "--workload", "none"]) == 2
         assert "the workload cannot be read" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        "spelling", ["-tp 4", "-tp 1 -tp 4", "--tensor-parallel 4", "-tp4", "-pp2", "--pipeline_parallel_size=2"]
+    )
+    def test_weights_that_fit_are_not_refused(self, spelling: str, capsys: pytest.CaptureFixture[str]):
+        assert main([*LARGE, *spelling.split(), "--workload", "none"]) == 2
+        assert "the workload cannot be read" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            *(["-tp", value] for value in ("nan", "inf", "1.5", "two", "", "0", "-1", "1e3", "9" * 400, "9" * 5000)),
+            *(["-pp", "nan"], ["-pp", "9" * 400], ["-tp"]),
+            *(["--gpu-memory-utilization", value] for value in ("nan", "x", "-1", "0", "9")),
+        ],
+    )
+    def test_a_number_that_is_none_is_left_to_vllm(self, words: list[str], capsys: pytest.CaptureFixture[str]):
+        assert main([*LARGE, "--workload", "none", *words]) == 2
+        assert "the workload cannot be read" in capsys.readouterr().err
+        assert "SimulatedExecutor" not in str(
+            simulate._vllm_arguments(find_model("llama-3-8b"), words, tokenizer=False)
+        )
+
+    @pytest.mark.parametrize("other", ["w.jsonl", "./w.jsonl", "link.jsonl", "hard.jsonl"])
+    def test_a_workload_is_not_overwritten_with_its_figures(self, other: str, capsys: pytest.CaptureFixture[str]):
+        Path("w.jsonl").write_text(REQUEST)
+        Path("link.jsonl").symlink_to("w.jsonl")
+        Path("hard.jsonl").hardlink_to("w.jsonl")
+        for names in (("w.jsonl", other), (other, "w.jsonl")):
+            assert main([*BASE, "--workload", names[0], "--per-request", names[1]]) == 2
+            assert f"--per-request: {names[1]} is the workload itself" in capsys.readouterr().err
+        assert Path("w.jsonl").read_text() == REQUEST
+
+    @pytest.mark.parametrize("output", ["out.jsonl", "none.jsonl"])
+    def test_a_mistyped_workload_leaves_no_file(self, output: str, capsys: pytest.CaptureFixture[str]):
+        assert main([*BASE, "--workload", "none.jsonl", "--per-request", output]) == 2
+        assert "none.jsonl: the workload cannot be read: No such file" in capsys.readouterr().err
+        assert list(Path().iterdir()) == []
+
+    def test_a_run_that_never_starts_leaves_the_output_as_it_was(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("GRAFT_DISABLE", "1")
+        Path("w.jsonl").write_text(REQUEST)
+        Path("old.jsonl").write_text("figures")
+        for output in ("new.jsonl", "old.jsonl"):
+            assert main([*BASE, "--workload", "w.jsonl", "--per-request", output]) == 2
+        assert not Path("new.jsonl").exists()
+        assert Path("old.jsonl").read_text() == "figures"
 
     def test_a_published_file_may_leave_things_to_vllms_defaults(self):
         Path("config.json").write_text('{"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}')
@@ -177,11 +244,19 @@ class TestArguments:
         assert words[words.index("--tokenizer") + 1] == str(tmp_path)
 
     def test_numbers_are_read_in_every_spelling(self):
-        assert number(["-tp", "2"], 1, "--tensor-parallel-size", "-tp") == 2
-        assert number(["--tensor_parallel_size=3"], 1, "--tensor-parallel-size", "-tp") == 3
-        assert number(["--x", "3"], 1, "--tensor-parallel-size") == 1
-        with pytest.raises(ConfigError):
-            number(["-tp"], 1, "-tp")
+        assert sizes(["--x", "3"]) == (1, 1)
+        assert sizes(["-tp", "2", "--pipeline_parallel_size=3"]) == (2, 3)
+        assert sizes(["-tp", "1", "-pp=4", "--tensor-par", "8"]) == (8, 4)
+        assert sizes(["-tp", "1.5"]) is None
+        assert sizes(["-tp", "65536", "-pp", "65537"]) is None
+        assert memory_share([]) == 1
+        assert memory_share(["--gpu_memory_utilization=0.3", "--device-memory-utilization", "0.5"]) == 0.5
+        assert memory_share(["--gpu-memory-utilization", "nan"]) is None
+
+    def test_another_argument_is_not_taken_for_one(self):
+        words = ["--", "-", "--config-format", "hf", "--quantized=1", "x", "-t", "--hf-token", "-p=3"]
+        assert given(words, "--config", "--quantization", "-q", "--hf-overrides", "-tp", "-pp") == []
+        assert given(["--config.a=1", "--config"], "--config") == ["1", ""]
 
     def test_one_line_says_what_is_simulated(self):
         model, settings = find_model("llama-3-8b"), Settings(name="H200", speed=20.0, output_tokens=50.0)

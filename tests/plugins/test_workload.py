@@ -81,6 +81,23 @@ class TestLines:
             ({**LINE, "extra": 3}, "extra must be a table"),
             ({**LINE, "group": 3}, "group must be a string"),
             ({**LINE, "priority": 1.5}, "priority must be a whole number, and is 1.5"),
+            (
+                {**LINE, "priority": 2**63},
+                "priority must be a whole number of 64 bits at most, and is 92233720368547758",
+            ),
+            ({**LINE, "priority": -(2**63) - 1}, "priority must be a whole number of 64 bits at most"),
+            ({**LINE, "extra": {"a": [{"b": 10**30}]}}, "extra must be a table whose whole numbers have 64 bits"),
+            ({**LINE, "at": math.inf}, "at must be a number, at most 1e+09, and is inf"),
+            ({**LINE, "at": 10**400}, "at must be a number, at most 1e+09, and is 1000"),
+            ({**LINE, "at": -(10**400)}, "at must be a number, at least 0, and is -1000"),
+            ({"at": 0, "max_tokens": 1, "prompt_token_ids": [2**31]}, "whole numbers from 0 to 2147483647"),
+            ('{"at": 1, "prompt_tokens": 2, "max_tokens": 3, "at": 4}', "the key 'at' is given twice"),
+            (
+                '{"at": 1, "prompt_tokens": 2, "max_tokens": 3, "extra": {"a": [{"b": 1, "b": 1}]}}',
+                "the key 'b' is given",
+            ),
+            (f'{{"at": {"1" * 5000}}}', "is not JSON: Exceeds the limit (4300 digits)"),
+            ("[" * 100_000, "is not JSON: maximum recursion depth exceeded"),
             ({**LINE, "ignore_eos": 1}, "ignore_eos must be true or false"),
             ({**LINE, "prio": 1}, "a request has no key 'prio' (did you mean 'priority'?)"),
         ],
@@ -92,6 +109,16 @@ class TestLines:
         assert caught.value.where == f"{file}:3"
         assert says in caught.value.what
         assert caught.value.fix
+
+    def test_the_numbers_that_vllm_can_send_are_taken(self, tmp_path: Path):
+        rows = [{**LINE, "priority": 2**63 - 1, "extra": {"a": 2**64 - 1}}, {**LINE, "priority": -(2**63), "at": 1e9}]
+        first, second = read(lines(tmp_path, *rows))
+        assert (first.priority, first.extra, second.priority, second.at) == (2**63 - 1, {"a": 2**64 - 1}, -(2**63), 1e9)
+
+    def test_a_deep_value_is_read(self, tmp_path: Path):
+        deep = "[" * 700 + "]" * 700
+        (request,) = read(lines(tmp_path, json.dumps(LINE)[:-1] + f', "extra": {{"a": {deep}}}}}'))
+        assert request.extra["a"]
 
     def test_two_lines_cannot_have_one_id(self, tmp_path: Path):
         with pytest.raises(ConfigError, match=r"load.jsonl:2: the id 'a' is taken"):
@@ -223,6 +250,12 @@ class TestDescription:
             ("[prompt]\nsigma = 1\n", 1, "[prompt] lacks 'mean'"),
             ("[prompt]\nmean = 1\nmin = 5\nmax = 3\n", 4, "max is 3, below min, 5"),
             ("[prompt]\nmean = 10\nstd = 3\n", 3, "[prompt] has no key 'std'"),
+            ("[prompt]\nmean = 3000\nmax = 100\n", 2, "mean is 3000, above max, 100"),
+            ("[prompt]\nmin = 8\nmean = 2.5\nmax = 100\n", 3, "mean is 2.5, below min, 8"),
+            ("[prompt]\nmean = 1e308\nsigma = 2\n", 2, "mean must be a number, at most 1e+07, and is 1e+308"),
+            (HEAD.replace("rate = 1", f"rate = 1{'0' * 400}"), 5, "rate must be a number, at most 1e+09, and is 1000"),
+            (HEAD.replace("rate = 1", f"rate = 0x{'f' * 5000}"), 5, "at most 1e+09, and is too long to be shown"),
+            (HEAD + f"seed = 1{'0' * 30}\n", 6, "seed must be a whole number of 64 bits at most"),
             (HEAD + "[phase]\nseconds = 1\n", 6, "phase is an array of tables"),
             (HEAD + "[[phase]]\nseconds = 1\nrate = 1\n", 5, "there are phases, which have rates of their own"),
             (HEAD.replace("rate = 1\n", "") + "[[phase]]\nseconds = 1\nrate = 0\n", 3, "no phase has a rate above 0"),
@@ -249,6 +282,19 @@ class TestDescription:
         assert says in caught.value.what
         assert caught.value.where == f"{file}:{line}"
         assert caught.value.fix
+
+    @pytest.mark.parametrize("value", ["1" * 5000, "[" * 5000])
+    def test_what_python_cannot_read_is_an_error_of_the_file(self, value: str):
+        with pytest.raises(ConfigError, match=r"w.toml: is not valid TOML: (Exceeds the limit|maximum recursion)"):
+            generate(f"prompt = {value}", "w.toml")
+
+    def test_a_mean_may_be_one_of_the_bounds(self):
+        text = "output = 5\n[workload]\nrequests = 2\nrate = 1\n[prompt]\nmean = 7\nmin = 7\nmax = 7\nsigma = 1\n"
+        assert [each.prompt_tokens for each in generate(text)] == [7, 7]
+
+    def test_the_widest_lengths_can_be_drawn(self):
+        text = "output = 5\n[workload]\nrequests = 1000\nrate = 1\n[prompt]\nmean = 10_000_000\nsigma = 2\n"
+        assert max(each.prompt_tokens for each in generate(text)) == 10_000_000
 
     def test_a_slip_of_the_pen_does_not_fill_the_memory(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("vllm_graft.plugins.platforms.simulated.workload.description.MOST", 1000)

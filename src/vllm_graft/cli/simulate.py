@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     model = find_model(args.model)
     variables = _variables(args)
     settings = _settings(args, variables)
-    _check(args, settings)
+    if args.workload is None:
+        _check_server(args, settings)
     _check_memory(model, settings, args.rest)
     workload = _workload(args)
     if disabled():
@@ -132,11 +133,7 @@ def _settings(args: argparse.Namespace, variables: dict[str, str]) -> Settings:
     return settings
 
 
-def _check(args: argparse.Namespace, settings: Settings) -> None:
-    if args.workload is not None:
-        if args.per_request is not None:
-            _write(args.per_request, "", "a")
-        return
+def _check_server(args: argparse.Namespace, settings: Settings) -> None:
     if settings.virtual:
         raise ConfigError(
             "virtual time belongs to one process, and a server has several",
@@ -152,6 +149,26 @@ def _check(args: argparse.Namespace, settings: Settings) -> None:
             )
 
 
+def _check_per_request(file: str, workload: str) -> None:
+    """Refuse a file that cannot be written, or that the workload is read from; a new one is not left behind empty."""
+    if _is_one_file(workload, file):
+        raise ConfigError(
+            f"{file} is the workload itself, and would be overwritten", where="--per-request", fix="name another file"
+        )
+    new = not os.path.lexists(file)
+    _write(file, "", "a")
+    if new:
+        Path(file).unlink()
+
+
+def _is_one_file(first: str, second: str) -> bool:
+    """Whether two names are of one file on a disk; a terminal may be read and written."""
+    try:
+        return Path(first).is_file() and Path(first).samefile(second)
+    except OSError:
+        return False
+
+
 def _write(file: str, text: str, mode: str) -> None:
     try:
         with Path(file).open(mode, encoding="utf-8") as stream:
@@ -164,18 +181,16 @@ def _write(file: str, text: str, mode: str) -> None:
 
 def _check_memory(model: Model, settings: Settings, rest: list[str]) -> None:
     """Refuse weights that cannot fit, which vLLM would find out after a minute. It checks to the byte later."""
-    from vllm_graft.cli.serve import has
-    from vllm_graft.cli.simulated import number
+    from vllm_graft.cli.simulated import given, memory_share, sizes
     from vllm_graft.plugins.platforms.simulated.roofline import Roofline
 
-    device = settings.device
-    sized = any(has(rest, name) for name in ("--quantization", "-q", "--kv-cache-memory-bytes"))
-    if device is None or model.shape is None or settings.kv_bytes or sized:
+    device, parallel, share = settings.device, sizes(rest), memory_share(rest)
+    if device is None or model.shape is None or settings.kv_bytes or given(rest, *_RESIZING):
         return
-    tensor = int(number(rest, 1, "--tensor-parallel-size", "-tp"))
-    pipeline = int(number(rest, 1, "--pipeline-parallel-size", "-pp"))
-    share = number(rest, 1.0, "--gpu-memory-utilization")
-    weights = Roofline(model.shape, device, tensor=max(tensor, 1), pipeline=max(pipeline, 1)).weight_bytes / 1e9
+    if parallel is None or share is None:
+        return
+    tensor, pipeline = parallel
+    weights = Roofline(model.shape, device, tensor=tensor, pipeline=pipeline).weight_bytes / 1e9
     usable = share * device.memory_gb - device.reserve_gb
     if weights >= usable:
         raise ConfigError(
@@ -186,16 +201,28 @@ def _check_memory(model: Model, settings: Settings, rest: list[str]) -> None:
         )
 
 
+_RESIZING: Final = (
+    *("--quantization", "-q", "--quantization-config", "--hf-overrides", "--hf-config-path", "--config"),
+    "--kv-cache-memory-bytes",
+)
+"""Arguments of vLLM after which the model's file no longer tells what a device holds."""
+
+
 def _workload(args: argparse.Namespace) -> Workload | None:
     from vllm_graft.plugins.platforms.simulated.workload import read
 
-    return read(args.workload) if args.workload is not None else None
+    if args.workload is None:
+        return None
+    workload = read(args.workload)
+    if args.per_request is not None:
+        _check_per_request(args.per_request, args.workload)
+    return workload
 
 
 def _vllm_arguments(model: Model, rest: list[str], *, tokenizer: bool) -> list[str]:
     """The model and what it needs, then what the user gave."""
     from vllm_graft.cli.serve import has
-    from vllm_graft.cli.simulated import folder_of, number
+    from vllm_graft.cli.simulated import folder_of, sizes
     from vllm_graft.plugins.platforms.simulated.workload.engine import EXECUTOR
     from vllm_graft.testing.models import embedded_model
 
@@ -205,7 +232,7 @@ def _vllm_arguments(model: Model, rest: list[str], *, tokenizer: bool) -> list[s
     folder = folder_of(model)
     if tokenizer and not has(rest, "--tokenizer") and not (model.has_tokenizer and folder == model.folder):
         added += ["--tokenizer", str(model.folder if model.has_tokenizer else embedded_model())]
-    sizes = number(rest, 1, "--tensor-parallel-size", "-tp") * number(rest, 1, "--pipeline-parallel-size", "-pp")
-    if sizes > 1 and not has(rest, "--distributed-executor-backend"):
+    tensor, pipeline = sizes(rest) or (1, 1)
+    if tensor * pipeline > 1 and not has(rest, "--distributed-executor-backend"):
         added += ["--distributed-executor-backend", EXECUTOR]
     return [str(folder), *added, *rest]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.cli.model import ProgressLine
 from vllm_graft.cli.table import table
-from vllm_graft.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm_graft.plugins.platforms.simulated.devices import Device
@@ -24,6 +23,11 @@ _TITLES: Final = {"ttft_s": "first token", "tpot_s": "per token after", "e2e_s":
 _DEVICE_HEADS: Final = ("DEVICE", "MEMORY", "BANDWIDTH", "ARITHMETIC", "LINK")
 _SHAPE_HEADS: Final = ("SHAPE", "PARAMETERS", "WEIGHTS", "LAYERS", "KV PER TOKEN", "LONGEST")
 _SPREAD: Final = ("mean", "p50", "p90", "p99", "max")
+_TENSOR: Final = ("--tensor-parallel-size", "-tp")
+_PIPELINE: Final = ("--pipeline-parallel-size", "-pp")
+_SHARE: Final = ("--gpu-memory-utilization", "--device-memory-utilization")
+_MOST_DEVICES: Final = 1 << 16
+"""No model can be spread over more."""
 
 
 class PlayProgress:
@@ -169,10 +173,7 @@ def _shape_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def summary(model: Model, settings: Settings, rest: Sequence[str]) -> str:
     """One line that says what is simulated."""
-    tensor, pipeline = (
-        int(number(rest, 1, *names))
-        for names in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"))
-    )
+    tensor, pipeline = sizes(rest) or (1, 1)
     count = f"{tensor * pipeline} x " if tensor * pipeline > 1 else ""
     speed = "in real time" if settings.speed == 1 else f"{settings.speed:g} times as fast as real time"
     mean = settings.output_tokens
@@ -180,18 +181,46 @@ def summary(model: Model, settings: Settings, rest: Sequence[str]) -> str:
     return f"simulating {model.name} on {count}{settings.name}, {speed}, {ends}; its text is invented"
 
 
-def number(rest: Sequence[str], default: float, *names: str) -> float:
-    """The number that an argument for vLLM has; the default where it is not given."""
+def sizes(rest: Sequence[str]) -> tuple[int, int] | None:
+    """The tensor and the pipeline parallel size for vLLM; None where one of them is nothing that vLLM would take."""
+    try:
+        tensor, pipeline = (int((given(rest, *names) or ["1"])[-1]) for names in (_TENSOR, _PIPELINE))
+    except ValueError:
+        return None
+    return (tensor, pipeline) if all(1 <= size <= _MOST_DEVICES for size in (tensor, pipeline)) else None
+
+
+def memory_share(rest: Sequence[str]) -> float | None:
+    """The share of a device's memory for vLLM: all of it where none is given, None where vLLM would not take it."""
+    try:
+        share = float((given(rest, *_SHARE) or ["1"])[-1])
+    except ValueError:
+        return None
+    return share if 0 < share <= 1 else None
+
+
+def given(rest: Sequence[str], *names: str) -> list[str]:
+    """The values that an argument for vLLM is given, of which vLLM takes the last.
+
+    Spelled as vLLM allows it: with underscores, cut short, with a key after a dot, the value after a blank or a ``=``.
+    It may be glued to a short name too, which vLLM takes of one letter, as in ``-qfp8``, and refuses of ``-tp4``.
+    """
+    values = []
     for index, word in enumerate(rest):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") not in names:
-            continue
-        text = value if equals else (rest[index + 1] if index + 1 < len(rest) else "")
-        try:
-            return float(text)
-        except ValueError:
-            raise ConfigError(f"{name} must be a number, and is {text!r}", where=name, fix="correct it") from None
-    return default
+        value = _value(word, names)
+        if value is not None:
+            values.append(value or "".join(rest[index + 1 : index + 2]))
+    return values
+
+
+def _value(word: str, names: Sequence[str]) -> str | None:
+    """What a word holds of the value of an argument, which may be nothing; None where it is another argument."""
+    if word.startswith("--"):
+        name, _, value = word.partition("=")
+        name = name.partition(".")[0].replace("_", "-")
+        return value if len(name) > 2 and any(each.startswith(name) for each in names) else None
+    short = next((each for each in names if not each.startswith("--") and word.startswith(each)), None)
+    return None if short is None else word.removeprefix(short).removeprefix("=")
 
 
 def folder_of(model: Model) -> Path:

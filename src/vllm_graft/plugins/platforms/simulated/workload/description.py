@@ -90,7 +90,7 @@ class _Description:
         self._lines = Lines(text)
         try:
             data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # Python reads no more than 4300 digits, nor any depth
             line = re.search(r"line (\d+)", str(error))
             place = f"{name}:{line[1]}" if line else name
             raise ConfigError(f"is not valid TOML: {error}", where=place, fix="correct the syntax there") from error

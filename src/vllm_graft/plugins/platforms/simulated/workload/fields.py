@@ -11,6 +11,12 @@ from vllm_graft.errors import ConfigError, nearest
 MOST: Final = 10_000_000
 """A larger number of tokens or requests is taken for a slip of the pen."""
 
+LARGEST: Final = 1e9
+"""So is a larger number of seconds, after which a float has no room for microseconds, and any other above it."""
+
+_WORD: Final = 1 << 64
+"""What vLLM's processes send to each other is MessagePack, whose whole numbers have 64 bits, with or without a sign."""
+
 
 class Fields:
     """The values of one table or line. ``where`` gives the place of a key, or of the whole for None."""
@@ -20,7 +26,9 @@ class Fields:
         self._where = where
         if not isinstance(values, Mapping):
             raise ConfigError(
-                f"{what} must be a table of keys and values, and is {values!r}", where=where(None), fix="correct it"
+                f"{what} must be a table of keys and values, and is {shown(values)}",
+                where=where(None),
+                fix="correct it",
             )
         self._values = values
 
@@ -37,23 +45,27 @@ class Fields:
         """The value as it is; None where there is none."""
         return self._values.get(key)
 
-    def number(self, key: str, default: float | None = None, *, least: float = 0.0, most: float = math.inf) -> float:
-        """A finite number between two bounds."""
+    def number(self, key: str, default: float | None = None, *, least: float = 0.0, most: float = LARGEST) -> float:
+        """A number between two bounds."""
         value = self._given(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        # A whole number may be too large for a float: it is compared as it is, and only then made one.
+        if isinstance(value, bool) or not isinstance(value, int | float) or _is_nan(value):
             raise self._unfit(key, value, "a number")
-        if not least <= value <= most:
-            limits = f"at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
-            raise self._unfit(key, value, f"a number, {limits}")
+        if value < least:
+            raise self._unfit(key, value, f"a number, at least {least:g}")
+        if value > most:
+            raise self._unfit(key, value, f"a number, at most {most:g}")
         return float(value)
 
     def count(self, key: str, default: int | None = None, *, least: int | None = 1) -> int:
-        """A whole number; where one is given, not below ``least`` and not above ``MOST``."""
+        """A whole number from ``least`` to ``MOST``; any that has 64 bits with its sign where ``least`` is None."""
         value = self._given(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
             raise self._unfit(key, value, "a whole number" + ("" if least is None else f", at least {least}"))
         if least is not None and value > MOST:
             raise self._unfit(key, value, f"at most {MOST}")
+        if not -_WORD // 2 <= value < _WORD // 2:
+            raise self._unfit(key, value, "a whole number of 64 bits at most")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -70,6 +82,8 @@ class Fields:
             return {}
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
             raise self._unfit(key, value, "a table of names and values")
+        if not _fits(value):
+            raise self._unfit(key, value, "a table whose whole numbers have 64 bits at most")
         return dict(value)
 
     def wrong(self, key: str | None, what: str, fix: str) -> ConfigError:
@@ -85,6 +99,31 @@ class Fields:
         return default
 
     def _unfit(self, key: str, value: object, wanted: str) -> ConfigError:
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return self.wrong(key, f"{key} must be {wanted}, and is {shown}", "correct the value")
+        return self.wrong(key, f"{key} must be {wanted}, and is {shown(value)}", "correct the value")
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: its beginning, where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python writes no more than 4300 digits, nor any depth
+        return "too long to be shown"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_nan(value: float) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _fits(value: object) -> bool:
+    """Whether every whole number in a value, however deep, has 64 bits at most."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+        elif isinstance(each, int) and not -_WORD // 2 <= each < _WORD:
+            return False
+    return True

@@ -38,4 +38,9 @@ def lengths_of(value: object, what: str, where: Callable[[str | None], str]) -> 
     most = fields.count("max") if "max" in fields else None
     if most is not None and most < least:
         raise fields.wrong("max", f"max is {most}, below min, {least}", "swap or correct them")
-    return Lengths(fields.number("mean", least=1.0), fields.number("sigma", 0.0, most=10.0), least, most)
+    mean, sigma = fields.number("mean", least=1.0, most=MOST), fields.number("sigma", 0.0, most=10.0)
+    if mean < least:
+        raise fields.wrong("mean", f"mean is {mean:.15g}, below min, {least}", "correct one of them")
+    if most is not None and mean > most:
+        raise fields.wrong("mean", f"mean is {mean:.15g}, above max, {most}", "correct one of them")
+    return Lengths(mean, sigma, least, most)

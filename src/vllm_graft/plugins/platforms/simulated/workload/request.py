@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from vllm_graft.plugins.platforms.simulated.workload.fields import Fields
+from vllm_graft.plugins.platforms.simulated.workload.fields import Fields, shown
 
 PROMPTS: Final = ("prompt_tokens", "prompt", "prompt_token_ids")
 """The ways to give a prompt, of which a request has one."""
 
 KEYS: Final = ("at", *PROMPTS, "max_tokens", "id", "group", "priority", "prefix", "extra", "ignore_eos")
 """What a line of a workload's file may hold."""
+
+_LAST_TOKEN: Final = 2**31 - 1
+"""vLLM keeps token ids in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,11 @@ def request_of(values: object, where: str) -> Request:
 def _token_ids(fields: Fields) -> tuple[int, ...]:
     ids = fields.raw("prompt_token_ids")
     whole = isinstance(ids, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in ids)
-    if not whole or not ids or min(ids) < 0:
+    if not whole or not ids or min(ids) < 0 or max(ids) > _LAST_TOKEN:
         raise fields.wrong(
-            "prompt_token_ids", "prompt_token_ids must be a list of whole numbers, 0 or more", "correct the list"
+            "prompt_token_ids",
+            f"prompt_token_ids must be a list of whole numbers from 0 to {_LAST_TOKEN}",
+            "correct the list",
         )
     return tuple(ids)
 
@@ -119,5 +124,7 @@ def _prefix(fields: Fields, tokens: int | None, where: str) -> Prefix | None:
 def _ignore_eos(fields: Fields) -> bool | None:
     value = fields.raw("ignore_eos")
     if value is not None and not isinstance(value, bool):
-        raise fields.wrong("ignore_eos", f"ignore_eos must be true or false, and is {value!r}", "correct the value")
+        raise fields.wrong(
+            "ignore_eos", f"ignore_eos must be true or false, and is {shown(value)}", "correct the value"
+        )
     return value

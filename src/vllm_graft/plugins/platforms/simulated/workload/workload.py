@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_graft.errors import ConfigError
 from vllm_graft.plugins.platforms.simulated.workload.request import Request, request_of
@@ -72,8 +73,8 @@ def _from_lines(text: str, name: str) -> Workload:
             continue
         where = f"{name}:{number}"
         try:
-            values = json.loads(line)
-        except ValueError as error:
+            values = json.loads(line, object_pairs_hook=partial(_table, where))
+        except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"is not JSON: {error}", where=where, fix="put one JSON object on each line, or name the file .toml"
             ) from error
@@ -83,3 +84,13 @@ def _from_lines(text: str, name: str) -> Workload:
             raise ConfigError(f"the id {key!r} is taken by a line above", where=where, fix="rename one of them")
         requests[key] = replace(request, id=key)
     return Workload(requests.values(), name)
+
+
+def _table(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a line, whose keys are given once."""
+    table: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in table:
+            raise ConfigError(f"the key {key!r} is given twice", where=where, fix="keep one of them")
+        table[key] = value
+    return table
