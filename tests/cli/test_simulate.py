@@ -27,6 +27,7 @@ from vllm_graft.testing import Session, free_port, tiny_model
 from vllm_graft.testing.server import Server
 
 BASE = ["simulate", "--model", "llama-3-8b", "--device", "H200"]
+MIXTURE = ["simulate", "--model", "qwen3-30b-a3b", "--device", "L40S"]
 LARGE = ["simulate", "--model", "llama-3-70b", "--device", "H100"]
 REQUEST = '{"at": 1, "prompt_tokens": 3, "max_tokens": 1}\n'
 
@@ -70,6 +71,7 @@ class TestRefusals:
                 "--model: the weights of llama-3-70b take 141.1 GB of each of 1 H100, and 84.2 GB can be used",
             ),
             ([*LARGE, "-tp", "4", "-tp=1"], "take 141.1 GB of each of 1 H100"),
+            ([*MIXTURE, "-dp", "1"], "the weights of qwen3-30b-a3b take 61.1 GB of each of 1 L40S"),
             ([*LARGE, "-tp", "2", "--device_memory_utilization", "0.5"], "take 70.6 GB of each of 2 H100, and 41"),
         ],
     )
@@ -125,6 +127,10 @@ class TestRefusals:
     )
     def test_weights_that_fit_are_not_refused(self, spelling: str, capsys: pytest.CaptureFixture[str]):
         assert main([*LARGE, *spelling.split(), "--workload", "none"]) == 2
+        assert "the workload cannot be read" in capsys.readouterr().err
+
+    def test_experts_that_engines_share_fit(self, capsys: pytest.CaptureFixture[str]):
+        assert main([*MIXTURE, "-dp", "4", "--workload", "none"]) == 2
         assert "the workload cannot be read" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -244,9 +250,10 @@ class TestArguments:
         assert words[words.index("--tokenizer") + 1] == str(tmp_path)
 
     def test_numbers_are_read_in_every_spelling(self):
-        assert sizes(["--x", "3"]) == (1, 1)
-        assert sizes(["-tp", "2", "--pipeline_parallel_size=3"]) == (2, 3)
-        assert sizes(["-tp", "1", "-pp=4", "--tensor-par", "8"]) == (8, 4)
+        assert sizes(["--x", "3"]) == (1, 1, 1)
+        assert sizes(["-tp", "2", "--pipeline_parallel_size=3"]) == (2, 3, 1)
+        assert sizes(["-tp", "1", "-pp=4", "--tensor-par", "8"]) == (8, 4, 1)
+        assert sizes(["--data-parallel-size", "4", "-tp", "2"]) == (2, 1, 4)
         assert sizes(["-tp", "1.5"]) is None
         assert sizes(["-tp", "65536", "-pp", "65537"]) is None
         assert memory_share([]) == 1

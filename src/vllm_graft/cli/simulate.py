@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -189,12 +190,12 @@ def _check_memory(model: Model, settings: Settings, rest: list[str]) -> None:
         return
     if parallel is None or share is None:
         return
-    tensor, pipeline = parallel
-    weights = Roofline(model.shape, device, tensor=tensor, pipeline=pipeline).weight_bytes / 1e9
+    tensor, pipeline, data = parallel
+    weights = Roofline(model.shape, device, tensor=tensor, pipeline=pipeline, data=data).weight_bytes / 1e9
     usable = share * device.memory_gb - device.reserve_gb
     if weights >= usable:
         raise ConfigError(
-            f"the weights of {model.name} take {weights:.1f} GB of each of {tensor * pipeline} {settings.name}, "
+            f"the weights of {model.name} take {weights:.1f} GB of each of {math.prod(parallel)} {settings.name}, "
             f"and {usable:.1f} GB can be used",
             where="--model",
             fix="raise --tensor-parallel-size, or name a device with more memory",
@@ -232,7 +233,7 @@ def _vllm_arguments(model: Model, rest: list[str], *, tokenizer: bool) -> list[s
     folder = folder_of(model)
     if tokenizer and not has(rest, "--tokenizer") and not (model.has_tokenizer and folder == model.folder):
         added += ["--tokenizer", str(model.folder if model.has_tokenizer else embedded_model())]
-    tensor, pipeline = sizes(rest) or (1, 1)
+    tensor, pipeline, _ = sizes(rest) or (1, 1, 1)
     if tensor * pipeline > 1 and not has(rest, "--distributed-executor-backend"):
         added += ["--distributed-executor-backend", EXECUTOR]
     return [str(folder), *added, *rest]

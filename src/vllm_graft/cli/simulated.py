@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -25,6 +26,7 @@ _SHAPE_HEADS: Final = ("SHAPE", "PARAMETERS", "WEIGHTS", "LAYERS", "KV PER TOKEN
 _SPREAD: Final = ("mean", "p50", "p90", "p99", "max")
 _TENSOR: Final = ("--tensor-parallel-size", "-tp")
 _PIPELINE: Final = ("--pipeline-parallel-size", "-pp")
+_DATA: Final = ("--data-parallel-size", "-dp")
 _SHARE: Final = ("--gpu-memory-utilization", "--device-memory-utilization")
 _MOST_DEVICES: Final = 1 << 16
 """No model can be spread over more."""
@@ -173,21 +175,22 @@ def _shape_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def summary(model: Model, settings: Settings, rest: Sequence[str]) -> str:
     """One line that says what is simulated."""
-    tensor, pipeline = sizes(rest) or (1, 1)
-    count = f"{tensor * pipeline} x " if tensor * pipeline > 1 else ""
+    devices = math.prod(sizes(rest) or (1,))
+    count = f"{devices} x " if devices > 1 else ""
     speed = "in real time" if settings.speed == 1 else f"{settings.speed:g} times as fast as real time"
     mean = settings.output_tokens
     ends = f"answers of {mean:g} tokens on average" if mean else "answers end at max_tokens"
     return f"simulating {model.name} on {count}{settings.name}, {speed}, {ends}; its text is invented"
 
 
-def sizes(rest: Sequence[str]) -> tuple[int, int] | None:
-    """The tensor and the pipeline parallel size for vLLM; None where one of them is nothing that vLLM would take."""
+def sizes(rest: Sequence[str]) -> tuple[int, int, int] | None:
+    """The tensor, pipeline and data parallel sizes for vLLM; None where one of them is nothing that vLLM would take."""
     try:
-        tensor, pipeline = (int((given(rest, *names) or ["1"])[-1]) for names in (_TENSOR, _PIPELINE))
+        tensor, pipeline, data = (int((given(rest, *names) or ["1"])[-1]) for names in (_TENSOR, _PIPELINE, _DATA))
     except ValueError:
         return None
-    return (tensor, pipeline) if all(1 <= size <= _MOST_DEVICES for size in (tensor, pipeline)) else None
+    fits = all(1 <= size <= _MOST_DEVICES for size in (tensor, pipeline, data))
+    return (tensor, pipeline, data) if fits else None
 
 
 def memory_share(rest: Sequence[str]) -> float | None:
