@@ -96,7 +96,7 @@ class _Idle:
     def __init__(self, engine: Any, tape: Tape) -> None:
         self._engine = engine
         self._most = tape.config.parallel_config.pipeline_parallel_size + 2
-        self._launched = -1
+        self._launched = -1.0
         self._rounds = 0
 
     def lasts(self) -> bool:
