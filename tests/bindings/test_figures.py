@@ -85,7 +85,8 @@ def test_the_figures_of_a_real_engine_add_up(graft: Session, policy: str, labels
             assert 0.0 <= row["wait_mean_s"] <= row["wait_max_s"]
             assert row["wait_p99_s"] <= row["wait_max_s"]
     assert found["load"] == [0, 0]
-    assert found["most"] == 2
+    # An engine in a process of its own may be past its fullest moment whenever somebody looks.
+    assert found["most"] in ([2] if in_process else [0, 1, 2])
 
 
 def test_an_aborted_request_was_never_admitted(graft: Session):
