@@ -441,6 +441,15 @@ class TestModels:
                 find_model(str(given))
             assert "config.json" in caught.value.where
 
+    def test_a_model_that_is_not_modelled_has_no_shape_but_a_folder(self, tmp_path: Path):
+        """The device 'instant' takes it, and needs no shape."""
+        config = {**find_model("llama-3-8b").config, "num_kv_shared_layers": 10}
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        model = find_model(str(tmp_path))
+        assert model.folder == tmp_path
+        with pytest.raises(ConfigError, match=r"num_kv_shared_layers: .* are not modelled"):
+            _ = model.shape
+
     def test_what_does_not_exist_is_refused(self, tmp_path: Path):
         with pytest.raises(ConfigError, match="did you mean 'llama-3-8b'"):
             find_model("llama-3-9b")

@@ -15,10 +15,10 @@ REFUSALS = """
 import json, os
 from vllm.engine.arg_utils import EngineArgs
 
-def tried(environ, **arguments):
+def tried(environ, model="llama", **arguments):
     os.environ.update(environ)
     try:
-        EngineArgs("llama", skip_tokenizer_init=True, **arguments).create_engine_config()
+        EngineArgs(model, skip_tokenizer_init=True, **arguments).create_engine_config()
         said = ""
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
@@ -31,6 +31,9 @@ tried({"GRAFT_SIMULATE": "small"})
 tried({"GRAFT_SIMULATE": "small"}, tensor_parallel_size=8)
 tried({"GRAFT_SIMULATE": "H200", "GRAFT_SIMULATED_SPEED": "virtual", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
 tried({"GRAFT_SIMULATE": "H200", "GRAFT_SIMULATED_SPEED": "soon"})
+tried({"GRAFT_SIMULATE": "H200", "GRAFT_SIMULATED_OUTPUT_TOKENS": "20"})
+tried({"GRAFT_SIMULATE": "H200", "GRAFT_SIMULATED_OUTPUT_TOKENS": "20"}, "endless")
+tried({"GRAFT_SIMULATE": "H200"}, "endless")
 """
 
 TIMES = """
@@ -93,6 +96,8 @@ def simulated(graft: Session) -> Session:
     (graft.folder / "sliding").mkdir()
     slides = {**LLAMA_8B, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 1024}
     (graft.folder / "sliding" / "config.json").write_text(json.dumps(slides))
+    (graft.folder / "endless").mkdir()
+    (graft.folder / "endless" / "config.json").write_text(json.dumps({**LLAMA_8B, "eos_token_id": None}))
     graft.plan('[device.small]\nbased_on = "L40S"\nmemory_gb = 16\n')
     return graft
 
@@ -106,13 +111,16 @@ def said(graft: Session, script: str, word: str) -> list[str]:
 
 def test_what_cannot_be_is_refused_before_anything_starts(simulated: Session):
     """Who, what, where and the next step, in the process the user sees."""
-    unknown, too_small, split, shared, speed = (json.loads(line) for line in said(simulated, REFUSALS, "SAID"))
+    lines = [json.loads(line) for line in said(simulated, REFUSALS, "SAID")]
+    unknown, too_small, split, shared, speed, ends, endless, unasked = lines
     assert "GRAFT_SIMULATE: there is no device 'H20' (did you mean 'H200'?)" in unknown
     assert "the model's weights take 16.1 GB of each small" in too_small
     assert "Next: raise --tensor-parallel-size" in too_small
     assert split == ""
     assert "virtual time belongs to one process" in shared
     assert "GRAFT_SIMULATED_SPEED: speed must be a number above 0 or 'virtual', and is 'soon'" in speed
+    assert (ends, unasked) == ("", "")
+    assert "output_tokens would have no effect: there is no tokenizer" in endless
 
 
 @pytest.mark.slow

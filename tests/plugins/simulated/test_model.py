@@ -7,13 +7,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
 from vllm_graft.errors import ConfigError
+from vllm_graft.plugins.platforms.simulated import memory
 from vllm_graft.plugins.platforms.simulated.devices import DEVICES, Device, find
+from vllm_graft.plugins.platforms.simulated.models import find_model, shipped
 from vllm_graft.plugins.platforms.simulated.roofline import Roofline
 from vllm_graft.plugins.platforms.simulated.settings import Settings, resolve_settings
 from vllm_graft.plugins.platforms.simulated.shape import shape_of
@@ -56,6 +58,51 @@ DEEPSEEK = {
     "v_head_dim": 128,
     "vocab_size": 129280,
 }
+FALCON_7B = {
+    "model_type": "falcon",
+    "hidden_size": 4544,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 71,
+    "num_kv_heads": 71,
+    "multi_query": True,
+    "new_decoder_architecture": False,
+    "vocab_size": 65024,
+    "tie_word_embeddings": True,
+}
+FALCON_40B = {
+    **FALCON_7B,
+    "hidden_size": 8192,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 128,
+    "num_kv_heads": 8,
+    "new_decoder_architecture": True,
+}
+DBRX = {
+    "model_type": "dbrx",
+    "d_model": 6144,
+    "n_heads": 48,
+    "n_layers": 40,
+    "vocab_size": 100352,
+    "attn_config": {"kv_n_heads": 8, "model_type": ""},
+    "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4, "model_type": ""},
+}
+ERNIE = {
+    "model_type": "ernie4_5_moe",
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "moe_k": 6,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": 27,
+    "moe_layer_interval": 1,
+    "vocab_size": 103424,
+    "tie_word_embeddings": True,
+}
 
 
 class Work(NamedTuple):
@@ -72,6 +119,10 @@ class TestShape:
              | {"num_attention_heads": 64}, 70.55),
             (MIXTRAL, 46.70),
             (DEEPSEEK, 671.0),
+            (FALCON_7B, 6.92),
+            (FALCON_40B, 41.3),
+            (DBRX, 131.6),
+            (ERNIE, 21.83),
         ],
     )  # fmt: skip
     def test_published_models_have_their_published_size(self, config, billions):
@@ -88,9 +139,58 @@ class TestShape:
         assert shape_of(DEEPSEEK).kv_width == 512 + 64
         assert shape_of(DEEPSEEK).kv_heads == 1
 
+    @pytest.mark.parametrize(
+        ("config", "heads"),
+        [
+            (LLAMA, 8),
+            ({**LLAMA, "num_key_value_heads": None}, 32),
+            (FALCON_7B, 1),
+            (FALCON_40B, 8),
+            ({**FALCON_7B, "multi_query": False}, 71),
+            ({**LLAMA, "num_key_value_heads": None, "multi_query_group_num": 2}, 2),
+            ({**LLAMA, "num_key_value_heads": None, "num_attention_groups": 4}, 4),
+            (DBRX, 8),
+        ],
+    )
+    def test_kv_heads_by_any_of_their_names(self, config, heads):
+        assert shape_of(config).kv_heads == heads
+
     def test_dense_layers_of_a_mixture(self):
         layers = shape_of(DEEPSEEK).layers
         assert [layer.experts for layer in layers[:4]] == [0, 0, 0, 256]
+
+    @pytest.mark.parametrize(
+        ("more", "sparse"),
+        [
+            ({}, range(1, 28)),
+            ({"moe_layer_start_index": 3, "moe_layer_end_index": 20}, range(3, 21)),
+            ({"moe_layer_end_index": -1, "moe_layer_interval": 2}, range(1, 28, 2)),
+            ({"moe_layer_start_index": 0, "moe_layer_end_index": 0}, [0]),
+            ({"use_moe": False}, []),
+            ({"moe_layer_start_index": 0, "num_dense_layers": 2}, range(2, 28)),
+            ({"moe_layer_start_index": 0, "moe_layer_freq": [0, 0, 0] + [1] * 25}, range(3, 28)),
+            ({"moe_layer_start_index": 0, "moe_layer_freq": 2}, range(0, 28, 2)),
+            ({"moe_layer_start_index": 0, "mlp_layer_types": ["dense"] + ["sparse"] * 27}, range(1, 28)),
+            ({"mlp_only_layers": [1, 27]}, range(2, 27)),
+        ],
+    )
+    def test_which_layers_have_experts(self, more, sparse):
+        layers = shape_of({**ERNIE, **more}).layers
+        assert [index for index, layer in enumerate(layers) if layer.experts] == list(sparse)
+
+    def test_experts_that_every_token_meets(self):
+        alone = shape_of({**ERNIE, "moe_num_shared_experts": 0}).layers[1]
+        assert shape_of(ERNIE).layers[1].shared - alone.shared == 2 * alone.expert
+        assert shape_of({**MIXTRAL, "shared_intermediate_size": 1024}).layers[0].shared == (
+            shape_of(MIXTRAL).layers[0].shared + 3 * 4096 * 1024
+        )
+
+    def test_some_models_have_two_matrices_where_others_have_three(self):
+        two, three = (shape_of({**LLAMA, "model_type": kind}).layers[0].shared for kind in ("nemotron", "llama"))
+        assert three - two == 4096 * 14336
+
+    def test_a_value_for_every_layer_is_one_value_where_all_are_equal(self):
+        assert shape_of({**MIXTRAL, "num_experts_per_tok": [2] * 32}) == shape_of(MIXTRAL)
 
     @pytest.mark.parametrize(
         ("more", "windows"),
@@ -122,6 +222,8 @@ class TestShape:
 
     def test_a_model_of_several_parts_is_its_text_part(self):
         assert shape_of({"model_type": "gemma3", "text_config": LLAMA}) == shape_of(LLAMA)
+        quantized = {**LLAMA, "quantization_config": {"quant_method": "fp8"}}
+        assert shape_of({"model_type": "gemma3", "text_config": quantized}).weight_bytes == 1.0
 
     @pytest.mark.parametrize(
         ("change", "says"),
@@ -133,13 +235,105 @@ class TestShape:
             ({"hidden_size": 16}, "hidden_size: 16 is less than the 32 attention heads"),
             ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok: 8 is more than the 4 experts"),
             ({"quantization_config": {"quant_method": "new"}}, "how many bytes a weight has under 'new' is not known"),
-            ({"model_type": "llama4_text"}, "models of the type 'llama4_text' are not modelled"),
+            ({"quantization_config": "awq"}, "quantization_config: must be an object, and is 'awq'"),
+            ({"text_config": "x"}, "text_config: must be an object, and is 'x'"),
+            ({"num_experts": 4, "mlp_only_layers": 3}, "mlp_only_layers: must be a list, and is 3"),
+            (
+                {"num_experts": 4, "mlp_only_layers": ["x"]},
+                r"mlp_only_layers: must be a list of layers, and is \['x'\]",
+            ),
+            ({"sliding_window": 9, "layer_types": "x"}, "layer_types: must be a list, and is 'x'"),
+            (
+                {"sliding_window": 9, "layer_types": ["full_attention"]},
+                "layer_types: has 1 entries for 32 layers",
+            ),
+            ({"tie_word_embeddings": "x"}, "tie_word_embeddings: must be true or false, and is 'x'"),
+            ({"model_type": 3}, "model_type: must be a name, and is 3"),
+            ({"ffn_config": []}, r"ffn_config: must be an object, and is \[\]"),
+            ({"num_experts": 4, "moe_layer_end_index": -2}, "moe_layer_end_index: must be a whole number"),
         ],
     )
     def test_a_configuration_that_cannot_be_is_named(self, change, says):
         with pytest.raises(ConfigError, match=says) as caught:
             shape_of({**LLAMA, **change}, "models/x/config.json")
         assert "models/x/config.json" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"model_type": "llama4_text"}, "models of the type 'llama4_text'"),
+            ({"num_kv_shared_layers": 10}, "num_kv_shared_layers: layers without a KV cache of their own"),
+            ({"index_topk": 2048}, "index_topk: sparse attention layers"),
+            (
+                {"per_layer_config": {"05": {"head_dim": 512}}},
+                "per_layer_config: layers that differ in their attention",
+            ),
+            ({"block_configs": [{}]}, "block_configs: layers that differ in their attention"),
+            ({"num_key_value_heads": [8, 4]}, "num_key_value_heads: parts or layers that differ"),
+        ],
+    )
+    def test_a_model_that_would_come_out_wrong_is_refused_with_the_reason(self, change, says):
+        with pytest.raises(
+            ConfigError, match=f"^models/x/config.json: {says} are not modelled. Next: take another model"
+        ):
+            shape_of({**LLAMA, **change}, "models/x/config.json")
+
+    def test_what_a_model_says_it_does_not_have_is_no_reason(self):
+        off = {"num_kv_shared_layers": 0, "index_topk": None, "block_configs": [], "use_cla": False}
+        assert shape_of({**LLAMA, **off}) == shape_of(LLAMA)
+
+    @pytest.mark.parametrize("name", shipped())
+    def test_no_value_of_a_file_ends_in_anything_but_a_shape_or_its_name(self, name):
+        config = find_model(name).config
+        more = ("text_config", "quantization_config", "sliding_window", "layer_types", "mlp_only_layers", "num_experts")
+        wrong = set()
+        for key in {*config, *more}:
+            for value in ("x", -1, 0, 3.5, [], ["x"], {}, None, True):
+                try:
+                    shape_of({**config, key: value})
+                except ConfigError as error:
+                    wrong.add((key, error.what.partition(":")[0]))
+        assert {key for key, _ in wrong} > {"hidden_size", "text_config", "quantization_config"}
+        assert not [(key, named) for key, named in wrong if key != named]
+
+
+class TestVllmsReading:
+    """Of KV heads and their width there is one truth, vLLM's: the KV cache is made by it."""
+
+    def model(self, config, *, latent=False, heads=8, head=128):
+        return SimpleNamespace(
+            model="models/x",
+            hf_config=SimpleNamespace(),
+            hf_text_config=SimpleNamespace(to_dict=lambda: dict(config)),
+            quantization=None,
+            dtype=SimpleNamespace(itemsize=2),
+            use_mla=latent,
+            get_total_num_kv_heads=lambda: heads,
+            get_head_size=lambda: head,
+        )
+
+    def test_it_is_taken_whatever_the_file_calls_them(self):
+        found = memory.shape(self.model({**LLAMA, "num_key_value_heads": None}, heads=4, head=64))
+        assert (found.kv_heads, found.kv_width) == (4, 2 * 4 * 64)
+        assert memory.shape(self.model(FALCON_7B, heads=1, head=64)) == shape_of(FALCON_7B)
+
+    def test_latent_attention_keeps_its_own_measure(self):
+        found = memory.shape(self.model(DEEPSEEK, latent=True, heads=128, head=576))
+        assert found == shape_of(DEEPSEEK)
+
+    @pytest.mark.parametrize(
+        ("config", "given"),
+        [(DEEPSEEK, {"heads": 128, "head": 192}), (LLAMA, {"latent": True, "head": 576})],
+    )
+    def test_a_model_that_vllm_runs_in_another_way_is_refused(self, config, given):
+        with pytest.raises(ConfigError, match=r"models/x: a layer keeps \d+ numbers per token as vLLM runs the model"):
+            memory.shape(self.model(config, **given))
+
+    def test_a_quantization_that_is_no_object_is_refused(self):
+        model = self.model(LLAMA)
+        model.hf_config.quantization_config = "awq"
+        with pytest.raises(ConfigError, match="quantization_config: must be an object"):
+            memory.shape(model)
 
 
 class TestRoofline:

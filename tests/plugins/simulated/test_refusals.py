@@ -47,3 +47,18 @@ class TestRefusals:
     def test_what_cannot_be_honoured_is_named(self, given, named):
         with pytest.raises(ConfigError, match=named):
             refusals.check_config(self.config(**given))
+
+    @pytest.mark.parametrize("ends", [0, 2, [2, 3]])
+    def test_answers_that_can_end_pass(self, ends):
+        model = SimpleNamespace(skip_tokenizer_init=True, try_get_generation_config=lambda: {"eos_token_id": ends})
+        refusals.check_ending(self.config(model_config=model))
+
+    def test_a_tokenizer_knows_how_a_text_ends(self):
+        refusals.check_ending(self.config(model_config=SimpleNamespace(skip_tokenizer_init=False)))
+        refusals.check_ending(self.config(model_config=None))
+
+    @pytest.mark.parametrize("generation", [{}, {"eos_token_id": None}, {"eos_token_id": []}])
+    def test_natural_lengths_are_refused_where_no_token_ends_a_text(self, generation):
+        model = SimpleNamespace(skip_tokenizer_init=True, try_get_generation_config=lambda: generation)
+        with pytest.raises(ConfigError, match=r"output_tokens would have no effect.* Next: add eos_token_id to"):
+            refusals.check_ending(self.config(model_config=model))

@@ -140,6 +140,11 @@ class TestGrammar:
     def test_min_tokens_yields_to_a_grammar_that_allows_nothing_else(self, make):
         assert make.stream(min_tokens=5).token(0, make.mask(make.eos)) == make.eos
 
+    def test_an_id_that_no_token_has_is_no_way_out(self, make):
+        stops = {"stop_token_ids": [-1, 5000], "all_stop_token_ids": {-1, 5000}}
+        tokens = make.stream(Vocabulary(1024), allowed_token_ids=[-1, 999], **stops)
+        assert {tokens.token(index, make.mask(999, 1023, size=1024)) for index in range(50)} == {999}
+
     def test_a_row_with_all_bits_set_is_no_constraint(self, make):
         free = np.full(32, -1, dtype=np.int32)
         assert make.stream().token(3, free) == make.stream().token(3, None)
@@ -167,12 +172,23 @@ class TestVocabulary:
         (tmp_path / "tokenizer.json").write_text(json.dumps(content))
         assert read_tokenizer(tmp_path / "tokenizer.json") == Vocabulary(6, frozenset({2, 5}))
 
-    def model(self, folder):
-        hf = SimpleNamespace(bos_token_id=1, eos_token_id=[2, 3], pad_token_id=None)
-        return SimpleNamespace(get_vocab_size=lambda: 64, hf_text_config=hf, tokenizer=None, model=str(folder))
+    def model(self, folder, generation=None):
+        """A model; with a generation configuration, one that has no tokenizer."""
+        return SimpleNamespace(
+            get_vocab_size=lambda: 64,
+            hf_text_config=SimpleNamespace(bos_token_id=1, eos_token_id=[2, 3], pad_token_id=None),
+            tokenizer=None,
+            model=str(folder),
+            skip_tokenizer_init=generation is not None,
+            try_get_generation_config=lambda: generation,
+        )
 
     def test_a_model_is_its_configuration_alone_where_there_is_no_such_file(self, tmp_path):
         assert vocabulary(self.model(tmp_path / "not-there")) == Vocabulary(64, frozenset({1, 2, 3}))
+
+    @pytest.mark.parametrize(("ends", "special"), [(7, {1, 2, 3, 7}), ([3, 8], {1, 2, 3, 8}), (None, {1, 2, 3})])
+    def test_without_a_tokenizer_a_text_may_end_where_the_generation_configuration_says(self, tmp_path, ends, special):
+        assert vocabulary(self.model(tmp_path, {"eos_token_id": ends})).special == special
 
     def test_what_a_model_has_beyond_its_tokenizer_is_padding(self, tmp_path):
         (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 49}}}))

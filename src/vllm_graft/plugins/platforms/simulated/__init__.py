@@ -11,6 +11,8 @@ always the same ones for the same prompt and seed.
     devices.py     the devices that can be simulated
     models.py      which model is simulated, and the shapes that ship
     shape.py       what a model costs, from its configuration
+    reader.py      the values of a configuration, checked
+    weights.py     how many bytes a weight takes
     roofline.py    how long a device works on a batch
     batch.py       which request of a step is due tokens, and from which position on
     answers.py     what a step brings, in the form vLLM takes it

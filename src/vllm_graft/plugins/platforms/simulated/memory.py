@@ -51,14 +51,30 @@ def _graphs(vllm_config: VllmConfig) -> dict[str, int]:
 
 
 def shape(model: ModelConfig) -> Shape:
-    """The shape of a model as vLLM has read it."""
+    """The shape of a model as vLLM has read it: its KV heads and their width are those of ``kv_cache_specs``."""
     config: dict[str, Any] = model.hf_text_config.to_dict()
     quantized = getattr(model.hf_config, "quantization_config", None)
     if quantized is None and model.quantization:
         quantized = {"quant_method": model.quantization}
     if quantized is not None:
-        config["quantization_config"] = quantized if isinstance(quantized, dict) else quantized.to_dict()
-    return shape_of(config, str(model.model), model.dtype.itemsize)
+        config["quantization_config"] = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized
+    heads, head = model.get_total_num_kv_heads(), model.get_head_size()
+    latent = model.use_mla
+    found = shape_of(
+        config,
+        str(model.model),
+        model.dtype.itemsize,
+        kv_heads=None if latent else heads,
+        head=None if latent else head,
+    )
+    kept = head if latent else 2 * heads * head
+    if found.kv_width != kept:
+        raise ConfigError(
+            f"a layer keeps {kept} numbers per token as vLLM runs the model, and {found.kv_width} by its configuration",
+            where=str(model.model),
+            fix="unset VLLM_MLA_DISABLE where it is set; else take another model, or the device 'instant'",
+        )
+    return found
 
 
 def available_bytes(vllm_config: VllmConfig, settings: Settings) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.plugins.platforms.simulated.reader import UNMODELLED
 from vllm_graft.plugins.platforms.simulated.shape import Shape, shape_of
 
 FILE: Final = "config.json"
@@ -28,8 +29,14 @@ class Model:
     file: Path
     """Its ``config.json``."""
     config: dict[str, Any]
-    shape: Shape | None
-    """None where only vLLM can tell, which fills in what a published file may leave out."""
+
+    @property
+    def shape(self) -> Shape | None:
+        """None where only vLLM can tell, which fills in what a published file may leave out.
+
+        Raises ConfigError for a kind of model that is not modelled.
+        """
+        return _shape(self.config, str(self.file))
 
     @property
     def folder(self) -> Path:
@@ -71,7 +78,13 @@ def find_model(given: str) -> Model:
             where=str(path),
             fix="give the config.json of a decoder model, as it was published",
         )
-    return Model(given, path, config, _shape(config, str(path)))
+    model = Model(given, path, config)
+    try:
+        _ = model.shape
+    except ConfigError as error:
+        if not error.what.endswith(UNMODELLED):  # the device 'instant' takes those that are not modelled
+            raise
+    return model
 
 
 def _shape(config: dict[str, Any], where: str) -> Shape | None:

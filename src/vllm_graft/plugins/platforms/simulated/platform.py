@@ -88,6 +88,8 @@ class SimulatedPlatform(Platform):
         settings = settings_of(vllm_config)
         if vllm_config.model_config is not None and settings.device is not None:
             check_fit(vllm_config, settings)
+        if settings.output_tokens:
+            refusals.check_ending(vllm_config)
         if settings.virtual:
             refusals.check_virtual(vllm_config)
             vllm_config.parallel_config.distributed_executor_backend = cls.executor_cls

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm_graft.errors import ConfigError
+from vllm_graft.plugins.platforms.simulated.vocabulary import ending_ids
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -125,6 +126,18 @@ def check_virtual(vllm_config: VllmConfig) -> None:
             "virtual time belongs to one process, and each data-parallel rank has one of its own",
             where=_WHERE,
             fix="simulate one rank with its share of the load, or give a number as the speed",
+        )
+
+
+def check_ending(vllm_config: VllmConfig) -> None:
+    """Raises ConfigError where answers were to end by themselves and vLLM would not know by which token."""
+    model = vllm_config.model_config
+    if model is not None and model.skip_tokenizer_init and not ending_ids(model):
+        raise ConfigError(
+            "output_tokens would have no effect: there is no tokenizer, and the model names no token that ends a text",
+            where=_WHERE,
+            fix="add eos_token_id to the model's config.json or generation_config.json, start with a tokenizer, "
+            "or set output_tokens to 0",
         )
 
 

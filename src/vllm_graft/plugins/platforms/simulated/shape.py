@@ -7,32 +7,61 @@ do not matter for time or memory (norms, biases, rotary tables) are left out: to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from vllm_graft.errors import ConfigError
+from vllm_graft.plugins.platforms.simulated.reader import Reader
+from vllm_graft.plugins.platforms.simulated.weights import weight_bytes
 
+_KV_HEADS: Final = (
+    *("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups"),
+    "kv_n_heads",
+)
+"""In the order that vLLM looks for them."""
 _EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_ACTIVE: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
-_EXPERT_WIDTH: Final = ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size", "ffn_hidden_size")
+_ACTIVE: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
+_EXPERT_WIDTH: Final = (
+    *("moe_intermediate_size", "expert_intermediate_size", "expert_hidden_dim", "intermediate_size"),
+    "ffn_hidden_size",
+)
+_SHARED_EXPERTS: Final = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+_WIDTH: Final = ("prefix_dense_intermediate_size", "intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 
-_WEIGHT_BYTES: Final[Mapping[str, float]] = {
-    "fp8": 1.0,
-    "fbgemm_fp8": 1.0,
-    "modelopt": 1.0,
-    "mxfp4": 0.53,
-    "modelopt_fp4": 0.56,
-    "nvfp4": 0.56,
-    "awq": 0.53,
-    "awq_marlin": 0.53,
-    "gptq": 0.53,
-    "gptq_marlin": 0.53,
-    "bitsandbytes": 0.53,
-}
-"""Bytes per weight of a quantized model, scales included, where its configuration does not say how many bits."""
+_UNGATED: Final = (
+    *("gpt2", "gpt_neox", "gptj", "gpt_bigcode", "opt", "bloom", "phi", "falcon", "RefinedWeb", "RefinedWebModel"),
+    *("starcoder2", "mpt", "nemotron", "arcee", "apertus", "jais2"),
+)
+"""Models whose feed-forward part has two matrices, not three."""
 
-_NOT_MODELLED: Final = ("llama4",)
+_UNMODELLED_TYPES: Final = ("llama4", "arctic")
 """Models with parts that their configuration does not tell of."""
+
+_UNLIKE: Final = "layers that differ in their attention"
+_UNMODELLED: Final[Mapping[str, str]] = {
+    "num_kv_shared_layers": "layers without a KV cache of their own",
+    "use_cla": "layers without a KV cache of their own",
+    "hidden_size_per_layer_input": "embeddings for every layer",
+    "index_topk": "sparse attention layers",
+    "sparse_attention_config": "sparse attention layers",
+    "compress_ratios": "layers with a compressed KV cache",
+    "qk_nope_dim": "keys and values of different widths",
+    "zero_expert_num": "experts that compute nothing",
+    "mova_num_experts": "experts within attention",
+    "loop_num": "layers that a token passes more than once",
+    "total_ut_steps": "layers that a token passes more than once",
+    "H_cycles": "layers that a token passes more than once",
+    "per_layer_config": _UNLIKE,
+    "global_head_dim": _UNLIKE,
+    "block_configs": _UNLIKE,
+    "hybrid_layer_pattern": _UNLIKE,
+    "moe_layers_enum": _UNLIKE,
+    "attention_other_setting": _UNLIKE,
+    "num_attention_heads_per_layer": _UNLIKE,
+    "swa_num_key_value_heads": _UNLIKE,
+    "sliding_windows": _UNLIKE,
+    "interleaved_sliding_window": _UNLIKE,
+}
+"""Keys of models that vLLM serves and this module would get wrong: what they stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +140,27 @@ class Shape:
         return sum(layer.total for layer in self.layers) * self.weight_bytes + self.embedding_bytes
 
 
-def shape_of(config: Mapping[str, Any], where: str = "config.json", element_bytes: float = 2.0) -> Shape:
-    """The shape that a ``config.json`` describes; a ConfigError names what is missing or impossible in it."""
-    reader = _Reader(config.get("text_config") or config, where)
-    kind = str(reader.get("model_type", ""))
-    if kind.startswith(_NOT_MODELLED):
-        raise ConfigError(
-            f"models of the type {kind!r} are not modelled",
-            where=where,
-            fix="take another model, or the device 'instant', whose steps take no time",
-        )
+def shape_of(
+    config: Mapping[str, Any],
+    where: str = "config.json",
+    element_bytes: float = 2.0,
+    *,
+    kv_heads: int | None = None,
+    head: int | None = None,
+) -> Shape:
+    """The shape that a ``config.json`` describes; a ConfigError names what is missing, impossible or not modelled.
+
+    ``kv_heads`` and ``head`` (the width of one) are those of the file unless given.
+    """
+    reader = Reader(config, where)
+    _check_kind(reader)
     heads = reader.count("num_attention_heads", "n_head", "n_heads", "num_heads")
     hidden = reader.count("hidden_size", "n_embd", "d_model")
     number = reader.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    kv_heads = reader.optional("num_key_value_heads", "num_kv_heads", "multi_query_group_num") or heads
+    kv_heads = kv_heads or _kv_heads(reader) or heads
     if heads % kv_heads:
         raise reader.wrong("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
-    head = reader.optional("head_dim") or hidden // heads
+    head = head or reader.optional("head_dim") or hidden // heads
     if not head:
         raise reader.wrong("hidden_size", f"{hidden} is less than the {heads} attention heads")
     latent = reader.optional("kv_lora_rank")
@@ -138,51 +171,80 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json", element_byte
         attention = hidden * head * (2 * heads + 2 * kv_heads)
         width = prefill_width = heads * head
         kv_width = 2 * kv_heads * head
-    windows = _windows(reader, number)
-    layers = tuple(_layer(reader, index, hidden, attention, windows[index]) for index in range(number))
-    inner = reader.optional("intermediate_size", "ffn_hidden_size", "n_inner") or 4 * hidden
     return Shape(
-        layers=layers,
+        layers=_layers(reader, number, hidden, attention),
         hidden=hidden,
-        vocabulary=reader.count("vocab_size"),
-        tied=bool(reader.get("tie_word_embeddings", kind.startswith("gemma"))),
+        vocabulary=reader.count("vocab_size", "padded_vocab_size"),
+        tied=reader.flag("tie_word_embeddings", reader.kind.startswith("gemma")),
         attention_width=width,
         prefill_width=prefill_width,
         kv_width=kv_width,
         kv_heads=kv_heads,
-        widest=max(inner, reader.optional("moe_intermediate_size") or 0),
-        weight_bytes=_weight_bytes(config, element_bytes, where),
+        widest=max(reader.optional(*_WIDTH) or 4 * hidden, reader.optional("moe_intermediate_size") or 0),
+        weight_bytes=weight_bytes(config, reader, element_bytes),
     )
 
 
-def _layer(reader: _Reader, index: int, hidden: int, attention: int, window: int | None) -> Layer:
+def _check_kind(reader: Reader) -> None:
+    if reader.kind.startswith(_UNMODELLED_TYPES):
+        raise reader.unmodelled(f"models of the type {reader.kind!r}")
+    for key, what in _UNMODELLED.items():
+        if reader.get(key):
+            raise reader.unmodelled(f"{key}: {what}")
+
+
+def _kv_heads(reader: Reader) -> int | None:
+    # Falcon's newer models set multi_query too, and do not mean it.
+    if reader.flag("multi_query", False) and not reader.flag("new_decoder_architecture", False):
+        return 1
+    return reader.optional(*_KV_HEADS)
+
+
+def _layers(reader: Reader, number: int, hidden: int, attention: int) -> tuple[Layer, ...]:
+    inner = reader.optional(*_WIDTH) or 4 * hidden
+    dense = Layer(attention + (2 if reader.kind in _UNGATED else 3) * hidden * inner)
+    mixture = _mixture(reader, hidden, attention)
+    without = _without_experts(reader, number) if mixture is not None else set()
+    return tuple(
+        replace(dense if mixture is None or index in without else mixture, window=window)
+        for index, window in enumerate(_windows(reader, number))
+    )
+
+
+def _mixture(reader: Reader, hidden: int, attention: int) -> Layer | None:
+    """A layer with experts; None where no layer has any."""
     experts = reader.optional(*_EXPERTS)
-    if experts and not _is_dense(reader, index):
-        active = reader.optional(*_ACTIVE) or 1
-        if active > experts:
-            raise reader.wrong("num_experts_per_tok", f"{active} is more than the {experts} experts")
-        expert = 3 * hidden * (reader.optional(*_EXPERT_WIDTH) or 4 * hidden)
-        always = (reader.optional("n_shared_experts", "num_shared_experts") or 0) * expert
-        always += 3 * hidden * (reader.optional("shared_expert_intermediate_size") or 0)
-        return Layer(attention + hidden * experts + always, expert, experts, active, window)
-    inner = reader.optional("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "n_inner") or 4 * hidden
-    gates = 2 if reader.get("model_type") in _UNGATED else 3
-    return Layer(attention + gates * hidden * inner, window=window)
+    if not experts or not reader.flag("use_moe", True):
+        return None
+    active = reader.optional(*_ACTIVE) or 1
+    if active > experts:
+        raise reader.wrong("num_experts_per_tok", f"{active} is more than the {experts} experts")
+    expert = 3 * hidden * (reader.optional(*_EXPERT_WIDTH) or 4 * hidden)
+    always = (reader.optional(*_SHARED_EXPERTS) or 0) * expert
+    always += 3 * hidden * (reader.optional("shared_expert_intermediate_size", "shared_intermediate_size") or 0)
+    return Layer(attention + hidden * experts + always, expert, experts, active)
 
 
-_UNGATED: Final = ("gpt2", "gpt_neox", "opt", "bloom", "phi", "falcon", "starcoder2", "gpt_bigcode", "mpt")
-"""Models whose feed-forward part has two matrices, not three."""
+def _without_experts(reader: Reader, number: int) -> set[int]:
+    """The layers of a mixture of experts that have none."""
+    first = reader.optional("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index") or 0
+    end = reader.get("moe_layer_end_index")
+    last = number - 1 if end in (None, -1) else reader.optional("moe_layer_end_index") or 0
+    every = reader.optional("decoder_sparse_step", "moe_layer_interval") or 1
+    found = {index for index in range(number) if not first <= index <= last or (index + 1) % every}
+    if isinstance(reader.get("moe_layer_freq"), list | tuple):
+        found.update(index for index, sparse in enumerate(reader.entries("moe_layer_freq")) if not sparse)
+    else:
+        freq = reader.optional("moe_layer_freq") or 1
+        found.update(index for index in range(number) if index % freq)
+    found.update(index for index, kind in enumerate(reader.entries("mlp_layer_types")) if kind == "dense")
+    only = reader.entries("mlp_only_layers")
+    if not all(isinstance(index, int) for index in only):
+        raise reader.wrong("mlp_only_layers", f"must be a list of layers, and is {list(only)!r}")
+    return found.union(only)
 
 
-def _is_dense(reader: _Reader, index: int) -> bool:
-    """Whether this layer of a mixture of experts has no experts."""
-    if index < (reader.optional("first_k_dense_replace") or 0) or index in (reader.get("mlp_only_layers") or ()):
-        return True
-    every = reader.optional("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step") or 1
-    return (index + 1) % every != 0
-
-
-def _latent(reader: _Reader, hidden: int, heads: int, latent: int) -> tuple[int, int, int, int]:
+def _latent(reader: Reader, hidden: int, heads: int, latent: int) -> tuple[int, int, int, int]:
     """Of multi-head latent attention: parameters, the arithmetic's width in decode and prefill, numbers per token."""
     rotary = reader.count("qk_rope_head_dim")
     plain, value = reader.count("qk_nope_head_dim"), reader.count("v_head_dim")
@@ -194,84 +256,19 @@ def _latent(reader: _Reader, hidden: int, heads: int, latent: int) -> tuple[int,
 
 def layer_windows(config: Mapping[str, Any], layers: int) -> list[int | None]:
     """How far attention looks back in each layer; None for all the way."""
-    return _windows(_Reader(config, "config.json"), layers)
+    return _windows(Reader(config, "config.json"), layers)
 
 
-def _windows(reader: _Reader, layers: int) -> list[int | None]:
+def _windows(reader: Reader, layers: int) -> list[int | None]:
     window = reader.optional("sliding_window")
-    if not window or reader.get("use_sliding_window", True) is False:
+    kinds = reader.entries("layer_types")
+    if not window or not reader.flag("use_sliding_window", True):
         return [None] * layers
-    kinds = reader.get("layer_types")
-    if isinstance(kinds, list | tuple) and len(kinds) >= layers:
+    if kinds:
+        if len(kinds) < layers:
+            raise reader.wrong("layer_types", f"has {len(kinds)} entries for {layers} layers")
         return [window if kind == "sliding_attention" else None for kind in kinds[:layers]]
     every = reader.optional("sliding_window_pattern")
     if every:
         return [window if (index + 1) % every else None for index in range(layers)]
     return [window] * layers
-
-
-def _weight_bytes(config: Mapping[str, Any], element_bytes: float, where: str) -> float:
-    quantized = config.get("quantization_config")
-    if not isinstance(quantized, Mapping):
-        return element_bytes
-    bits = quantized.get("bits") or quantized.get("w_bit") or _group_bits(quantized)
-    if isinstance(bits, int | float) and not isinstance(bits, bool) and bits > 0:
-        # Scales come on top: one of 16 bits for every 64 weights or so where the weights are small.
-        return float(bits) / 8 + (0.03 if bits < 8 else 0.0)
-    if quantized.get("load_in_8bit"):
-        return 1.0
-    names = [str(quantized.get(key, "")).lower() for key in ("quant_algo", "quant_method")]
-    for name in names:
-        if name in _WEIGHT_BYTES:
-            return _WEIGHT_BYTES[name]
-    raise ConfigError(
-        f"quantization_config: how many bytes a weight has under {names[-1]!r} is not known",
-        where=where,
-        fix='add "bits" to quantization_config, or leave quantization_config out',
-    )
-
-
-def _group_bits(quantized: Mapping[str, Any]) -> object:
-    """The width of the weights where they are described in groups, as compressed-tensors does."""
-    groups = quantized.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping) and weights.get("num_bits"):
-            return weights["num_bits"]
-    return None
-
-
-class _Reader:
-    """Reads numbers by any of the names that models give them."""
-
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self._config = config
-        self._where = where
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._config.get(name, default)
-
-    def optional(self, *names: str) -> int | None:
-        """The first of the names that holds a whole number above 0."""
-        for name in names:
-            value = self._config.get(name)
-            if isinstance(value, list) and value and all(isinstance(part, int) for part in value):
-                value = max(value)
-            if value in (None, 0, False):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise self.wrong(name, f"must be a whole number above 0, and is {value!r}")
-            return value
-        return None
-
-    def count(self, *names: str) -> int:
-        """The same, and an error where it is missing."""
-        value = self.optional(*names)
-        if value is None:
-            raise self.wrong(names[0], "is missing" if names[0] not in self._config else "must be above 0")
-        return value
-
-    def wrong(self, name: str, what: str) -> ConfigError:
-        return ConfigError(
-            f"{name}: {what}", where=self._where, fix="give the config.json of a decoder model, as it was published"
-        )

@@ -110,11 +110,11 @@ class HashedStream:
 
     def _constrained(self, index: int, number: int, allowed: NDArray[np.bool_]) -> int:
         """Ends the text as soon as the grammar permits; until then any allowed token will do."""
-        ends = [token for token in sorted(self._stops) if token < len(allowed) and allowed[token]]
+        ends = [token for token in sorted(self._stops) if 0 <= token < len(allowed) and allowed[token]]
         if ends and (index >= self._minimum or len(ends) == np.count_nonzero(allowed)):
             return ends[0]
         allowed[ends] = False
-        wanted = [token for token in self._allowed or () if token < len(allowed) and allowed[token]]
+        wanted = [token for token in self._allowed or () if 0 <= token < len(allowed) and allowed[token]]
         choice = wanted or np.flatnonzero(allowed)
         if self._banned:
             choice = [token for token in choice if token not in self._banned] or choice

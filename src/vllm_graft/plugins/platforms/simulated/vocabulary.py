@@ -7,7 +7,6 @@ others, and says where the real vocabulary ends: many a configuration rounds its
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +30,9 @@ class Vocabulary:
 def vocabulary(model_config: ModelConfig) -> Vocabulary:
     """The vocabulary of a model, from its configuration and its tokenizer's file where there is one."""
     size: int = model_config.get_vocab_size()
-    named = _named_ids(model_config.hf_text_config)
+    named = _ids(*(getattr(model_config.hf_text_config, name, None) for name in _NAMES))
+    if model_config.skip_tokenizer_init:
+        named |= ending_ids(model_config)
     file = Path(model_config.tokenizer or model_config.model) / "tokenizer.json"
     known = read_tokenizer(file) if file.is_file() else Vocabulary(size)
     return Vocabulary(min(size, known.size), named | known.special, max(size - known.size, 0))
@@ -46,12 +47,12 @@ def read_tokenizer(file: Path) -> Vocabulary:
     return Vocabulary(1 + max(max(ids, default=0), max(added, default=0)), added)
 
 
-def _named_ids(hf_config: object) -> frozenset[int]:
-    found: set[int] = set()
-    for name in _NAMES:
-        value = getattr(hf_config, name, None)
-        if isinstance(value, int):
-            found.add(value)
-        elif isinstance(value, Iterable):
-            found.update(value)
-    return frozenset(found)
+def ending_ids(model_config: ModelConfig) -> frozenset[int]:
+    """The tokens at which vLLM ends a text by itself, where it has no tokenizer to ask."""
+    return _ids(model_config.try_get_generation_config().get("eos_token_id"))
+
+
+def _ids(*values: object) -> frozenset[int]:
+    """Token ids that stand alone or in lists."""
+    lists = [value if isinstance(value, list | tuple) else (value,) for value in values]
+    return frozenset(token for each in lists for token in each if isinstance(token, int))
