@@ -131,8 +131,8 @@ class TestShape:
     def test_a_token_meets_only_its_experts(self):
         layer = shape_of(MIXTRAL).layers[0]
         assert 32 * layer.per_token / 1e9 == pytest.approx(12.6, rel=0.01)
-        assert layer.weights(1) == pytest.approx(layer.shared + 2 * layer.expert)
-        assert layer.weights(10_000) == pytest.approx(layer.total)
+        assert layer.chosen(1) == pytest.approx(2 * layer.expert)
+        assert layer.chosen(10_000) == pytest.approx(layer.expert * layer.experts)
 
     def test_what_a_layer_keeps_per_token(self):
         assert shape_of(LLAMA).kv_width == 2 * 8 * 128

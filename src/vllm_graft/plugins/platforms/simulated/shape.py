@@ -78,15 +78,8 @@ class Layer:
     window: int | None = None
     """Tokens that attention sees; None for all."""
 
-    def weights(self, tokens: int) -> float:
-        """Parameters read for a batch of so many tokens: experts that no token chose stay where they are.
-
-        Counted as if every token chose its experts at random.
-        """
-        return self.shared + self.chosen(tokens)
-
     def chosen(self, tokens: int) -> float:
-        """Parameters of the experts among them."""
+        """Parameters of the experts that some of so many tokens choose, as if each chose at random."""
         if not self.experts:
             return 0.0
         untouched = (1 - self.active / self.experts) ** tokens
