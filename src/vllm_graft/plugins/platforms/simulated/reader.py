@@ -7,14 +7,15 @@ from typing import Any, Final
 
 from vllm_graft.errors import ConfigError
 
-UNMODELLED: Final = "not modelled"
-"""How an error ends that is about a model's kind and not about a fault in its file."""
-
 _NESTED: Final[Mapping[str, tuple[str, ...]]] = {
     "attn_config": ("kv_n_heads",),
     "ffn_config": ("ffn_hidden_size", "moe_num_experts", "moe_top_k"),
 }
 """What DBRX and MPT keep in parts of their own, and other models beside the rest."""
+
+
+class NotModelled(ConfigError):
+    """A model that is as it should be, but of a kind that only the device 'instant' takes."""
 
 
 class Reader:
@@ -89,10 +90,10 @@ class Reader:
             f"{name}: {what}", where=self.where, fix="give the config.json of a decoder model, as it was published"
         )
 
-    def unmodelled(self, what: str) -> ConfigError:
+    def unmodelled(self, what: str) -> NotModelled:
         """The error about a model that is as it should be, but of a kind that nobody has modelled."""
-        return ConfigError(
-            f"{what} are {UNMODELLED}",
+        return NotModelled(
+            f"{what} are not modelled",
             where=self.where,
             fix="take another model, or the device 'instant', whose steps take no time",
         )
