@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from vllm_graft.audit.judging import located
+from vllm_graft.audit.judging import ReleaseFacts, located
 from vllm_graft.audit.model import Cell, Row, State, Use
 from vllm_graft.audit.releases.shape import Release, Shape
 from vllm_graft.audit.uses import relies
@@ -65,12 +65,16 @@ def reported(row: Row, releases: Mapping[str, Release]) -> Iterator[Finding]:
         state = cell.verdict.state
         old, new = releases.get(cell.since), releases.get(cell.release)
         now = located(new, row.use) if new is not None else None
-        if state in CODES:
+        if _stops_silently(row.use, cell):
+            what = f"{_said(cell)}, and the code around it goes on without a word: the patch no longer applies"
+            yield _finding("P221", "error", row, cell, what, _FIX[state])
+        elif state in CODES:
             level = _level(row.use, cell, now)
             yield _finding(CODES[state], level, row, cell, _said(cell), _FIX[state])
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
-            yield from _vanished(row, cell, old, new)
-            yield from _refused(row, cell, old, now)
+            facts = ReleaseFacts(new)
+            yield from _vanished(row, cell, old, new, facts)
+            yield from _refused(row, cell, old, now, facts)
 
 
 def misspelt(use: Use, base: Release) -> Iterator[Finding]:
@@ -99,7 +103,8 @@ def _finding(code: str, level: Level, row: Row, cell: Cell, what: str, fix: str)
 def _level(use: Use, cell: Cell, now: Shape | None) -> Level:
     state = cell.verdict.state
     if state in ("gone", "moved", "kind", "absent"):
-        return "info" if use.guarded else "warning" if use.way == "override" else "error"
+        provided = cell.verdict.standing in ("caught", "unsure", "unmet") or bool(use.others) or use.fallback
+        return "info" if provided else "warning" if use.way == "override" else "error"
     if state == "broken":
         return "info" if _takes_anything(use) else "warning" if use.way == "import" else "error"
     if state == "extended":
@@ -108,6 +113,12 @@ def _level(use: Use, cell: Cell, now: Shape | None) -> Level:
         reviewed = use.patch is not None and cell.release in use.patch.reviewed
         return "info" if use.way not in ("replace", "delete") or reviewed else "warning"
     return "error" if state == "uncalled" else "warning"
+
+
+def _stops_silently(use: Use, cell: Cell) -> bool:
+    """Whether a patch has lost its target, and a test or a handler around it lets that pass."""
+    lost = cell.verdict.state in ("gone", "moved")
+    return lost and use.way in ("replace", "wrap", "delete") and cell.verdict.standing != "runs"
 
 
 def _takes_anything(use: Use) -> bool:
@@ -130,7 +141,7 @@ def _parameters(shape: Shape) -> list[str]:
     return [token.removeprefix("kw ").removesuffix("=") for token in tokens if token[:1] not in "*/"]
 
 
-def _vanished(row: Row, cell: Cell, old: Release, new: Release) -> Iterator[Finding]:
+def _vanished(row: Row, cell: Cell, old: Release, new: Release, facts: ReleaseFacts) -> Iterator[Finding]:
     """Attributes that the code reads from ``self``, that the class had, and that it has no more."""
     use = row.use
     relied = relies(use) if use.body is not None and "." in use.qualname else None
@@ -141,13 +152,13 @@ def _vanished(row: Row, cell: Cell, old: Release, new: Release) -> Iterator[Find
     if had is None or has is None:
         return
     for name, line in relied.attributes.items():
-        if name in had and name not in has:
+        if name in had and name not in has and facts.runs(use.branches, line):
             what = f"the code reads self.{name}, which {owner} had in {cell.since} and has no more in {cell.release}"
             place = f"{use.body_file or use.file}:{line}"
             yield Finding("P210", "error", f"{use.way} {use.name}", what, place, "find what took its place")
 
 
-def _refused(row: Row, cell: Cell, old: Release, now: Shape | None) -> Iterator[Finding]:
+def _refused(row: Row, cell: Cell, old: Release, now: Shape | None, facts: ReleaseFacts) -> Iterator[Finding]:
     """Keyword arguments that the code hands to the original, and that it no longer takes."""
     use = row.use
     was = located(old, use)
@@ -155,7 +166,7 @@ def _refused(row: Row, cell: Cell, old: Release, now: Shape | None) -> Iterator[
     if relied is None or was is None or now is None or any(token.startswith("**") for token in now.signature):
         return
     for name, line in relied.keywords.items():
-        if name in _parameters(was) and name not in _parameters(now):
+        if name in _parameters(was) and name not in _parameters(now) and facts.runs(use.branches, line):
             what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
             place = f"{use.body_file or use.file}:{line}"
             yield Finding("P211", "error", f"{use.way} {use.name}", what, place, "pass what it takes now")

@@ -4,16 +4,55 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from vllm_graft.audit.model import Use, Verdict
+from vllm_graft.audit.model import Branch, Guard, Standing, Use, Verdict, standing
 from vllm_graft.audit.releases.shape import FOREIGN, NOT_OURS, Release, Shape
 
 SAME: Final = Verdict("same")
 
 _COMPILED: Final = re.compile(r"\.([a-z0-9_]*_C(_\w+)?|cumem_allocator|spinloop|_rust_\w+)\.")
 """The modules of vLLM that are no Python: ``_C``, ``_moe_C``, ``_C_stable_libtorch``."""
+
+
+class ReleaseFacts:
+    """What a release tells the tests around a use."""
+
+    def __init__(self, release: Release) -> None:
+        self._release = release
+        self._standings: dict[Guard, Standing] = {}
+        self.version = release.version.partition("+")[0]
+
+    def has(self, module: str, qualname: str) -> bool | None:
+        """Whether a name is there; None where it would not be found if it were."""
+        use = Use("import", module, qualname, "", 0)
+        if located(self._release, use) is not None:
+            return True
+        return None if _unread(use) else False
+
+    def attribute(self, module: str, qualname: str, name: str) -> bool | None:
+        """Whether a class or module has an attribute; None where the owner itself is not there."""
+        owner = located(self._release, Use("import", module, qualname, "", 0)) if module != "vllm" or qualname else None
+        if self.has(module, f"{qualname}.{name}".strip(".")):
+            return True
+        if owner is None or owner.kind not in ("class", "module"):
+            return None
+        known = self._release.attributes(owner.module, owner.qualname) or frozenset()
+        return name in known or self._release.shape(f"{owner.module}.{name}", "") is not None
+
+    def standing(self, guard: Guard) -> Standing:
+        """What a guard makes of the code behind it in this release."""
+        if not guard:
+            return "runs"
+        if guard not in self._standings:
+            self._standings[guard] = standing(guard, self)
+        return self._standings[guard]
+
+    def runs(self, branches: Sequence[Branch], line: int) -> bool:
+        """Whether a line is sure to be reached once the function around it is called."""
+        inside = (condition for condition, first, last in branches if first <= line <= last)
+        return all(condition.outcome(self).runs for condition in inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +62,12 @@ class Pair:
     old: Release
     new: Release
     silent: frozenset[str] = frozenset()
+    before: ReleaseFacts = field(init=False, repr=False, compare=False)
+    after: ReleaseFacts = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "before", ReleaseFacts(self.old))
+        object.__setattr__(self, "after", ReleaseFacts(self.new))
 
     @classmethod
     def of(cls, old: Release, new: Release, uses: Iterable[Use]) -> Pair:
@@ -31,7 +76,33 @@ class Pair:
         return cls(old, new, new.unmentioned(names) - old.unmentioned(names))
 
     def judge(self, use: Use) -> Verdict:
-        """What became of a use's name from the one to the other."""
+        """What became of a use's name from the one to the other, as far as the code runs in the newer one."""
+        stands = self.after.standing(use.guard)
+        if stands == "skipped":
+            return Verdict("", f"it is not for {self.new.version}, by a test of the version", standing=stands)
+        found = self._judge(use)
+        if found.state in ("gone", "moved", "absent"):
+            return replace(self._missing(use, found, stands), standing=stands)
+        if stands == "unmet":
+            return Verdict("", f"it does not run in {self.new.version}, by a test for a name", standing=stands)
+        if found.state and self.before.standing(use.guard) == "skipped":
+            return Verdict("same", f"the code is not for {self.old.version}")
+        return replace(found, standing=stands)
+
+    def _missing(self, use: Use, found: Verdict, stands: Standing) -> Verdict:
+        """What a missing name comes to: nothing where the code has something else in its place."""
+        elsewhere = next((name for name in use.others if self.after.has(*name)), None)
+        if elsewhere is not None:
+            return Verdict("", f"{':'.join(elsewhere)} is in its place")
+        if stands == "runs":
+            return found
+        if stands == "unmet" and (not use.changes_vllm or found.state == "absent"):
+            return Verdict("", f"it does not run in {self.new.version}, by a test for a name")
+        if use.changes_vllm and (use.guard.alternative or any(one.alternative for one in use.guard.conditions)):
+            return Verdict("", "the code does something else where it is missing")
+        return found
+
+    def _judge(self, use: Use) -> Verdict:
         was, now = located(self.old, use), located(self.new, use)
         if (was is None or now is None) and (why := _unread(use)):
             return Verdict("", why)

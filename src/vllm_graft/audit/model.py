@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from vllm_graft.findings import Finding
 
@@ -59,6 +59,92 @@ class Declared:
     """For the hook of this use: the fingerprint that ``patches.lock`` has for each release."""
 
 
+class Facts(Protocol):
+    """What a release tells a condition."""
+
+    @property
+    def version(self) -> str:
+        """Its number."""
+        ...
+
+    def has(self, module: str, qualname: str) -> bool | None:
+        """Whether a name is there; None where that cannot be told."""
+        ...
+
+    def attribute(self, module: str, qualname: str, name: str) -> bool | None:
+        """Whether a class or module has an attribute, however it gets it; None where that cannot be told."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Whether code runs in a release, None where that cannot be told; ``asked``: the presence of a name decides it."""
+
+    runs: bool | None
+    asked: bool = False
+
+
+class Condition(Protocol):
+    """A test that stands around code."""
+
+    @property
+    def alternative(self) -> bool:
+        """Whether something else is done where it does not hold."""
+        ...
+
+    def outcome(self, facts: Facts) -> Outcome:
+        """Whether the code behind it runs in a release."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What stands around code and decides whether it runs, or what happens where a name is missing.
+
+    conditions:   tests, all of which must hold
+    caught:       the absences ("import", "attribute") that a handler around it goes on after
+    alternative:  whether such a handler puts something in the place of what is missing
+    """
+
+    conditions: tuple[Condition, ...] = ()
+    caught: frozenset[str] = frozenset()
+    alternative: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.conditions or self.caught)
+
+    def and_also(self, other: Guard) -> Guard:
+        """Both of them."""
+        more = tuple(one for one in other.conditions if one not in self.conditions)
+        alternative = self.alternative or other.alternative
+        return Guard((*self.conditions, *more), self.caught | other.caught, alternative)
+
+
+Branch = tuple[Condition, int, int]
+"""A test, and the first and the last of the lines behind it."""
+
+Standing = Literal["runs", "caught", "unsure", "skipped", "unmet"]
+"""What becomes of code in a release.
+
+runs:     it runs, and fails where a name that it needs is missing
+caught:   it runs, and a handler goes on where a name is missing
+unsure:   it stands behind a test that cannot be worked out
+skipped:  a test of the version keeps it from running
+unmet:    a test for a name keeps it from running
+"""
+
+
+def standing(guard: Guard, facts: Facts) -> Standing:
+    """What a guard makes of the code behind it in a release."""
+    outcomes = [condition.outcome(facts) for condition in guard.conditions]
+    stopped = [one for one in outcomes if one.runs is False]
+    if stopped:
+        return "unmet" if all(one.asked for one in stopped) else "skipped"
+    if guard.caught:
+        return "caught"
+    return "unsure" if any(one.runs is None for one in outcomes) else "runs"
+
+
 @dataclass(frozen=True, slots=True)
 class Use:
     """One place where a package leans on vLLM.
@@ -69,13 +155,15 @@ class Use:
     file:      the file that it stands in, as it was found
     line:      and the line
     owner:     what it belongs to in the package: a patch, or the class or function around it; empty at the top level
-    guarded:   whether the code itself provides for the name's absence: in a ``try`` that catches it, behind ``hasattr``
-               or a test of the version
+    guard:     what stands around it: tests of the version or for a name, a ``try`` that catches a name's absence
+    others:    the names of vLLM that the code has in the same place where this one is missing
+    fallback:  whether it has something of its own in that place
     body:      the function that stands in the place of upstream's, where reading finds it
     body_file: the file that it stands in
     source:    its text, decorators included
     patch:     what the patch says of itself, where it is a ``VLLMPatch``
     own:       the attributes that the package itself puts on the object that the body is given
+    branches:  the tests in the file of the body
     """
 
     way: Way
@@ -84,12 +172,15 @@ class Use:
     file: str
     line: int
     owner: str = ""
-    guarded: bool = False
+    guard: Guard = Guard()
+    others: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
+    fallback: bool = field(default=False, repr=False, compare=False)
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None = field(default=None, repr=False, compare=False)
     body_file: str = field(default="", repr=False, compare=False)
     source: str = field(default="", repr=False, compare=False)
     patch: Declared | None = None
     own: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    branches: Sequence[Branch] = field(default=(), repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -100,6 +191,11 @@ class Use:
     def where(self) -> str:
         """File and line."""
         return f"{self.file}:{self.line}"
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the code itself has something to say of the name's absence, or of the releases it runs in."""
+        return bool(self.guard) or bool(self.others) or self.fallback
 
     @property
     def changes_vllm(self) -> bool:
@@ -131,6 +227,8 @@ class Verdict:
     state: State
     detail: str = ""
     now: str = ""
+    standing: Standing = "runs"
+    """What becomes of the code itself in the newer release."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vllm_graft.audit.model import Guard
 from vllm_graft.audit.uses import patches
 from vllm_graft.audit.uses.state import Subclass
 from vllm_graft.audit.uses.targets import attributes
@@ -24,7 +25,7 @@ class Member:
     line: int
     value: Values
     expr: ast.expr | None
-    guarded: bool
+    guard: Guard
 
     @property
     def function(self) -> Own | None:
@@ -74,31 +75,33 @@ def _bare(base: ast.expr) -> ast.expr:
 
 def _subclass(walker: Walker, own: Own, members: list[Member]) -> None:
     state = walker.state
-    methods: dict[str, tuple[Own, int, bool]] = {}
+    methods: dict[str, tuple[Own, int, Guard]] = {}
     for member in members:
         # ``step = traced`` overrides as a ``def`` does.
         held = next((one for one in owns_of(member.value) if one.function is not None), None)
         if held is not None:
-            methods.setdefault(member.name, (held, member.line, member.guarded))
+            methods.setdefault(member.name, (held, member.line, member.guard))
     assert isinstance(own.node, ast.ClassDef)
-    for target, sure in {state.normal(name): sure for name, sure in upstream(own)}.items():
+    for target, base in {state.normal(name): base for name, base in upstream(own)}.items():
+        names = [state.normal(one) for one in names_of(base)]
         state.found.subclasses.append(
             Subclass(
                 cls=own,
                 target=target,
                 line=own.node.lineno,
                 owner=".".join((*state.owner, own.node.name)),
-                guarded=state.guarded or not sure,
+                guard=state.guard,
+                others=tuple(one for one in names if one != target),
+                fallback=any(isinstance(one, Own) or (isinstance(one, Name) and not one.is_vllm) for one in base),
                 methods=methods,
             )
         )
 
 
-def upstream(cls: Own, seen: tuple[Own, ...] = ()) -> Iterator[tuple[Name, bool]]:
-    """The classes of vLLM that a class derives from, and whether each is the only one that its base can be."""
+def upstream(cls: Own, seen: tuple[Own, ...] = ()) -> Iterator[tuple[Name, Values]]:
+    """The classes of vLLM that a class derives from, each with all that its base can be."""
     for base in cls.bases:
-        names = list(names_of(base))
-        yield from ((name, len(names) == 1) for name in names)
+        yield from ((name, base) for name in names_of(base))
         for own in owns_of(base):
             if own not in seen:
                 yield from upstream(own, (*seen, cls))

@@ -6,8 +6,10 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from vllm_graft.audit.model import Condition
 from vllm_graft.audit.uses import guards
 from vllm_graft.audit.uses.calls import putting
+from vllm_graft.audit.uses.conditions import Holds
 from vllm_graft.audit.uses.helpers import helpers
 from vllm_graft.audit.uses.resolve import GETTERS, IMPORTERS, items_of
 from vllm_graft.audit.uses.state import State
@@ -96,7 +98,9 @@ class Expressions:
         if called in IMPORTERS or called == "sys.modules.get":
             for name in self.state.value(node):
                 if isinstance(name, Name):
-                    self.state.mention(name, node.lineno)
+                    self.state.mention(name, node.lineno, by=guards.IMPORT)
+                    if not name.is_vllm:
+                        self.state.found.imported.append((name.dotted, self.state.guard))
         elif called in GETTERS and len(node.args) > 1:
             for base in names_of(self.state.value(node.args[0])):
                 for text in texts_of(self.state.value(node.args[1])):
@@ -119,13 +123,25 @@ class Expressions:
         self.visit(node.value)
         self.state.scope.bind(node.target.id, self.state.value(node.value))
 
+    def _test(self, node: ast.expr, *, wanted: bool = True) -> Condition | None:
+        state = self.state
+        if not guards.tests(node, state.value):
+            return None
+        return Holds(node, state.scope, state.resolver, wanted)
+
     def _if(self, node: ast.IfExp) -> None:
-        with self.state.guard(tested=guards.tests(node.test)):
-            self.below(node)
+        self.visit(node.test)
+        for wanted, arm in ((True, node.body), (False, node.orelse)):
+            with self.state.behind(self._test(node.test, wanted=wanted)):
+                self.visit(arm)
 
     def _both(self, node: ast.BoolOp) -> None:
-        with self.state.guard(tested=any(guards.tests(one) for one in node.values)):
-            self.below(node)
+        """The values of ``and`` and ``or``, each of which is looked at only where those before it let it."""
+        before: list[Condition | None] = []
+        for one in node.values:
+            with self.state.behind(*before):
+                self.visit(one)
+            before.append(self._test(one, wanted=isinstance(node.op, ast.And)))
 
     def _comprehension(self, node: _Comprehension) -> None:
         scope = Scope("function", self.state.scope)
@@ -137,7 +153,7 @@ class Expressions:
                     scope.names[name.id] = item if name is one.target else ()
         tests = [test for one in node.generators for test in one.ifs]
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-        with self.state.within(scope), self.state.guard(tested=any(map(guards.tests, tests))):
+        with self.state.within(scope), self.state.behind(*map(self._test, tests)):
             for part in (*tests, *parts):
                 self.visit(part)
 

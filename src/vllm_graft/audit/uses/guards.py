@@ -1,37 +1,102 @@
-"""Which code provides for the absence of a name: a ``try`` that catches it, a test for it, a test of the version."""
+"""Which code provides for the absence of a name, and which tests decide whether code runs at all."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from typing import Final
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
+from vllm_graft.audit.uses.values import Flag, Test, names_of, owns_of
+from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
 
-_CAUGHT: Final = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"})
+if TYPE_CHECKING:
+    from vllm_graft.audit.uses.state import State
+    from vllm_graft.audit.uses.values import Values
+
+Value = Callable[[ast.expr], "Values"]
+
+IMPORT: Final = "import"
+ATTRIBUTE: Final = "attribute"
+
+_CAUGHT: Final = {
+    "ImportError": frozenset({IMPORT}),
+    "ModuleNotFoundError": frozenset({IMPORT}),
+    "AttributeError": frozenset({ATTRIBUTE}),
+    "Exception": frozenset({IMPORT, ATTRIBUTE}),
+    "BaseException": frozenset({IMPORT, ATTRIBUTE}),
+}
+"""Which absence an exception stands for: that of an import, that of an attribute."""
+
+_EXITS: Final = frozenset({"sys.exit", "os._exit", "os.abort", "builtins.exit", "builtins.quit"})
+
+_OTHER_VERSION: Final = re.compile(
+    r"torch|cuda|python|transformers|^sys$|triton|flash|^ray$|numpy|cann|rocm|hip|^np$|platform|driver|schema|protocol"
+)
+"""What a version is of where it is not vLLM's."""
+
+_SHORT: Final = 24
+"""The most lines that a helper has which does nothing but compare versions."""
+
+_LOGGERS: Final = re.compile(r"(^|\.)_?(log|logger|logging|warnings|print)(\.|$)", re.IGNORECASE)
 
 
-def catches(node: ast.Try | ast.TryStar) -> bool:
-    """Whether a ``try`` goes on without the name; one that raises again does not."""
-    return any(_catches(one.type) and not isinstance(one.body[-1], ast.Raise) for one in node.handlers)
+def caught_by(state: State, node: ast.Try | ast.TryStar) -> frozenset[str]:
+    """The absences that a ``try`` goes on after; a handler that raises again or ends the process provides for none."""
+    left = {IMPORT, ATTRIBUTE}
+    found: set[str] = set()
+    for handler in node.handlers:
+        kinds = _kinds(handler.type) & left
+        left -= kinds
+        if not gives_up(state, handler.body):
+            found |= kinds
+    return frozenset(found)
 
 
-def suppresses(node: ast.With | ast.AsyncWith) -> bool:
-    """Whether a ``with`` suppresses the absence of a name."""
+def handles_absence(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler runs where a name is missing."""
+    return bool(_kinds(handler.type))
+
+
+def suppressed_by(node: ast.With | ast.AsyncWith) -> frozenset[str]:
+    """The absences that a ``with`` suppresses."""
     calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-    return any(
-        dotted(call.func).rpartition(".")[2] == "suppress" and any(_catches(one) for one in call.args) for call in calls
-    )
+    suppressing = [call for call in calls if dotted(call.func).rpartition(".")[2] == "suppress"]
+    return frozenset(kind for call in suppressing for one in call.args for kind in _kinds(one))
 
 
-def tests(node: ast.expr) -> bool:
-    """Whether a condition asks for a name or for the version."""
-    return any(_asks(one) for one in ast.walk(node))
+def gives_up(state: State, body: Sequence[ast.stmt], deep: int = 3) -> bool:
+    """Whether statements always end in an exception or the end of the process, by functions of the package too."""
+    local = {one.name: one for one in body if isinstance(one, Function)}
+    for one in body:
+        if isinstance(one, ast.Raise):
+            return True
+        if not isinstance(one, ast.Expr) or not isinstance(one.value, ast.Call) or not deep:
+            continue
+        called = one.value.func
+        if state.dotted(called) in _EXITS or dotted(called) in ("sys.exit", "os._exit"):
+            return True
+        here = local.get(dotted(called))
+        nodes = [here] if here is not None else [own.node for own in owns_of(state.value(called))]
+        if any(isinstance(node, Function) and gives_up(state, node.body, deep - 1) for node in nodes):
+            return True
+    return False
+
+
+def does_nothing(body: Sequence[ast.stmt]) -> bool:
+    """Whether a branch puts nothing in the place of what is missing: it logs, leaves, sets a flag, or raises."""
+    return all(_is_idle(one) for one in body)
 
 
 def leaves(body: Sequence[ast.stmt]) -> bool:
     """Whether what follows a branch runs only where the branch did not."""
-    return isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
+    return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
+
+
+def tests(node: ast.expr, value: Value) -> bool:
+    """Whether a condition asks for a name of vLLM or for its version, by itself or by a flag set before."""
+    return any(_asks(one, value) for one in ast.walk(node))
 
 
 def for_type_checkers(test: ast.expr) -> bool:
@@ -39,16 +104,52 @@ def for_type_checkers(test: ast.expr) -> bool:
     return dotted(test).rpartition(".")[2] == "TYPE_CHECKING"
 
 
-def _catches(kind: ast.expr | None) -> bool:
+def _kinds(kind: ast.expr | None) -> frozenset[str]:
     if kind is None:
-        return True
+        return _CAUGHT["BaseException"]
     kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
-    return any(dotted(one).rpartition(".")[2] in _CAUGHT for one in kinds)
+    found = (_CAUGHT.get(dotted(one).rpartition(".")[2], frozenset()) for one in kinds)
+    return frozenset().union(*found)
 
 
-def _asks(node: ast.AST) -> bool:
+def _is_idle(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Pass | ast.Return | ast.Continue | ast.Break | ast.Raise):
+        return True
+    if isinstance(node, ast.Expr):
+        call = node.value
+        return not isinstance(call, ast.Call) or bool(_LOGGERS.search(dotted(call.func)))
+    if isinstance(node, ast.Assign):
+        return isinstance(node.value, ast.Constant) and all(isinstance(one, ast.Name) for one in node.targets)
+    return False
+
+
+def _asks(node: ast.AST, value: Value) -> bool:
     if isinstance(node, ast.Call):
         called = dotted(node.func).rpartition(".")[2]
-        return called in ("hasattr", "find_spec") or (called == "getattr" and len(node.args) > 2)
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-    return "version" in name.lower()
+        if called == "getattr":
+            return len(node.args) > 2
+        if called in ("hasattr", "find_spec") or is_of_vllm(dotted(node.func)):
+            return True
+        return any(_compares_versions(own.node) for own in owns_of(value(node.func)))
+    if isinstance(node, ast.Name):
+        return is_of_vllm(node.id) or any(isinstance(one, Test | Flag) for one in value(node))
+    if isinstance(node, ast.Attribute):
+        return is_of_vllm(dotted(node) or node.attr) or any(isinstance(one, Test | Flag) for one in value(node))
+    if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name):
+        # ``try: from vllm.x import Y; except ImportError: Y = None``, and later ``if Y is not None``.
+        with_none = isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value is None
+        return with_none and any(names_of(value(node.left)))
+    return False
+
+
+def _compares_versions(node: ast.AST) -> bool:
+    """Whether a function of the package is a test of the version: short, and with one in it."""
+    if not isinstance(node, Function) or (node.end_lineno or node.lineno) - node.lineno > _SHORT:
+        return False
+    named = (dotted(one) for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute))
+    return any(is_of_vllm(name) for name in named)
+
+
+def is_of_vllm(name: str) -> bool:
+    """Whether a name speaks of a version, and of no other package's than vLLM's."""
+    return "version" in name.lower() and not any(_OTHER_VERSION.search(part.lower()) for part in name.split("."))

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_graft.audit.model import Use
+from vllm_graft.audit.model import Condition, Guard, Use
 from vllm_graft.audit.uses import bodies
 from vllm_graft.audit.uses.classes import upstream
+from vllm_graft.audit.uses.conditions import Either
 from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.locks import Locks
 from vllm_graft.audit.uses.ownership import Ownership
@@ -46,6 +47,8 @@ class Package:
         """Every use of vLLM, in the order of files and lines."""
         founds = self._walked()
         ownership = Ownership(founds)
+        around = self._around(founds)
+        branches = {found.file.shown: found.branches for found in founds}
         for found in founds:
             uses = [*found.imports(), *self._subclasses(found, ownership)]
             try:
@@ -53,8 +56,26 @@ class Package:
             except RecursionError as error:
                 self._refuse(found.file, error)
             # A loop over names and several ways to one function come past the same place more than once.
-            once = {(use.way, use.name, use.line, use.patch and use.patch.vllm): use for use in uses}
-            yield from sorted(once.values(), key=lambda use: use.line)
+            once = {(use.way, use.name, use.line, use.patch and use.patch.vllm, use.guard): use for use in uses}
+            guard = around.get(found.file, Guard())
+            for use in sorted(once.values(), key=lambda use: use.line):
+                inside = branches.get(use.body_file or use.file, ())
+                yield dataclasses.replace(use, guard=guard.and_also(use.guard), branches=inside)
+
+    def _around(self, founds: list[Found]) -> dict[SourceFile, Guard]:
+        """The files that the package imports behind tests only, as ``if OLD: from . import patch_old``, with these."""
+        importing: dict[SourceFile, list[tuple[Condition, ...]]] = {}
+        for found in founds:
+            for name, guard in found.imported:
+                file = self._file(name)
+                if file is not None and file is not found.file and not file.is_package:
+                    importing.setdefault(file, []).append(guard.conditions)
+        tested = {file: list(dict.fromkeys(ways)) for file, ways in importing.items() if all(ways)}
+        return {file: Guard(ways[0] if len(ways) == 1 else (Either(tuple(ways)),)) for file, ways in tested.items()}
+
+    def _file(self, name: str) -> SourceFile | None:
+        """The file of the module that a name is, or is in."""
+        return self._modules.get(name) or self._modules.get(name.rpartition(".")[0])
 
     def follow(self, name: Name) -> Values | None:
         """What a name in one of the package's modules stands for; None for other packages, and for modules."""
@@ -192,23 +213,26 @@ class Package:
                 file=found.file.shown,
                 line=one.line,
                 owner=one.owner,
-                guarded=one.guarded,
+                guard=one.guard,
+                others=tuple((name.module, name.qualname) for name in one.others),
+                fallback=one.fallback,
                 source=bodies.source(one.cls),
                 own=ownership.of_class(one.cls),
             )
             yield whole
-            for name, (method, line, guarded) in one.methods.items():
+            for name, (method, line, guard) in one.methods.items():
                 if name in _KEPT or not (name.startswith("__") and name.endswith("__")):
-                    yield _override(whole, name, method, line, guarded=guarded)
+                    yield _override(whole, name, method, line, guard)
 
 
-def _override(subclass: Use, name: str, method: Own, line: int, *, guarded: bool) -> Use:
+def _override(subclass: Use, name: str, method: Own, line: int, guard: Guard) -> Use:
     return dataclasses.replace(
         subclass,
         way="override",
         qualname=f"{subclass.qualname}.{name}".strip("."),
         line=line,
-        guarded=subclass.guarded or guarded,
+        guard=subclass.guard.and_also(guard),
+        others=tuple((module, f"{qualname}.{name}".strip(".")) for module, qualname in subclass.others),
         body=method.function,
         body_file=method.file.shown,
         source=bodies.source(method),

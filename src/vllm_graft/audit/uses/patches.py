@@ -48,7 +48,7 @@ def _hook(state: State, target: Values, member: Member, way: Way | None, patch: 
     for put in state.found.puts[before:]:
         put.patch = patch
         put.owner = owner if patch is not None else ".".join((*state.owner, owner))
-        put.guarded = put.guarded or member.guarded
+        put.guard = put.guard.and_also(member.guard)
 
 
 def _said(state: State, node: ast.ClassDef) -> Declared:

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vllm_graft.audit.model import Declared, Use, Way
+from vllm_graft.audit.model import Branch, Condition, Declared, Guard, Use, Way
+from vllm_graft.audit.uses import guards
+from vllm_graft.audit.uses.conditions import Attempt
 from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.resolve import Resolver
 from vllm_graft.audit.uses.sweeps import Place
@@ -32,8 +34,9 @@ class Put:
     target: Name
     line: int
     owner: str
-    guarded: bool
+    guard: Guard
     scope: Scope
+    others: tuple[Name, ...] = ()
     way: Way | None = None
     value: Values = ()
     expr: ast.expr | None = None
@@ -50,37 +53,47 @@ class Subclass:
     target: Name
     line: int
     owner: str
-    guarded: bool
-    methods: dict[str, tuple[Own, int, bool]]
-    """The functions of its body, the line that binds each, and whether that is guarded."""
+    guard: Guard
+    others: tuple[Name, ...]
+    fallback: bool
+    methods: dict[str, tuple[Own, int, Guard]]
+    """The functions of its body, the line that binds each, and what stands around that."""
 
 
 @dataclass(slots=True)
 class Found:
     """What one file holds.
 
-    saved:  the attributes and keys under which a name of vLLM was kept, as in ``C._original_f = C.f``
+    saved:     the attributes and keys under which a name of vLLM was kept, as in ``C._original_f = C.f``
+    imported:  other modules that it imports, and what stands around each import
+    branches:  the lines that stand behind a test, first and last
     """
 
     file: SourceFile
     puts: list[Put] = field(default_factory=list)
     subclasses: list[Subclass] = field(default_factory=list)
-    mentions: dict[Name, tuple[int, bool]] = field(default_factory=dict)
+    mentions: dict[Name, dict[Guard, int]] = field(default_factory=dict)
     saved: dict[str, set[Name]] = field(default_factory=dict)
+    imported: list[tuple[str, Guard]] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
 
     def imports(self) -> list[Use]:
-        """The mentions as uses, one for each name."""
+        """The mentions as uses: one for each name that nothing stands around, else one for each guard."""
+        bare = Guard()
         return [
-            Use("import", name.module, name.qualname, self.file.shown, line, guarded=guarded)
-            for name, (line, guarded) in self.mentions.items()
+            Use("import", name.module, name.qualname, self.file.shown, line, guard=guard)
+            for name, places in self.mentions.items()
+            for guard, line in ({bare: places[bare]} if bare in places else places).items()
         ]
 
 
 class State:
     """The file, the scope, what stands around, and whether that provides for an absent name.
 
-    tested:  behind ``hasattr`` or a test of the version; what is defined there exists only if the test went well
-    caught:  in a ``try`` that catches the absence; a function defined there runs later, outside of it
+    conditions:   the tests around; what is defined behind one exists only if the test went well
+    caught:       the absences that a ``try`` around catches; a function defined there runs later, outside of it
+    alternative:  whether its handler puts something in the place of what is missing
+    attempts:     the bodies of ``try`` statements around
     """
 
     def __init__(self, file: SourceFile, resolver: Resolver, scope: Scope) -> None:
@@ -89,27 +102,40 @@ class State:
         self.scope = scope
         self.found = Found(file)
         self.owner: tuple[str, ...] = ()
-        self.tested = False
-        self.caught = False
+        self.conditions: tuple[Condition, ...] = ()
+        self.caught: frozenset[str] = frozenset()
+        self.alternative = False
+        self.attempts: tuple[Attempt, ...] = ()
         self.copies: dict[Place, Values] = {}
         """Attributes that the condition around has found to be copies of a name of vLLM."""
         self.called_at: tuple[int, ...] = ()
         """The lines of the calls whose functions are being walked for what they change."""
 
     @property
-    def guarded(self) -> bool:
-        """Whether the code around provides for the absence of a name."""
-        return self.tested or self.caught
+    def guard(self) -> Guard:
+        """What stands around."""
+        return Guard(self.conditions, self.caught, self.alternative)
 
     @contextmanager
-    def guard(self, *, tested: bool = False, caught: bool = False) -> Iterator[None]:
-        """Walk on behind a test, or in a ``try``."""
-        before = self.tested, self.caught
-        self.tested, self.caught = self.tested or tested, self.caught or caught
+    def behind(self, *conditions: Condition | None) -> Iterator[None]:
+        """Walk on behind tests."""
+        before = self.conditions
+        self.conditions = (*before, *(one for one in conditions if one is not None and one not in before))
         try:
             yield
         finally:
-            self.tested, self.caught = before
+            self.conditions = before
+
+    @contextmanager
+    def catching(self, caught: frozenset[str], attempt: Attempt | None = None, *, alternative: bool) -> Iterator[None]:
+        """Walk on in a ``try``."""
+        before = self.caught, self.alternative, self.attempts
+        self.caught, self.alternative = self.caught | caught, self.alternative or (alternative and bool(caught))
+        self.attempts = (*self.attempts, attempt) if attempt is not None else self.attempts
+        try:
+            yield
+        finally:
+            self.caught, self.alternative, self.attempts = before
 
     @contextmanager
     def within(self, scope: Scope, *owner: str) -> Iterator[None]:
@@ -136,15 +162,16 @@ class State:
             module = f"{module}.{rest.pop(0)}"
         return Name(module, ".".join(rest))
 
-    def mention(self, name: Name, line: int, *, guarded: bool = False) -> None:
-        """Note that a name is imported or spoken of: one for each name, guarded if it is wherever it stands."""
+    def mention(self, name: Name, line: int, *, by: str = guards.ATTRIBUTE, guarded: bool = False) -> None:
+        """Note that a name is imported or spoken of; ``by`` says what its absence would raise."""
         if not name.is_vllm or name == Name(TOP) or self.called_at:
             return
-        known = self.found.mentions.get(name)
-        safe = guarded or self.guarded
-        if known is not None:
-            line, safe = min(line, known[0]), safe and known[1]
-        self.found.mentions[name] = line, safe
+        for attempt in self.attempts:
+            attempt.names.append(name)
+        caught = frozenset({by}) if guarded else self.caught & {by}
+        guard = Guard(self.conditions, caught, self.alternative and bool(caught))
+        places = self.found.mentions.setdefault(name, {})
+        places[guard] = min(line, places.get(guard, line))
 
     def put(
         self,
@@ -157,17 +184,18 @@ class State:
         by: Literal["", "first", "call"] = "",
     ) -> bool:
         """Note what is put in the place of names; False where none of them is vLLM's."""
-        names = [one for one in targets if isinstance(one, Name) and one.is_vllm]
+        names = [self.normal(one) for one in targets if isinstance(one, Name) and one.is_vllm]
         held = value or self.value(expr)
-        for name in map(self.normal, names):
+        for name in names:
             self.found.puts.append(
                 Put(
                     target=name,
                     line=self.called_at[0] if self.called_at else line,
                     owner=".".join(self.owner),
-                    # Of several places that a name may be at, only one is there.
-                    guarded=self.guarded or len(names) > 1,
+                    guard=self.guard,
                     scope=self.scope,
+                    # Of several places that a name may be at, only one is there.
+                    others=tuple(one for one in names if one != name),
                     way=way,
                     value=held,
                     expr=expr,

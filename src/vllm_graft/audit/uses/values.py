@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from vllm_graft.patching.upstream.fingerprint import Function
 
 if TYPE_CHECKING:
+    from vllm_graft.audit.model import Guard
     from vllm_graft.audit.uses.files import SourceFile
 
 TOP: Final = "vllm"
@@ -88,7 +89,23 @@ class Own:
         return self.node if isinstance(self.node, Function | ast.Lambda) else None
 
 
-Value = Name | Text | Many | Table | Own
+@dataclass(frozen=True, slots=True)
+class Test:
+    """The outcome of a test of the version or for a name, kept under a name: ``OLD = vllm_version_is("0.28.0")``."""
+
+    node: ast.expr
+    scope: Scope = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A constant that is set where ``guard`` lets it: ``HAS_X = True`` after an import in a ``try``."""
+
+    value: bool | None
+    guard: Guard
+
+
+Value = Name | Text | Many | Table | Own | Test | Flag
 Values = tuple[Value, ...]
 
 Kind = Literal["module", "class", "function"]

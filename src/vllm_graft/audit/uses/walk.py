@@ -8,23 +8,32 @@ from __future__ import annotations
 import ast
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
+from vllm_graft.audit.model import Condition, Guard
 from vllm_graft.audit.uses import classes, guards
 from vllm_graft.audit.uses.calls import decorating
+from vllm_graft.audit.uses.conditions import Attempt, Holds, Tried, Unsure
 from vllm_graft.audit.uses.expressions import Expressions
+from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.locals import local_names, parameters
 from vllm_graft.audit.uses.resolve import items_of
 from vllm_graft.audit.uses.state import State
-from vllm_graft.audit.uses.sweeps import compared
+from vllm_graft.audit.uses.sweeps import Place, compared
 from vllm_graft.audit.uses.targets import keep, put_on
-from vllm_graft.audit.uses.values import Name, Own, Scope, Values, joined, texts_of
+from vllm_graft.audit.uses.values import TOP, Flag, Name, Own, Scope, Test, Values, joined, texts_of
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import absolute
 
 _UNROLLED: Final = 64
 """The longest list of names that a loop is followed through, one by one."""
+
+_TESTS: Final = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
+"""Expressions whose outcome may be kept under a name, to be tested later."""
+
+_NONE: Final[Mapping[Place, Values]] = MappingProxyType({})
 
 _NESTED: Final = 3
 """How many functions deep a change is followed from the call that asks for it."""
@@ -37,6 +46,7 @@ class Walker:
         self.state = state
         self.members: list[list[classes.Member]] = []
         self._later: deque[Callable[[], None]] = deque()
+        self._attempts: dict[ast.stmt, Attempt] = {}
         self.expressions = Expressions(state, self.function, self._helper)
         self._ways: dict[type[ast.stmt], Callable[..., None]] = {
             ast.Import: self._import,
@@ -78,14 +88,33 @@ class Walker:
                 self.expressions.visit(node)
             else:
                 way(node)
-            if isinstance(node, ast.If) and guards.tests(node.test) and guards.leaves(node.body):
-                with self.state.guard(tested=True):
-                    self.block(body[place + 1 :])
+            if (after := self._after(node)) is not None:
+                self._arm(after, body[place + 1 :])
                 return
+
+    def _after(self, node: ast.stmt) -> Condition | None:
+        """What has to hold for the statements after one to run, where it may leave the function or the loop."""
+        if isinstance(node, ast.If) and guards.leaves(node.body):
+            return self._test(node.test, wanted=False, other=node.body)
+        if isinstance(node, ast.If) and guards.leaves(node.orelse):
+            return self._test(node.test, other=node.orelse)
+        if isinstance(node, ast.Try | ast.TryStar) and node in self._attempts:
+            handlers = [one for one in node.handlers if guards.handles_absence(one)]
+            if handlers and all(guards.leaves(one.body) for one in handlers):
+                alternative = not all(guards.does_nothing(one.body) for one in handlers)
+                return Tried(self._attempts[node], failed=False, alternative=alternative)
+        return None
+
+    def _test(self, test: ast.expr, *, wanted: bool = True, other: Sequence[ast.stmt] = ()) -> Condition | None:
+        """The condition, if it asks for vLLM's version or a name; ``other`` is what runs where it does not hold."""
+        state = self.state
+        if not guards.tests(test, state.value):
+            return None
+        return Holds(test, state.scope, state.resolver, wanted, alternative=not guards.does_nothing(other))
 
     def _import(self, node: ast.Import) -> None:
         for alias in node.names:
-            self.state.mention(Name(alias.name), alias.lineno)
+            self._note(Name(alias.name), alias.lineno)
             name = alias.asname or alias.name.partition(".")[0]
             self.state.scope.bind(name, (Name(alias.name if alias.asname else name),))
 
@@ -93,20 +122,38 @@ class Walker:
         module = absolute(node, self.state.file.name, self.state.file.is_package)
         for alias in node.names:
             name = Name(module, "" if alias.name == "*" else alias.name)
-            self.state.mention(name, alias.lineno)
+            self._note(name, alias.lineno)
             if name.qualname:
                 self.state.scope.bind(alias.asname or alias.name, (name,))
+
+    def _note(self, name: Name, line: int) -> None:
+        """Note an import: a use of vLLM, or of a module of the package that may be there for some releases only."""
+        self.state.mention(name, line, by=guards.IMPORT)
+        if not name.is_vllm:
+            self.state.found.imported.append((name.dotted, self.state.guard))
 
     def _assign(self, node: ast.Assign) -> None:
         self.expressions.visit(node.value)
         for target in node.targets:
-            self.assign(target, node.value, self.state.value(node.value))
+            self.assign(target, node.value, self._value(node.value))
+
+    def _value(self, node: ast.expr) -> Values:
+        """What an expression stands for; the outcome of a test, and a flag set behind one, are kept as such."""
+        state = self.state
+        if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool)):
+            tried = tuple(Tried(attempt, failed=False) for attempt in state.attempts)
+            conditions = (*state.conditions, *tried)
+            return (Flag(node.value, Guard(conditions)),) if conditions else ()
+        found = state.value(node)
+        if not found and isinstance(node, _TESTS) and guards.tests(node, state.value):
+            return (Test(node, state.scope),)
+        return found
 
     def _annotated(self, node: ast.AnnAssign) -> None:
         self.expressions.visit(node.annotation)
         if node.value is not None:
             self.expressions.visit(node.value)
-            self.assign(node.target, node.value, self.state.value(node.value))
+            self.assign(node.target, node.value, self._value(node.value))
 
     def _augmented(self, node: ast.AugAssign) -> None:
         self.expressions.visit(node.value)
@@ -120,7 +167,7 @@ class Walker:
             self.state.scope.bind(target.id, value)
             if self.state.scope.kind == "class" and self.members:
                 keep(self.state, target.id, value)
-                self.members[-1].append(classes.Member(target.id, target.lineno, value, expr, self.state.guarded))
+                self.members[-1].append(classes.Member(target.id, target.lineno, value, expr, self.state.guard))
         elif isinstance(target, ast.Starred):
             self.assign(target.value, None, ())
         elif isinstance(target, ast.Tuple | ast.List):
@@ -152,7 +199,7 @@ class Walker:
                 self.expressions.visit(one)
         state.scope.bind(node.name, (own,))
         if state.scope.kind == "class" and self.members:
-            self.members[-1].append(classes.Member(node.name, node.lineno, (own,), None, state.guarded))
+            self.members[-1].append(classes.Member(node.name, node.lineno, (own,), None, state.guard))
 
     def function(self, node: Function | ast.Lambda, first: Values = ()) -> Own:
         """A function of the package, its body left for later; ``first`` is what its first parameter is known to be."""
@@ -163,13 +210,14 @@ class Walker:
         own = Own(state.file, node, state.scope, given)
         inner = own.inside = Scope("function", state.scope)
         inner.names.update(dict.fromkeys(local_names(node), ()) | given)
-        owner, tested = state.owner, state.tested
-        self._later.append(lambda: self._run(own, inner, owner, tested=tested))
+        owner, conditions = state.owner, state.conditions
+        self._later.append(lambda: self._run(own, inner, owner, conditions))
         return own
 
-    def _run(self, own: Own, scope: Scope, owner: tuple[str, ...], *, tested: bool) -> None:
+    def _run(self, own: Own, scope: Scope, owner: tuple[str, ...], conditions: tuple[Condition, ...]) -> None:
         state = self.state
-        state.scope, state.owner, state.tested, state.caught = scope, owner, tested, False
+        state.scope, state.owner, state.conditions = scope, owner, conditions
+        state.caught, state.alternative, state.attempts = frozenset(), False, ()
         if isinstance(own.node, ast.Lambda):
             self.expressions.visit(own.node.body)
         elif isinstance(own.node, Function):
@@ -207,38 +255,56 @@ class Walker:
             self.block(node.orelse)
             return
         self.expressions.visit(node.test)
-        with self.state.guard(tested=guards.tests(node.test)):
-            self.branches(lambda: self._found(node), lambda: self.block(node.orelse))
+        found = self._test(node.test, other=node.orelse)
+        otherwise = self._test(node.test, wanted=False, other=node.body)
+        self.branches(
+            lambda: self._arm(found, node.body, compared(self.state, node.test)),
+            lambda: self._arm(otherwise, node.orelse),
+        )
 
-    def _found(self, node: ast.If) -> None:
-        before = self.state.copies
-        self.state.copies = before | compared(self.state, node.test)
-        self.block(node.body)
-        self.state.copies = before
+    def _arm(
+        self, condition: Condition | None, body: Sequence[ast.stmt], copies: Mapping[Place, Values] = _NONE
+    ) -> None:
+        """Walk through statements behind a test; ``copies`` are the attributes that it has found to be copies."""
+        state = self.state
+        if condition is not None and body:
+            state.found.branches.append((condition, body[0].lineno, body[-1].end_lineno or body[-1].lineno))
+        before = state.copies
+        state.copies = {**before, **copies}
+        with state.behind(condition):
+            self.block(body)
+        state.copies = before
 
     def _try(self, node: ast.Try | ast.TryStar) -> None:
-        with self.state.guard(caught=guards.catches(node)):
-            self.branches(
-                lambda: self._tried(node),
-                *(functools.partial(self._handled, handler) for handler in node.handlers),
-            )
+        attempt = self._attempts[node] = Attempt(opaque=_is_opaque(node.body, self.state.file))
+        self.branches(
+            lambda: self._tried(node, attempt),
+            *(functools.partial(self._handled, handler, attempt) for handler in node.handlers),
+        )
         self.block(node.finalbody)
 
-    def _tried(self, node: ast.Try | ast.TryStar) -> None:
-        self.block(node.body)
-        self.block(node.orelse)
+    def _tried(self, node: ast.Try | ast.TryStar, attempt: Attempt) -> None:
+        state = self.state
+        handlers = [one for one in node.handlers if guards.handles_absence(one)]
+        alternative = not all(guards.does_nothing(one.body) for one in handlers)
+        with state.catching(guards.caught_by(state, node), attempt, alternative=alternative):
+            self.block(node.body)
+        with state.behind(Tried(attempt, failed=False, alternative=alternative) if handlers else None):
+            self.block(node.orelse)
 
-    def _handled(self, handler: ast.ExceptHandler) -> None:
+    def _handled(self, handler: ast.ExceptHandler, attempt: Attempt) -> None:
         if handler.name:
             self.state.scope.bind(handler.name, ())
-        self.block(handler.body)
+        absent = guards.handles_absence(handler)
+        with self.state.behind(Tried(attempt, failed=True, alternative=True) if absent else None):
+            self.block(handler.body)
 
     def _with(self, node: ast.With | ast.AsyncWith) -> None:
         for item in node.items:
             self.expressions.visit(item.context_expr)
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, None, ())
-        with self.state.guard(caught=guards.suppresses(node)):
+        with self.state.catching(guards.suppressed_by(node), alternative=False):
             self.block(node.body)
 
     def _for(self, node: ast.For | ast.AsyncFor) -> None:
@@ -255,13 +321,13 @@ class Walker:
 
     def _while(self, node: ast.While) -> None:
         self.expressions.visit(node.test)
-        with self.state.guard(tested=guards.tests(node.test)):
+        with self.state.behind(self._test(node.test)):
             self.branches(lambda: None, lambda: self.block(node.body))
         self.block(node.orelse)
 
     def _match(self, node: ast.Match) -> None:
         self.expressions.visit(node.subject)
-        with self.state.guard(tested=guards.tests(node.subject)):
+        with self.state.behind(Unsure() if guards.tests(node.subject, self.state.value) else None):
             self.branches(lambda: None, *(functools.partial(self.block, case.body) for case in node.cases))
 
     def _global(self, node: ast.Global) -> None:
@@ -275,6 +341,20 @@ class Walker:
         for name in names:
             self.state.scope.names.pop(name, None)
             self.state.scope.elsewhere[name] = scope
+
+
+def _is_opaque(body: Sequence[ast.stmt], file: SourceFile) -> bool:
+    """Whether something in the body of a ``try`` may fail that is no absent name of vLLM's."""
+    own = file.name.partition(".")[0]
+    for node in (one for statement in body for one in ast.walk(statement)):
+        if isinstance(node, ast.Call | ast.Subscript | ast.Await | ast.Raise | ast.BinOp):
+            return True
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [absolute(node, file.name, file.is_package)]
+        if any(name.partition(".")[0] not in (TOP, own) for name in names):
+            return True
+    return False
 
 
 def _imported_module(state: State, node: Function) -> Values:

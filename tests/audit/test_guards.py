@@ -1,0 +1,243 @@
+"""Guards have a direction: what runs in the audited release is judged, what does not run is not reported."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from vllm_graft.audit.auditing import audit
+from vllm_graft.audit.uses import read
+
+BASE = """
+class Engine:
+    def step(self): ...
+    def user(self): ...
+    def run(self): self.step(), self.user()
+def gone(): ...
+def kept(): ...
+"""
+NEXT = """
+class Engine:
+    def user(self): ...
+    def run(self): self.user()
+def kept(): ...
+"""
+
+
+@pytest.fixture
+def found(make, held, tmp_path):
+    """found(package text) -> code and level of each finding, from 0.28.0, which has all names, to 0.32.0."""
+
+    def run(text, **modules):
+        folder = tmp_path / "plug"
+        folder.mkdir(exist_ok=True)
+        for name, source in {"__init__": "", "main": text, **modules}.items():
+            (folder / f"{name}.py").write_text(dedent(source).lstrip("\n"), encoding="utf-8")
+        base, new = held("source", make("0.28.0", m=BASE), make("0.32.0", m=NEXT))
+        return [(one.code, one.level) for one in audit([read(folder)], base, [new]).findings]
+
+    return run
+
+
+RUNS_ON_032 = [
+    "vllm.__version__ == '0.32.0'",
+    "vllm.__version__ >= '0.30'",
+    "vllm.__version__.startswith('0.32')",
+    "vllm.__version__ in ('0.31.0', '0.32.0')",
+    "not vllm.__version__ < '0.30'",
+    "vllm.__version_tuple__ >= (0, 30)",
+    "tuple(map(int, vllm.__version__.split('.')[:2])) >= (0, 30)",
+    "tuple(int(x) for x in vllm.__version__.split('.')) > (0, 30, 0)",
+    "Version(vllm.__version__) >= Version('0.30')",
+    "version.parse(vllm.__version__).release >= (0, 30)",
+    "Version(vllm.__version__).minor > 30",
+    "Version('0.30') <= Version(vllm.__version__) < Version('0.33')",
+    "Version(metadata.version('vllm')) > Version('0.31.0')",
+    "INSTALLED >= Version('0.30')",
+    "vllm_version_is('0.32.0')",
+    "not vllm_version_is('0.28.0')",
+    "vllm_version_at_least('0.30')",
+    "own_version_is('0.32.0')",
+    "own_minimum('0.31')",
+    "own_minimum(least='0.31')",
+    "IS_NEW",
+    "not IS_OLD",
+    "plug.other.IS_NEW",
+    "hasattr(m, 'kept')",
+    "not hasattr(m, 'gone')",
+    "getattr(m, 'gone', None) is None",
+    "find_spec('vllm.m') and not hasattr(m.Engine, 'step')",
+    "not HAS_GONE",
+    "optional is None",
+]
+
+HEAD = """
+import vllm, os
+import vllm.m as m
+import plug.other
+from importlib import metadata
+from importlib.util import find_spec
+from functools import cache
+from packaging import version
+from packaging.version import Version
+from elsewhere import vllm_version_is, vllm_version_at_least
+
+INSTALLED = Version(vllm.__version__)
+
+@cache
+def own_version_is(target):
+    '''Compare, with a variable that may stand in for the version.'''
+    if os.environ.get("VLLM_VERSION") is not None:
+        installed = os.environ["VLLM_VERSION"]
+    else:
+        import vllm
+        installed = vllm.__version__
+    try:
+        return Version(installed) == Version(target)
+    except ValueError as e:
+        raise RuntimeError from e
+
+def own_minimum(least="0.1"):
+    return version.parse(metadata.version("vllm")) >= version.parse(least)
+
+IS_NEW = own_minimum("0.31")
+IS_OLD = vllm_version_is("0.28.0")
+try:
+    from vllm.m import gone as optional
+    HAS_GONE = True
+except ImportError:
+    optional = None
+    HAS_GONE = False
+"""
+OTHER = "import vllm\nIS_NEW = vllm.__version__ >= '0.30'\n"
+INFO = ("P201", "info")
+"""The optional import of the head."""
+
+
+@pytest.mark.parametrize("test", RUNS_ON_032)
+def test_a_branch_that_runs_in_the_audited_release_is_judged(found, test):
+    """The other branch is not reported."""
+    first = f"{HEAD}\nif {test}:\n    from vllm.m import Engine, gone\nelse:\n    from vllm.m import kept\n"
+    assert set(found(first, other=OTHER)) == {("P201", "error"), INFO}
+    second = f"{HEAD}\nif {test}:\n    from vllm.m import kept\nelse:\n    from vllm.m import Engine, gone\n"
+    assert set(found(second, other=OTHER)) == {INFO}
+
+
+@pytest.mark.parametrize("test", ["vllm_version_odd()", "hasattr(self, 'gone')", "vllm_version_is(x)"])
+def test_a_test_that_cannot_be_worked_out_leaves_it_open(found, test):
+    assert found(f"import os\nif {test}:\n    from vllm.m import gone\n") == [("P201", "info")]
+
+
+@pytest.mark.parametrize("test", ["torch.__version__ > '2'", "sys.version_info > (3, 11)", "enabled", "envs.VLLM_X"])
+def test_a_test_of_something_else_is_no_guard(found, test):
+    assert found(f"import torch, sys\nif {test}:\n    from vllm.m import gone\n") == [("P201", "error")]
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "raise",
+        "raise RuntimeError('no') from None",
+        "sys.exit('no')",
+        "import sys\n    sys.exit('no')",
+        "exit(1)",
+        "give_up()",
+        "def fail(): raise SystemExit(1)\n    fail()",
+        "log.error('no')\n    raise",
+    ],
+)
+@pytest.mark.parametrize("caught", ["ImportError", "Exception", "(ImportError, KeyError)"])
+def test_a_handler_that_raises_or_exits_provides_for_nothing(found, caught, handler):
+    head = "import sys\ndef give_up():\n    log()\n    raise SystemExit(1)\n"
+    text = f"{head}try:\n    from vllm.m import gone\nexcept {caught}:\n    {handler}\n"
+    assert found(text) == [("P201", "error")]
+
+
+def test_the_first_handler_that_catches_it_counts(found):
+    text = "try:\n    from vllm.m import gone\nexcept ImportError:\n    raise\nexcept Exception:\n    pass\n"
+    assert found(text) == [("P201", "error")]
+
+
+def test_an_import_error_is_no_attribute_error(found):
+    """``module.name`` raises AttributeError, which ``except ImportError`` lets through."""
+    text = "import vllm.m as m\ntry:\n    f = m.gone\nexcept {}:\n    f = None\n"
+    assert found(text.format("ImportError")) == [("P201", "error")]
+    assert found(text.format("AttributeError")) == [("P201", "info")]
+
+
+def test_a_handler_runs_where_the_attempt_has_failed(found):
+    """So what it imports in its turn has to be there; where the attempt succeeds it is not looked at."""
+    text = "try:\n    from vllm.m import {}\nexcept ImportError:\n    from vllm.n import other\n"
+    assert found(text.format("gone")) == [("P213", "error"), ("P201", "info")]
+    assert found(text.format("kept")) == []
+
+
+def test_code_after_a_handler_that_leaves_needs_the_attempt_to_succeed(found):
+    text = """
+        def f():
+            try:
+                from vllm.m import gone
+            except ImportError:
+                return
+            from vllm.n import x
+    """
+    assert found(text) == [("P201", "info")]
+
+
+SILENT = [
+    "if hasattr(m.Engine, 'step'):\n    m.Engine.step = mine",
+    "if hasattr(m.Engine, 'step'):\n    m.Engine.step = mine\nelse:\n    log.warning('no step')",
+    "def go():\n    if not hasattr(m.Engine, 'step'):\n        return\n    m.Engine.step = mine",
+    "try:\n    m.Engine.step = mine\nexcept AttributeError:\n    pass",
+    "try:\n    original = m.Engine.step\n    m.Engine.step = mine\nexcept Exception as e:\n    logger.warning('%s', e)",
+    "original = getattr(m.Engine, 'step', None)\nif original is not None:\n    m.Engine.step = mine",
+    "import contextlib\nwith contextlib.suppress(AttributeError):\n    m.Engine.step = mine",
+]
+
+
+@pytest.mark.parametrize("text", SILENT)
+def test_a_patch_that_stops_applying_without_a_word_is_an_error(found, text):
+    report = found(f"import vllm.m as m\ndef mine(self): return 9\n{text}\n")
+    assert ("P221", "error") in report
+    assert {level for code, level in report if code != "P221"} <= {"info"}
+
+
+NOT_LOST = [
+    "if vllm.__version__ < '0.30':\n    m.Engine.step = mine",
+    "if hasattr(m.Engine, 'step'):\n    m.Engine.step = mine\nelse:\n    m.Engine.user = mine",
+    "if not hasattr(m.Engine, 'user'):\n    m.Engine.user = mine",
+    "def go():\n    if hasattr(m, 'kept'):\n        m.Engine.user = mine\n        return\n    m.Engine.step = mine",
+]
+
+
+@pytest.mark.parametrize("text", NOT_LOST)
+def test_a_patch_that_is_not_for_the_release_or_has_another_place_is_none(found, text):
+    assert found(f"import vllm\nimport vllm.m as m\ndef mine(self): return 9\n{text}\n") == []
+
+
+def test_a_module_that_is_imported_for_some_releases_only_is_judged_in_these(found):
+    """``if vllm_version_is(...): from . import patch_old``."""
+    main = "from plug.tools import vllm_version_is\nif vllm_version_is('{}'):\n    from plug import patch\n"
+    patch = "from vllm.m import Engine, gone\ndef mine(self): return 9\nEngine.step = mine\n"
+    tools = "import vllm\ndef vllm_version_is(target):\n    return vllm.__version__ == target\n"
+    assert found(main.format("0.28.0"), patch=patch, tools=tools) == []
+    assert found(main.format("0.32.0"), patch=patch, tools=tools) == [("P201", "error")] * 2
+
+
+def test_code_that_is_not_for_the_base_is_held_against_the_newer_release_alone(make, held, tmp_path):
+    """Its signature in the base is none that the code was written for."""
+    base, new = held("source", make("0.28.0", m="def f(a): ..."), make("0.32.0", m="def f(b, c): ..."))
+    text = "import vllm\nif vllm.__version__ >= '0.30':\n    from vllm.m import f\nelse:\n    from vllm.m import f\n"
+    (tmp_path / "plugin.py").write_text(text)
+    assert audit([read(tmp_path / "plugin.py")], base, [new]).findings == ()
+
+
+def test_an_attribute_that_is_read_for_older_releases_only_is_not_missed(make, held, tmp_path):
+    was, now = "class C:\n    def __init__(self): self.{0} = 1\n    def f(self): ...\n    def g(self): self.f()\n", "y"
+    base, new = held("source", make("0.28.0", m=was.format("x")), make("0.32.0", m=was.format(now)))
+    text = "import vllm\nfrom vllm.m import C\ndef mine(self):\n    if {}:\n        return self.x\nC.f = mine\n"
+    for test, codes in (("vllm.__version__ < '0.30'", []), ("vllm.__version__ > '0.30'", ["P210"]), ("a", ["P210"])):
+        (tmp_path / "plugin.py").write_text(text.format(test))
+        report = audit([read(tmp_path / "plugin.py")], base, [new])
+        assert [one.code for one in report.findings if one.level == "error"] == codes
