@@ -193,6 +193,7 @@ def test_a_copied_function_is_told_with_its_release(judged):
     assert (row.use.way, origin.release) == ("replace", "0.1.0")
     assert (finding.code, finding.level) == ("P214", "warning")
     assert "--from 0.1.0 --to 0.2.0" in finding.fix
+    assert "2 lines are in one of the two only" in finding.what
 
 
 def test_code_of_its_own_is_no_copy(judged):
@@ -239,6 +240,38 @@ def test_a_name_put_on_a_class_or_module_that_has_none_such_is_added(judged):
     assert [row.use.way for row in report.rows] == ["import"]
     grown = UPSTREAM.replace("    def drain", "    def my_helper(self): ...\n    def drain")
     assert codes(judged(package, UPSTREAM, grown)) == [("P212", "warning")]
+
+
+def test_a_name_that_the_package_itself_adds_is_not_missed_where_it_is_read(judged):
+    """By an assignment, or in the class of a patch framework of another package."""
+    assigned = "import vllm.m as m\nm._STATE = None\ndef f():\n    return m._STATE.size\n"
+    patched = """
+from other.patching import OtherPatch as VLLMPatch
+from vllm import m
+class State(VLLMPatch[m]):
+    _STATE = None
+class Runner(VLLMPatch[m.Engine]):
+    _orig_step = m.Engine.step
+def size():
+    from vllm.m import _STATE
+    return m._STATE.size
+"""
+    for package in (assigned, patched):
+        assert judged(package, UPSTREAM, UPSTREAM).findings == ()
+    assert codes(judged("from vllm.m import _STATE\n", UPSTREAM, UPSTREAM)) == [("P213", "error")]
+
+
+def test_an_original_that_is_kept_under_another_name_is_not_misspelt(judged):
+    keeps = "import vllm.m as m\nm.Engine._orig_drain = m.Engine.drain\nm.Engine._original_step = m.Engine.step\n"
+    assert judged(keeps, UPSTREAM, UPSTREAM).findings == ()
+
+
+def test_a_comparison_with_a_value_is_no_copy_of_it(judged):
+    """``request.status = ...`` after ``if request.status == Status.X`` changes an object, and not vLLM."""
+    text = "from vllm.m import Status\ndef f(r):\n    if r.status == Status.OLD:\n        r.status = Status.NEW\n"
+    status = "class Status:\n    OLD = 1\n    NEW = 2\n"
+    report = judged(text, status, status.replace("    OLD = 1\n", ""))
+    assert [row.use.way for row in report.rows if row.use.changes_vllm] == []
 
 
 @pytest.mark.parametrize(

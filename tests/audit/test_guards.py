@@ -241,3 +241,9 @@ def test_an_attribute_that_is_read_for_older_releases_only_is_not_missed(make, h
         (tmp_path / "plugin.py").write_text(text.format(test))
         report = audit([read(tmp_path / "plugin.py")], base, [new])
         assert [one.code for one in report.findings if one.level == "error"] == codes
+
+
+def test_a_flag_that_depends_on_itself_is_left_open(found):
+    flag = "old = None\nif not old and vllm.__version__:\n    old = True\n"
+    text = f"import vllm\n{flag}if old:\n    from vllm.m import gone\n"
+    assert [code for code, _ in found(text)] == ["P201"]

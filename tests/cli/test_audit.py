@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.cli import main
+from vllm_graft.versions import vllm_version
 
 PATCH = (
     "from vllm.v1.core.sched.scheduler import Scheduler\n"
@@ -51,6 +52,24 @@ def test_json_has_rows_and_findings_with_stable_keys(plugin, capsys):
     (row,) = [row for row in document["rows"] if row["way"] == "replace"]
     assert row["name"] == "vllm.v1.core.sched.scheduler:Scheduler.schedule"
     assert row["cells"] == [{"release": "0.32.0", "since": "0.31.0", "state": "body", "detail": "", "now": ""}]
+
+
+def test_a_package_after_the_releases_is_a_package(plugin, capsys):
+    """``--against`` takes several words, and would take the package for one of them."""
+    status, out, err = audited(capsys, "--offline", "--base", "0.31.0", "--against", "0.32.0", plugin)
+    assert (status, err) == (0, "")
+    assert "vLLM 0.32.0, compared with 0.31.0" in out
+    assert "Scheduler.schedule" in out
+
+
+@pytest.mark.parametrize("form", ["--json", "--markdown", "--all", "--copies"])
+def test_the_installed_vllm_is_audited_without_a_server(plugin, capsys, form):
+    """Its sources are on the disk, for verdicts and for diffs."""
+    status, out, err = audited(capsys, plugin, "--offline", "--against", "installed", form)
+    assert status == 0
+    assert "Scheduler.schedule" in out
+    assert vllm_version() not in err
+    assert audited(capsys, "--offline", "--against", "installed", plugin)[0] == 0
 
 
 def test_the_matrix_has_a_cell_for_each_step(plugin, capsys):

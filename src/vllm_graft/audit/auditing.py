@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -47,7 +47,15 @@ def audit(readings: Sequence[Reading], base: Release, against: Sequence[Release]
 def _as_meant(reading: Reading, releases: Sequence[Release]) -> Reading:
     """The reading with each name parted where its module ends, and what is new on a class or module taken for added."""
     uses = [spelled(use, releases) for use in reading.uses]
-    return replace(reading, uses=[replace(use, way="add") if adds(use, releases[0]) else use for use in uses])
+    uses = [replace(use, way="add") if adds(use, releases[0]) else use for use in uses]
+    added = {use.name for use in uses if use.way == "add"}
+    return replace(reading, uses=[use for use in uses if use.way != "import" or not _is_of(use, added)])
+
+
+def _is_of(use: Use, added: Collection[str]) -> bool:
+    """Whether a name that is read is one that the package itself puts there, or lies in it."""
+    parts = use.qualname.split(".")
+    return any(f"{use.module}:{'.'.join(parts[:count])}" in added for count in range(1, len(parts) + 1))
 
 
 def _before(base: Release, against: Sequence[Release], steps: bool) -> list[Release]:

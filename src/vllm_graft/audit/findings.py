@@ -82,11 +82,17 @@ def misspelt(use: Use, base: Release) -> Iterator[Finding]:
     above, _, name = use.qualname.rpartition(".")
     known = base.attributes(use.module, above) or frozenset()
     near = difflib.get_close_matches(name, known - {name}, 1, _NEAR) if name not in known else []
-    if near and use.patch is None:
+    if near and use.patch is None and not _keeps(name, near[0]):
         what = (
             f"it is added, and {near[0]!r} is there in {base.version}: an assignment to a misspelt name has no effect"
         )
         yield Finding("P213", "warning", f"add {use.name}", what, use.where, "correct the name if that one is meant")
+
+
+def _keeps(name: str, original: str) -> bool:
+    """Whether a name is what the original is kept under: ``_orig_step = Engine.step``."""
+    prefix, _, rest = name.lstrip("_").partition("_")
+    return prefix.lower().startswith(("orig", "old", "prev", "saved", "real")) and rest == original.lstrip("_")
 
 
 def _said(cell: Cell) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from vllm_graft.audit.model import Branch, Guard, Standing, Use, Verdict, standing
+from vllm_graft.audit.model import Branch, Condition, Guard, Outcome, Standing, Use, Verdict, standing
 from vllm_graft.audit.releases.shape import FOREIGN, NOT_OURS, Release, Shape
 
 SAME: Final = Verdict("same")
@@ -22,6 +22,7 @@ class ReleaseFacts:
     def __init__(self, release: Release) -> None:
         self._release = release
         self._standings: dict[Guard, Standing] = {}
+        self.outcomes: dict[Condition, Outcome] = {}
         self.version = release.version.partition("+")[0]
 
     def has(self, module: str, qualname: str) -> bool | None:

@@ -67,6 +67,11 @@ class Facts(Protocol):
         """Its number."""
         ...
 
+    @property
+    def outcomes(self) -> dict[Condition, Outcome]:
+        """What has been worked out so far."""
+        ...
+
     def has(self, module: str, qualname: str) -> bool | None:
         """Whether a name is there; None where that cannot be told."""
         ...
@@ -208,6 +213,8 @@ class Reading:
     """What was read of one package: its uses of vLLM, and the files that could not be read.
 
     package:   the name it was asked for by
+    files:     how many were read
+    tests:     how many of its tests were left out
     version:   that of the distribution, where there is one
     base:      the release of vLLM that it says it is for, where it pins one; empty otherwise
     """
@@ -216,6 +223,7 @@ class Reading:
     uses: Sequence[Use]
     unread: Sequence[Finding] = ()
     files: int = 0
+    tests: int = 0
     version: str = ""
     base: str = ""
 

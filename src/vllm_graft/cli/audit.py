@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-diff", action="store_true", help="leave out upstream's diffs from the page and the comment"
     )
+    parser.add_argument("--tests", action="store_true", help="read the packages' own tests, too")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print rows and findings as JSON")
     how.add_argument("--markdown", action="store_true", help="print a comment for a pull request")
@@ -55,8 +56,9 @@ def run(args: argparse.Namespace) -> int:
     from vllm_graft.audit.auditing import audit, modules_of
     from vllm_graft.audit.releases.library import Library
 
+    _part(args)
     library = Library(offline=args.offline, progress=_progress() if sys.stderr.isatty() else None)
-    readings = _readings(args.package)
+    readings = _readings(args.package, tests=args.tests)
     against = _against(args, library)
     base, why = _base(args, library, readings, against)
     if args.matrix:
@@ -70,7 +72,18 @@ def run(args: argparse.Namespace) -> int:
     return exit_status(report.findings)
 
 
-def _readings(packages: list[str]) -> list[Reading]:
+def _part(args: argparse.Namespace) -> None:
+    """Take what follows ``--against`` and is no release for a package: it takes several words, the package last."""
+    from vllm_graft.audit.releases.library import INSTALLED, LATEST
+
+    words = args.against or []
+    releases = [word for word in words if word in (INSTALLED, LATEST) or word[:1].isdigit() or word[1:2].isdigit()]
+    packages = [word for word in words if word not in releases]
+    if releases and packages:
+        args.package, args.against = [*args.package, *packages], releases
+
+
+def _readings(packages: list[str], *, tests: bool) -> list[Reading]:
     from vllm_graft.audit.uses import installed_plugins, read
 
     names = packages or installed_plugins()
@@ -79,7 +92,7 @@ def _readings(packages: list[str]) -> list[Reading]:
             "no package was named, and none is installed that registers plugins with vLLM",
             fix="name a package, a file or a folder",
         )
-    return [read(name) for name in dict.fromkeys(names)]
+    return [read(name, tests=tests) for name in dict.fromkeys(names)]
 
 
 def _against(args: argparse.Namespace, library: Library) -> list[Release]:
@@ -187,9 +200,14 @@ def _write(path: Path, page: str) -> None:
 
 
 def _print(args: argparse.Namespace, report: Report, why: str, table: str) -> None:
+    from vllm_graft.audit.render.words import count
+
     compared = f"compared with {report.base} ({why})" if report.base else "each compared with the one before"
     print(f"vLLM {', '.join(report.releases)}, {compared}")
     print(table)
+    for reading in report.packages:
+        if reading.tests:
+            print(f"{reading.package}: {count(reading.tests, 'test file')} left out; --tests reads them too")
     shown = [finding for finding in report.findings if args.every or finding.level != "info"]
     for finding in shown:
         print(finding.explain())
@@ -203,7 +221,13 @@ def _document(report: Report, why: str) -> dict[str, object]:
         "base_because": why,
         "releases": list(report.releases),
         "packages": [
-            {"package": each.package, "version": each.version, "files": each.files, "uses": len(each.uses)}
+            {
+                "package": each.package,
+                "version": each.version,
+                "files": each.files,
+                "tests_left_out": each.tests,
+                "uses": len(each.uses),
+            }
             for each in report.packages
         ],
         "rows": [_row(row) for row in report.rows],

@@ -30,7 +30,7 @@ def test_a_release_without_a_cell_is_not_judged(report):
     assert [cell.verdict.state for cell in cells(report, report.rows[-1])] == ["", "moved"]
 
 
-@pytest.mark.parametrize(("more", "asked"), [({}, True), ({"guarded": True}, False), ({"way": "add"}, False)])
+@pytest.mark.parametrize(("more", "asked"), [({}, True), ({"fallback": True}, False), ({"way": "add"}, False)])
 def test_a_name_in_no_release_is_well_for_who_adds_or_guards_it(make, more, asked):
     assert asks(make("alpha", "vllm.a:b", "absent", **more).use, "absent") is asked
 

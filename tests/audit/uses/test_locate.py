@@ -78,7 +78,7 @@ def test_the_release_that_is_pinned(site, requires, base):
 def test_a_folder(tmp_path):
     """Shown from the folder on; hidden and built files, environments and vLLM itself are left out."""
     root = tmp_path / "repo"
-    kept = ["setup.py", "src/plug/__init__.py", "src/plug/vllm/__init__.py", "tests/test_x.py"]
+    kept = ["setup.py", "src/plug/__init__.py", "src/plug/vllm/__init__.py"]
     left = [".hidden/x.py", ".venv/x.py", "node_modules/x.py", "build/x.py", "__pycache__/x.py", "vllm/__init__.py"]
     for path in (*kept, *left):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -87,6 +87,20 @@ def test_a_folder(tmp_path):
     reading = read(root)
     assert changed(reading) == [(f"repo/{path}", 2) for path in kept]
     assert (reading.package, reading.version, reading.base) == ("repo", "3.1", "0.30.0")
+
+
+def test_the_tests_of_a_package_are_left_out_unless_asked_for(tmp_path):
+    """What they mock is no patch of the package; how many there are is counted."""
+    tests = ["plug/test_y.py", "plug/y_test.py", "tests/conftest.py", "tests/unit/helper.py"]
+    for path in ("plug/testing.py", "plug/latest_x.py", *tests):
+        (tmp_path / "repo" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "repo" / path).write_text(USE)
+    reading = read(tmp_path / "repo")
+    assert [file for file, _ in changed(reading)] == ["repo/plug/latest_x.py", "repo/plug/testing.py"]
+    assert reading.tests == len(tests)
+    assert len(changed(read(tmp_path / "repo", tests=True))) == 6
+    assert len(changed(read(tmp_path / "repo" / "tests"))) == 2
+    assert changed(read(tmp_path / "repo" / "plug" / "test_y.py"))
 
 
 @pytest.mark.parametrize(

