@@ -116,10 +116,46 @@ def test_a_reason_that_names_no_version_never_ends(judged):
     assert codes(judged(DECLARED.format(range="", when="#4711 is merged"), UPSTREAM, UPSTREAM)) == []
 
 
-def test_a_patch_is_not_judged_in_releases_it_is_not_for(judged):
-    report = judged(DECLARED.format(range="<0.2", when=""), UPSTREAM, "")
-    assert [cell.verdict.state for row in report.rows for cell in row.cells if row.use.way == "wrap"] == [""]
-    assert report.findings == ()
+def test_a_patch_is_judged_beyond_its_range_and_a_start_refuses_it(judged):
+    """What became of its target says whether the range can be widened."""
+    closed = DECLARED.format(range="<0.2", when="")
+    assert codes(judged(closed, UPSTREAM, "")) == [("P201", "error"), ("P222", "error")]
+    (finding,) = judged(closed, UPSTREAM, UPSTREAM).findings
+    assert (finding.code, finding.level, finding.subject) == ("P222", "error", "patch p")
+    assert "it is for vLLM <0.2, and a start with 0.2.0 refuses it" in finding.what
+    assert codes(judged(DECLARED.format(range="<0.3", when=""), UPSTREAM, UPSTREAM)) == []
+
+
+MARKED = """
+from vllm_graft import VLLMPatch, add, replace, wrap
+class P(VLLMPatch["vllm.m:Engine"], name="p"):
+    @{mark}
+    def {name}(self, {call}):
+        return 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "name", "call", "codes_found"),
+    [
+        ("wrap", "stepp", "call", [("P213", "error")]),
+        ("replace", "stepp", "x", [("P213", "error")]),
+        ("add", "step", "batch", [("P212", "error")]),
+        ("add", "stepp", "x", []),
+        ("wrap", "step", "call", []),
+        ('wrap(vllm="<0.1")', "step", "call", [("P222", "error")]),
+        ("replace\n    @staticmethod", "step", "x", [("P222", "error")]),
+        ("wrap", "__eq__", "call", []),
+    ],
+)
+def test_what_a_start_refuses_is_an_error(judged, mark, name, call, codes_found):
+    """Though neither release differs."""
+    assert codes(judged(MARKED.format(mark=mark, name=name, call=call), UPSTREAM, UPSTREAM)) == codes_found
+
+
+def test_a_name_that_a_class_of_another_package_may_have_is_left_to_the_start(judged):
+    foreign = f"import torch\n{UPSTREAM.replace('class Engine:', 'class Engine(torch.nn.Module):')}"
+    assert codes(judged(MARKED.format(mark="wrap", name="cuda", call="call"), foreign, foreign)) == []
 
 
 def test_an_attribute_that_the_code_reads_and_that_vanished_is_an_error(judged):

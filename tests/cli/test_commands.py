@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.points import POINTS
+from vllm_graft.testing.packages import lay_out
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +87,45 @@ def test_plan_finds_a_patch_that_the_installed_vllm_is_too_new_for(
     shown = capsys.readouterr().out
     assert "P002 warning: vLLM: 0.99.0 is outside the tested range 0.26.0 to 0.33 (exclusive)" in shown
     assert "P003 error: patch stat-logger-guard: it is written for vLLM >=0.26,<0.33, and 0.99.0 is installed" in shown
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "said"),
+    [
+        (
+            "vllm.v1.core.sched.scheduler:Scheduler",
+            "@wrap\n    def schedul(self, call): ...",
+            "there is no 'schedul' to",
+        ),
+        ("vllm.v1.core.sched.scheduler:Scheduler", "@add\n    def schedule(self): ...", "it adds 'schedule', and the"),
+        ("vllm.core.scheduler:Scheduler", "@wrap\n    def schedule(self, call): ...", "there is no module 'core'"),
+        (
+            "vllm.v1.core.sched.scheduler:Scheduler",
+            "@wrap\n    async def schedule(self, call): ...",
+            "is a plain function",
+        ),
+        ("vllm.v1.core.sched.scheduler:Scheduler", "@wrap\n    def schedule(self, call): ...", ""),
+    ],
+)
+def test_plan_says_what_a_start_would_refuse(
+    target: str,
+    body: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """By reading, with exit status 1; vLLM is not imported for it."""
+    head = "from vllm_graft import VLLMPatch, add, wrap\n"
+    text = f'{head}class Made(VLLMPatch["{target}"], name="made"):\n    {body}\n'
+    lay_out(tmp_path / "site", "made", {"vllm_graft.plugins": {"made": "made_up_patch:Made"}}, {"made_up_patch": text})
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "made_up_patch", raising=False)
+    monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "made")
+    assert main(["plan", "--model", "m"]) == bool(said)
+    shown = capsys.readouterr().out
+    assert ("P003 error: patch made" in shown) == bool(said)
+    assert said in shown
 
 
 def test_a_mistake_is_one_paragraph_and_status_2(capsys: pytest.CaptureFixture[str]):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from vllm_graft.audit.findings import misspelt, reported
-from vllm_graft.audit.judging import Pair, adds, is_dynamic, spelled
+from vllm_graft.audit.findings import is_for, misspelt, refused, reported
+from vllm_graft.audit.judging import Pair, adds, has_owner, is_dynamic, may_inherit, spelled
 from vllm_graft.audit.model import Cell, Reading, Report, Row, Use, Verdict
 from vllm_graft.audit.releases.shape import BODY, Release
 from vllm_graft.findings import Finding, worst_first
@@ -34,6 +34,7 @@ def audit(readings: Sequence[Reading], base: Release, against: Sequence[Release]
     ends = {base.version: base, **{release.version: release for release in against}}
     findings = [finding for reading in readings for finding in reading.unread]
     findings += [finding for row in judged for finding in reported(row, ends)]
+    findings += [finding for reading in readings for release in against[-1:] for finding in refused(reading, release)]
     findings += [finding for use in uses if use.way == "add" for finding in misspelt(use, base)]
     return Report(
         packages=tuple(readings),
@@ -66,7 +67,9 @@ def _row(reading: Reading, use: Use, pairs: Sequence[Pair]) -> Row | None:
     """The row of a use; None where it is of no name of vLLM's in any of the releases."""
     cells = tuple(Cell(pair.new.version, pair.old.version, verdict(use, pair)) for pair in pairs)
     absent = bool(cells) and all(cell.verdict.state == "absent" for cell in cells)
-    if absent and (use.way in ("add", "override") or is_dynamic(pairs[-1].new, use)):
+    from_elsewhere = is_dynamic if use.patch is None else may_inherit
+    added = use.way in ("add", "override") and (use.patch is None or has_owner(pairs[-1].new, use))
+    if absent and (added or from_elsewhere(pairs[-1].new, use)):
         return None
     return Row(reading.package, use, cells)
 
@@ -77,8 +80,8 @@ def _whole_way(rows: Iterable[Row], pair: Pair) -> list[Row]:
 
 def verdict(use: Use, pair: Pair) -> Verdict:
     """What became of a use, and whether its reason is gone."""
-    if use.patch is not None and use.patch.vllm and not includes(use.patch.vllm, pair.new.version):
-        return Verdict("", f"the patch is for {use.patch.vllm}")
+    if use.patch is not None and not is_for(use.patch.releases, pair.new.version):
+        return Verdict("", f"this body is for {use.patch.releases}")
     found = pair.judge(use)
     if found.state in ("same", "body", "extended", "broken"):
         return _superfluous(use, pair) or found

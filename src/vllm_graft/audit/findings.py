@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from vllm_graft.audit.judging import ReleaseFacts, located
-from vllm_graft.audit.model import Cell, Row, State, Use
-from vllm_graft.audit.releases.shape import Release, Shape
+from vllm_graft.audit.model import Cell, Reading, Row, State, Use
+from vllm_graft.audit.releases.shape import FOREIGN, Release, Shape
 from vllm_graft.audit.uses import relies
 from vllm_graft.findings import Finding, Level
+from vllm_graft.patching.ranges import Installed, includes
+from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.patching.upstream.scopes import dotted
 
 CODES: Final[Mapping[State, str]] = {
     "gone": "P201",
@@ -77,6 +81,68 @@ def reported(row: Row, releases: Mapping[str, Release]) -> Iterator[Finding]:
             yield from _refused(row, cell, old, now, facts)
 
 
+def is_for(releases: str, version: str) -> bool:
+    """Whether a range has a release; a development build, whose number says nothing, is in every one."""
+    known = Installed(version).releases
+    return not known or includes(releases, known[0])
+
+
+def refused(reading: Reading, release: Release) -> Iterator[Finding]:
+    """What a start with a release says of patches made with vllm-graft: not in their range, or of another form."""
+    uses = [use for use in reading.uses if use.patch is not None]
+    hooks: dict[tuple[str, str, str], list[Use]] = {}
+    for use in uses:
+        assert use.patch is not None
+        hooks.setdefault((use.file, use.patch.name, use.qualname), []).append(use)
+        if not is_for(use.patch.vllm, release.version):
+            what = f"it is for vLLM {use.patch.vllm}, and a start with {release.version} refuses it"
+            fix = "read what has become of its target, and widen vllm=; or leave the patch out from this release on"
+            yield Finding("P222", "error", f"patch {use.patch.name}", what, f"{use.file}:{use.patch.line}", fix)
+        elif is_for(use.patch.releases, release.version) and (form := _form_change(use, release)):
+            what = f"{form}, and a start with {release.version} refuses it"
+            yield Finding(
+                "P222", "error", f"{use.way} {use.name}", what, use.where, "write the patch for what is there"
+            )
+    for (_, name, qualname), bodies in hooks.items():
+        ranges = [use.patch.releases for use in bodies if use.patch is not None]
+        fitting = [one for one in ranges if is_for(one, release.version)]
+        if len(fitting) != 1 and is_for(_range(bodies[0]), release.version):
+            count = "no body" if not fitting else f"{len(fitting)} bodies"
+            attribute = qualname.rpartition(".")[2]
+            what = f"{count} of {attribute!r} ({' and '.join(ranges)}) for {release.version}: a start refuses it"
+            fix = "make the ranges of its bodies cover each release once"
+            yield Finding("P222", "error", f"patch {name}", what, bodies[0].where, fix)
+
+
+def _range(use: Use) -> str:
+    return use.patch.vllm if use.patch is not None else ""
+
+
+_SPECIAL: Final = frozenset({"__new__", "__init_subclass__", "__class_getitem__"})
+"""Methods that Python itself makes static or class methods."""
+
+
+def _form_change(use: Use, release: Release) -> str:
+    """What a hook is and what upstream has in its place, where these are of different forms."""
+    now = located(release, use) if use.way != "add" else None
+    attribute = use.qualname.rpartition(".")[2]
+    above = located(release, replace(use, qualname=use.qualname.rpartition(".")[0])) if "." in use.qualname else None
+    if above is not None and above.kind == "function":
+        return f"its target is a {above.kind} upstream, and only classes and modules can be patched"
+    if (
+        now is None
+        or attribute in _SPECIAL
+        or now.kind in ("value", "module", FOREIGN)
+        or not isinstance(use.body, Function)
+    ):
+        return ""
+    marks = {dotted(one).rpartition(".")[2] for one in use.body.decorator_list}
+    mine = next((form for form in ("classmethod", "staticmethod", "property") if form in marks), "function")
+    if mine == now.kind or (mine == "staticmethod" and "." not in use.qualname):
+        return ""
+    return f"{attribute!r} is a {now.kind} upstream and a {mine} in the patch"
+
+
 def misspelt(use: Use, base: Release) -> Iterator[Finding]:
     """What is to be said of a name that a package adds, where vLLM has one that is nearly the same."""
     above, _, name = use.qualname.rpartition(".")
@@ -118,6 +184,8 @@ def _level(use: Use, cell: Cell, now: Shape | None) -> Level:
     if state == "body":
         reviewed = use.patch is not None and cell.release in use.patch.reviewed
         return "info" if use.way not in ("replace", "delete") or reviewed else "warning"
+    if state == "grown":
+        return "warning" if use.patch is None else "error"
     return "error" if state == "uncalled" else "warning"
 
 

@@ -40,7 +40,9 @@ class ReleaseFacts:
         if owner is None or owner.kind not in ("class", "module"):
             return None
         known = self._release.attributes(owner.module, owner.qualname) or frozenset()
-        return name in known or self._release.shape(f"{owner.module}.{name}", "") is not None
+        if name in known or self._release.shape(f"{owner.module}.{name}", "") is not None:
+            return True
+        return None if self._release.is_open(owner.module, owner.qualname) else False
 
     def standing(self, guard: Guard) -> Standing:
         """What a guard makes of the code behind it in this release."""
@@ -107,6 +109,8 @@ class Pair:
         was, now = located(self.old, use), located(self.new, use)
         if (was is None or now is None) and (why := _unread(use)):
             return Verdict("", why)
+        if use.way == "add" and use.patch is not None and now is not None:
+            return Verdict("grown", f"upstream has a {now.kind} of this name", now.name)
         if was is None:
             return _new_name(use, now)
         if now is None:
@@ -189,7 +193,9 @@ def _unread(use: Use) -> str:
 
 def adds(use: Use, base: Release) -> bool:
     """Whether an assignment puts a name on a class or module of vLLM that has none such in the release it is for."""
-    above = _container(use) if use.way in ("replace", "wrap") and use.patch is None else None
+    # A hook of vllm-graft's without a mark adds what is not there; one that reaches what is beneath does not.
+    auto = use.patch is None or (not use.patch.marked and use.way == "replace")
+    above = _container(use) if use.way in ("replace", "wrap") and auto else None
     return above is not None and located(base, above) is not None and located(base, use) is None
 
 
@@ -198,6 +204,23 @@ def is_dynamic(release: Release, use: Use) -> bool:
     above = _container(use)
     found = located(release, above) if above is not None and above.qualname else None
     return found is not None and found.kind == "class"
+
+
+def has_owner(release: Release, use: Use) -> bool:
+    """Whether the class or module that a name is put on is there."""
+    above = _container(use)
+    return above is not None and located(release, above) is not None
+
+
+def may_inherit(release: Release, use: Use) -> bool:
+    """Whether a name that is not there may come from a class of another package, or be one that Python makes."""
+    above = _container(use)
+    found = located(release, above) if above is not None and above.qualname else None
+    if found is None or found.kind != "class":
+        return False
+    name = use.qualname.rpartition(".")[2]
+    special = name.startswith("__") and name.endswith("__")
+    return special or release.is_open(found.module, found.qualname)
 
 
 def _new_name(use: Use, now: Shape | None) -> Verdict:

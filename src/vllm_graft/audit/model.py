@@ -51,7 +51,12 @@ class Declared:
     """What a ``VLLMPatch`` says of itself, as far as its source shows it."""
 
     name: str
+    line: int = 0
     vllm: str = ""
+    releases: str = ""
+    """Of this body alone, where a hook has several: the releases that it is for."""
+    marked: bool = False
+    """Whether the hook says what it does: ``@wrap``, ``@replace``, ``@add``."""
     why: str = ""
     upstream: str = ""
     remove_when: str = ""

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, Place, lock_file, patches, places, source
 from vllm_graft.cli.table import table
-from vllm_graft.errors import ConfigError
+from vllm_graft.errors import ConfigError, DriftError, PatchError
+from vllm_graft.patching.declare import Patch
 from vllm_graft.patching.lock import Lock
-from vllm_graft.patching.ranges import includes
+from vllm_graft.patching.ranges import Installed, includes
+from vllm_graft.patching.review import Reviewer
 from vllm_graft.patching.upstream.finder import Finder
 
 HELP = "write the fingerprints of the upstream code that patches stand on into patches.lock, once you have read it"
@@ -45,14 +47,29 @@ def run(args: argparse.Namespace) -> int:
             if not includes(patch.declaration.vllm, release):
                 rows.append(_row(patch.declaration.name, "", release, "out of range", ""))
                 continue
-            rows += [_entered(place, release, held) for place in places(patch, finder)]
-    bad = {"not found"} | ({"new", "changed"} if args.check else set())
+            entered = [_entered(place, release, held) for place in places(patch, finder)]
+            rows += entered
+            refusal = _refusal(patch, release, finder)
+            if refusal is not None and not any(row["state"] == "not found" for row in entered):
+                rows.append(_row(patch.declaration.name, refusal.what, release, "refused", ""))
+    bad = {"not found", "refused"} | ({"new", "changed", "out of range"} if args.check else set())
     if not args.check:
         for held in locks.values():
             if held.patches:
                 held.write()
     _show(rows, args.json)
     return 1 if any(row["state"] in bad for row in rows) else 0
+
+
+def _refusal(patch: Patch, release: str, finder: Finder) -> PatchError | None:
+    """Why a start with a release would refuse a patch, whatever its lock says; None where it would not."""
+    try:
+        Reviewer(Installed(release), finder).examine(patch)
+    except DriftError:
+        return None
+    except PatchError as error:
+        return error
+    return None
 
 
 def _entered(place: Place, release: str, held: Lock) -> dict[str, str]:

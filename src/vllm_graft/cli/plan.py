@@ -12,6 +12,7 @@ from vllm_graft.errors import ConfigError, PatchError
 from vllm_graft.findings import Finding, Level, exit_status
 from vllm_graft.patching.declare import declared
 from vllm_graft.patching.review import Reviewer
+from vllm_graft.patching.trial import attempt
 from vllm_graft.plan import Plan, PlanItem, Request, resolve
 from vllm_graft.plan.catalogue import load
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range, vllm_version
@@ -76,14 +77,27 @@ def findings_of(plan: Plan) -> list[Finding]:
     reviewer = Reviewer()
     for item in plan.of("patch"):
         try:
-            reviewed = reviewer.review(declared(load(item.target, item.name, item.package)))
+            notes, sure = reviewer.examine(declared(load(item.target, item.name, item.package)))
         except PatchError as error:
             found.append(Finding("P003", level, f"patch {item.name}", error.what, item.origin, error.fix))
             continue
-        notes = [verdict.note for _, verdict in reviewed.values() if verdict.note]
+        if not sure:
+            found += _tried(item, level)
         fix = f"see `vllm-graft diff {item.name}`"
         found += [Finding("P006", "warning", f"patch {item.name}", note, item.origin, fix) for note in notes]
     return found
+
+
+def _tried(item: PlanItem, level: Level) -> list[Finding]:
+    """What a trial says of a patch that reading cannot judge: it is applied in a process of its own."""
+    found = attempt(item.target)
+    if found.what:
+        return [Finding("P003", level, f"patch {item.name}", found.what, item.origin, found.fix)]
+    if found.failed:
+        what = f"whether a start would take it cannot be told here: {found.failed}"
+        fix = "run `vllm-graft plan` where the server runs"
+        return [Finding("P223", "warning", f"patch {item.name}", what, item.origin, fix)]
+    return []
 
 
 def _options(item: PlanItem) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Sequence
 from types import FunctionType
 from typing import Final, Literal
 
@@ -96,22 +97,34 @@ def _kind(declaration: Declaration, hook: Hook, owner: Owner, present: object) -
     if hook.kind == "auto":
         return "add" if present is ABSENT else "replace"
     if hook.kind == "add" and present is not ABSENT:
-        raise TargetError(
-            f"it adds {name!r}, and the target has one already",
-            where=declaration.where,
-            fix=f"mark it @wrap or @replace if upstream's {name!r} is meant, or choose another name",
-        )
+        raise refuse_addition(declaration, name)
     if hook.kind != "add" and present is ABSENT:
-        raise TargetError(
-            f"there is no {name!r} to {hook.kind}{nearest(name, _names_like(owner, name))}",
-            where=declaration.where,
-            fix=f"compare with the installed vLLM, where {name!r} may have been renamed or moved, or mark it @add",
-        )
+        raise refuse_absent(declaration, hook, nearest(name, names_like(dir(owner), name)))
     return hook.kind
 
 
-def _names_like(owner: Owner, name: str) -> list[str]:
-    return [one for one in dir(owner) if one.startswith("__") == name.startswith("__") and not one.startswith("_graft")]
+def refuse_addition(declaration: Declaration, name: str) -> TargetError:
+    """The error where a hook adds what is there."""
+    return TargetError(
+        f"it adds {name!r}, and the target has one already",
+        where=declaration.where,
+        fix=f"mark it @wrap or @replace if upstream's {name!r} is meant, or choose another name",
+    )
+
+
+def refuse_absent(declaration: Declaration, hook: Hook, near: str) -> TargetError:
+    """The error where a hook wraps or replaces what is not there; ``near`` ends the sentence with the nearest name."""
+    name = hook.attribute
+    return TargetError(
+        f"there is no {name!r} to {hook.kind}{near}",
+        where=declaration.where,
+        fix=f"compare with the installed vLLM, where {name!r} may have been renamed or moved, or mark it @add",
+    )
+
+
+def names_like(names: Sequence[str], name: str) -> list[str]:
+    """Those of some names that a misspelt one may have been meant for."""
+    return [one for one in names if one.startswith("__") == name.startswith("__") and not one.startswith("_graft")]
 
 
 def _check_addition(declaration: Declaration, hook: Hook) -> None:
@@ -133,7 +146,7 @@ def _check_addition(declaration: Declaration, hook: Hook) -> None:
 def _check_value(declaration: Declaration, hook: Hook, present: object) -> None:
     form = upstream_form(present)
     if form != "value":
-        raise _kind_change(declaration, hook, form, present)
+        raise refuse_form(declaration, hook, form)
 
 
 def _check_form(declaration: Declaration, hook: Hook, present: object) -> None:
@@ -141,7 +154,7 @@ def _check_form(declaration: Declaration, hook: Hook, present: object) -> None:
     if form == hook.form:
         return
     if form != "callable":
-        raise _kind_change(declaration, hook, form, present)
+        raise refuse_form(declaration, hook, form)
     raise TargetError(
         f"{hook.attribute!r} is a {type(present).__name__} on the target, without Python code of its own",
         where=declaration.where,
@@ -149,7 +162,8 @@ def _check_form(declaration: Declaration, hook: Hook, present: object) -> None:
     )
 
 
-def _kind_change(declaration: Declaration, hook: Hook, form: UpstreamForm, present: object) -> TargetError:
+def refuse_form(declaration: Declaration, hook: Hook, form: UpstreamForm) -> TargetError:
+    """The error where a hook is another kind of thing than what stands there."""
     fix = "patch the class itself" if form == "class" else f"write the hook as a {form}"
     if form == "value":
         fix = "give a plain value, or patch the code that reads it"
@@ -165,10 +179,15 @@ def _check_function_kind(declaration: Declaration, hook: Hook, present: object) 
     mine, kinds = kind_of(ours), _kinds_accepted(theirs)
     if mine in kinds:
         return
-    raise TargetError(
-        f"{hook.attribute!r} is a {kinds[0]} function on the target and a {mine} function in the patch",
+    raise refuse_function_kind(declaration, hook, kinds[0], mine)
+
+
+def refuse_function_kind(declaration: Declaration, hook: Hook, theirs: str, mine: str) -> TargetError:
+    """The error where a plain function stands for a coroutine, or the like."""
+    return TargetError(
+        f"{hook.attribute!r} is a {theirs} function on the target and a {mine} function in the patch",
         where=declaration.where,
-        fix=f"write the hook as a {kinds[0]} function",
+        fix=f"write the hook as a {theirs} function",
     )
 
 

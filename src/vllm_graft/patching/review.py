@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
 
-from vllm_graft.errors import ConfigError, DriftError, VersionError
+from vllm_graft.errors import ConfigError, DriftError, TargetError, VersionError
 from vllm_graft.patching import lock
 from vllm_graft.patching.declare import OnDrift, Patch
 from vllm_graft.patching.hooks import Hook
 from vllm_graft.patching.ranges import Installed, includes
+from vllm_graft.patching.target import must_exist
 
 if TYPE_CHECKING:
     from vllm_graft.patching.upstream import Definition, Fingerprint
@@ -43,8 +44,29 @@ class Verdict:
 class Reviewer:
     """Holds patches against the installed vLLM, each of whose files is read once, and only if somebody has to know."""
 
-    def __init__(self) -> None:
-        self._installed = Installed.now()
+    def __init__(self, installed: Installed | None = None, finder: Finder | None = None) -> None:
+        self._installed = Installed.now() if installed is None else installed
+        self._given = finder
+
+    def examine(self, patch: Patch) -> tuple[list[str], bool]:
+        """Review a patch and what it would meet, by reading alone; PatchError where a start would refuse it.
+
+        Gives back what a start would warn of, and whether reading could tell everything.
+        """
+        from vllm_graft.patching import placement
+
+        declaration = patch.declaration
+        found = self.review(patch)
+        if self._given is None:
+            must_exist(declaration.target, declaration.where, {})
+        elif self._given.module(declaration.target.module) is None:
+            raise TargetError(
+                f"there is no module {declaration.target.module!r} in vLLM {self._installed.version}",
+                where=declaration.where,
+                fix="name the module that took its place, or limit the patch to the releases that have it with vllm=",
+            )
+        sure = placement.check(declaration, [hook for hook, _ in found.values()], self._held)
+        return [verdict.note for _, verdict in found.values() if verdict.note], sure
 
     def review(self, patch: Patch) -> dict[str, tuple[Hook, Verdict]]:
         """For each attribute the body that fits, and what is to be said of it; PatchError where it is refused."""
@@ -59,7 +81,7 @@ class Reviewer:
         from vllm_graft.patching.upstream import sources
         from vllm_graft.patching.upstream.finder import Finder
 
-        return Finder(sources.Installed())
+        return Finder(sources.Installed()) if self._given is None else self._given
 
 
 class _Review:

@@ -91,21 +91,31 @@ def resolved(target: Target, where: str) -> Owner:
         try:
             owner = getattr(owner, part)
         except AttributeError:
-            moved = _moved(target.module, part) if not done else ""
-            raise TargetError(
-                f"there is no {part!r} in {_spelled(target.module, done)}{moved or nearest(part, _public(dir(owner)))}",
-                where=where,
-                fix="compare the target with the installed vLLM: it may have been renamed or moved",
-            ) from None
+            raise missing_name(target, where, done, part, dir(owner)) from None
         done.append(part)
     if target.is_class and not isinstance(owner, type):
-        raise TargetError(
-            f"it is a {type(owner).__name__}, and only classes and modules can be patched",
-            where=where,
-            fix=f'target the owner, "{_spelled(target.module, done[:-1])}", and define {done[-1]!r} in the patch',
-        )
+        raise not_a_class(target, where, type(owner).__name__, done)
     assert _is_owner(owner)
     return owner
+
+
+def missing_name(target: Target, where: str, done: Sequence[str], part: str, names: Sequence[str]) -> TargetError:
+    """The error where a module or class has no ``part``; ``names`` are those that it has."""
+    moved = _moved(target.module, part) if not done else ""
+    return TargetError(
+        f"there is no {part!r} in {_spelled(target.module, done)}{moved or nearest(part, _public(names))}",
+        where=where,
+        fix="compare the target with the installed vLLM: it may have been renamed or moved",
+    )
+
+
+def not_a_class(target: Target, where: str, kind: str, done: Sequence[str]) -> TargetError:
+    """The error where the target is neither a class nor a module."""
+    return TargetError(
+        f"it is a {kind}, and only classes and modules can be patched",
+        where=where,
+        fix=f'target the owner, "{_spelled(target.module, done[:-1])}", and define {done[-1]!r} in the patch',
+    )
 
 
 def _is_owner(value: object) -> TypeGuard[Owner]:

@@ -114,11 +114,16 @@ def _compiled(hook: Hook, owner: Owner, present: object) -> Refusal | None:
     if home.partition(".")[0] == "triton":
         return f"{name!r} is a Triton kernel", "patch the Python function that launches it"
     if isinstance(present, _lru_cache_wrapper):
-        return (
-            f"{name!r} is behind functools.cache, which has no Python code to stand around",
-            "patch the function that calls it, or what it calls",
-        )
+        return cached(name)
     return None
+
+
+def cached(name: str) -> Refusal:
+    """The refusal of a function behind ``functools.cache``."""
+    return (
+        f"{name!r} is behind functools.cache, which has no Python code to stand around",
+        "patch the function that calls it, or what it calls",
+    )
 
 
 def _named(owner: Owner) -> str:

@@ -67,12 +67,13 @@ def test_hooks(uses):
 
 
 def test_what_a_patch_says_of_itself(uses):
-    """Its keywords are kept, and a hook's own releases are added to those of the patch."""
+    """Its keywords are kept, and a hook's own releases beside those of the patch."""
     found = {use.qualname: use for use in uses(GUARD) if use.changes_vllm}
     said = found["Class.one"].patch
     assert (said.name, said.vllm, said.why) == ("guard", "<0.33,>=0.27", "the reason")
     assert (said.upstream, said.remove_when) == ("a link", "it is fixed")
-    assert found["Class.two"].patch.vllm == "<0.33,>=0.27,>=0.31"
+    two = found["Class.two"].patch
+    assert (two.vllm, two.releases, two.marked) == ("<0.33,>=0.27", ">=0.31", True)
     assert {use.owner for use in found.values()} == {"guard"}
 
 
@@ -134,7 +135,7 @@ def test_several_bodies(uses):
             @replace(vllm=">=0.30")
             def f(self): ...
     """
-    assert [use.patch.vllm for use in uses(text)] == ["<0.30", ">=0.30"]
+    assert [use.patch.releases for use in uses(text)] == ["<0.30", ">=0.30"]
 
 
 LOCK = '[guard."vllm.a:Class.f"]\n"0.32.0" = "s:0123456789abcdef b:fedcba9876543210"\n'

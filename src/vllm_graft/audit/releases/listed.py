@@ -43,6 +43,11 @@ class Listed:
             return None
         return frozenset(name for item in self._walk.line(found[0]) for name in item.attributes())
 
+    def is_open(self, module: str, qualname: str) -> bool:
+        """Whether a class derives from one of another package."""
+        found = self._walk.find(module, qualname) if qualname else None
+        return found is not None and self._walk.is_open(found[0])
+
     def elsewhere(self, name: str) -> Collection[Shape]:
         """Every function or class of this name at the top level of a module."""
         modules = (self._module(each) for each in self._pages.defining(name))

@@ -58,6 +58,10 @@ class Release(Protocol):
         """What a class and its bases define, attributes set on ``self`` included; a module's names without a class."""
         ...
 
+    def is_open(self, module: str, qualname: str) -> bool:
+        """Whether a class derives from one of another package, which may have names that vLLM does not show."""
+        ...
+
     def elsewhere(self, name: str) -> Collection[Shape]:
         """Every function or class of this name at the top level of a module."""
         ...

@@ -45,6 +45,11 @@ class Sourced:
             return None
         return frozenset(name for place in self._finder.walk.line(found[0]) for name in _attributes(place))
 
+    def is_open(self, module: str, qualname: str) -> bool:
+        """Whether a class derives from one of another package."""
+        found = self._finder.walk.find(module, qualname) if qualname else None
+        return found is not None and self._finder.walk.is_open(found[0])
+
     def elsewhere(self, name: str) -> Collection[Shape]:
         """Every function or class of this name at the top level of a module."""
         line = re.compile(rf"^(?:async )?(?:def|class) {re.escape(name)}\b", re.MULTILINE)

@@ -56,7 +56,7 @@ class Package:
             except RecursionError as error:
                 self._refuse(found.file, error)
             # A loop over names and several ways to one function come past the same place more than once.
-            once = {(use.way, use.name, use.line, use.patch and use.patch.vllm, use.guard): use for use in uses}
+            once = {(use.way, use.name, use.line, use.patch and use.patch.releases, use.guard): use for use in uses}
             guard = around.get(found.file, Guard())
             for use in sorted(once.values(), key=lambda use: use.line):
                 inside = branches.get(use.body_file or use.file, ())

@@ -39,7 +39,7 @@ def declare(state: State, node: ast.ClassDef, target: Values, members: list[Memb
         if _is_hook(member):
             way, releases = _mark(member)
             # A hook of several bodies has one for each range of releases.
-            patch = dataclasses.replace(said, vllm=_both(said.vllm, releases)) if said is not None else None
+            patch = dataclasses.replace(said, releases=releases, marked=way is not None) if said is not None else None
             _hook(state, target, member, way, patch, said.name if said is not None else node.name)
 
 
@@ -70,6 +70,7 @@ def _said(state: State, node: ast.ClassDef) -> Declared:
             vllm = _both(vllm, "".join(f">={text}" for text in texts_of(state.value(one.args[0]))))
     return Declared(
         name=said.get("name") or node.name,
+        line=node.lineno,
         vllm=vllm,
         why=said.get("why", ""),
         upstream=said.get("upstream", ""),

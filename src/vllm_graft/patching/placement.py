@@ -1,0 +1,201 @@
+"""What a patch would meet, found by reading: the refusals of ``checks.py``, before vLLM is imported.
+
+``plan`` and ``lock`` say with it what a start would say. Only what reading is sure of is refused: a name that a
+decorator, a module's ``__getattr__`` or a base class without a source may provide is left to the start.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
+
+from vllm_graft.errors import TargetError, nearest
+from vllm_graft.patching import checks, unsound
+from vllm_graft.patching.declare import Declaration
+from vllm_graft.patching.functions import FunctionKind, functions_in, kind_of
+from vllm_graft.patching.hooks import Hook
+from vllm_graft.patching.target import missing_name, not_a_class
+from vllm_graft.patching.upstream.finder import Finder, Place, ReadModule
+from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.patching.upstream.scopes import dotted
+
+Presence = Literal["present", "absent", "unknown"]
+
+_PLAIN: Final = frozenset(
+    {"property", "cached_property", "classmethod", "staticmethod", "abstractmethod", "override", "final", "setter",
+     "getter", "deleter", "inference_mode", "no_grad"}
+)  # fmt: skip
+"""Decorators that leave the kind of a function as its statement shows it."""
+
+_HARMLESS: Final = frozenset({"dataclass", "final", "runtime_checkable", "config", "total_ordering"})
+"""Decorators of classes that add no method other than special ones."""
+
+_METACLASSES: Final = frozenset({"ABCMeta", "_ProtocolMeta"})
+_EMPTY_BASES: Final = frozenset({"ABC", "Generic", "Protocol"})
+"""Of ``typing`` some are made in C, from Python 3.12 on."""
+
+_CACHES: Final = frozenset({"cache", "lru_cache"})
+
+
+def check(declaration: Declaration, bodies: Sequence[Hook], finder: Finder) -> bool:
+    """Raise the TargetError that a start would raise on this source, as far as reading is sure of it.
+
+    False where a start may still refuse the patch, because reading cannot tell what is there.
+    """
+    module = finder.module(declaration.target.module)
+    if module is None or declaration.target.given is not None:
+        return False
+    owner = _owner(declaration, finder, module)
+    if owner == "unknown":
+        return False
+    sure = [_check_hook(declaration, hook, finder, module, owner) for hook in bodies]
+    return all(sure)
+
+
+def _owner(declaration: Declaration, finder: Finder, module: ReadModule) -> Place | Literal["unknown"] | None:
+    """The class that is patched, None for a module; TargetError where it is not there, or no class."""
+    target = declaration.target
+    done: list[str] = []
+    for part in target.qualname.split(".") if target.is_class else ():
+        found = finder.walk.find(module.name, ".".join([*done, part]))
+        if found is None:
+            above = finder.walk.find(module.name, ".".join(done)) if done else None
+            if _looks(finder, module, above[0] if above is not None else None, part) != "absent":
+                return "unknown"
+            names = module.scope if above is None else _names(finder, above[0])
+            raise missing_name(target, declaration.where, done, part, list(names))
+        done.append(part)
+    if not done:
+        return None
+    place = found[0] if found is not None else None
+    if place is not None and place.cls is None:
+        if place.kind == "function" and _is_plain(place):
+            raise not_a_class(target, declaration.where, "function", done)
+        return "unknown"
+    return place if place is not None else "unknown"
+
+
+def _check_hook(declaration: Declaration, hook: Hook, finder: Finder, module: ReadModule, owner: Place | None) -> bool:
+    target = declaration.target
+    found = finder.walk.find(module.name, target.inside(hook.attribute))
+    place = found[0] if found is not None else None
+    there: Presence = _looks(finder, module, owner, hook.attribute) if place is None else "present"
+    if place is not None and all(isinstance(node, ast.AnnAssign) and node.value is None for node in place.nodes):
+        # A declaration alone makes no attribute, except where a base turns it into one.
+        return False
+    if there == "unknown":
+        return False
+    if hook.kind == "add" and there == "present":
+        raise checks.refuse_addition(declaration, hook.attribute)
+    if hook.kind in ("wrap", "replace") and there == "absent":
+        names = module.scope if owner is None else _names(finder, owner)
+        near = nearest(hook.attribute, checks.names_like(list(names), hook.attribute))
+        raise checks.refuse_absent(declaration, hook, near)
+    if place is None or hook.kind == "add":
+        # What a class captured when it was made cannot be added to, and a dataclass shows that only when it is there.
+        return hook.form != "value" or owner is None
+    return _check_kind(declaration, hook, place, in_class=owner is not None)
+
+
+def _check_kind(declaration: Declaration, hook: Hook, place: Place, *, in_class: bool) -> bool:
+    """Refuse what is another kind of thing than the hook: a value, a property, a coroutine, a cached function."""
+    if len(place.nodes) > 1 and place.kind != "property":
+        return False
+    node = place.nodes[-1]
+    if _decorators(node) & _CACHES:
+        what, fix = unsound.cached(hook.attribute)
+        raise TargetError(what, where=declaration.where, fix=fix)
+    form = _form(place)
+    if form is None:
+        return False
+    if form != hook.form:
+        raise checks.refuse_form(declaration, hook, form)
+    if isinstance(node, Function) and hook.form not in ("property", "value"):
+        (ours,) = functions_in(hook.value)
+        mine, theirs = kind_of(ours), _function_kind(node)
+        if mine != theirs:
+            raise checks.refuse_function_kind(declaration, hook, theirs, mine)
+    # A property may lack an accessor, a validator is captured, and so is the default of a field.
+    captured = in_class and (hook.form in ("property", "value") or _is_validator(node))
+    return not captured
+
+
+def _is_validator(node: ast.AST) -> bool:
+    return any("validator" in mark or "serializer" in mark for mark in _decorators(node))
+
+
+def _form(place: Place) -> checks.UpstreamForm | None:
+    """What stands there, where reading is sure of it."""
+    node = place.nodes[-1]
+    if isinstance(node, ast.ClassDef):
+        return "class"
+    if isinstance(node, Function):
+        return place.kind if place.kind != "class" and _is_plain(place) else None
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    return "value" if isinstance(value, ast.Constant | ast.List | ast.Tuple | ast.Dict | ast.Set) else None
+
+
+def _is_plain(place: Place) -> bool:
+    return all(_decorators(node) <= _PLAIN for node in place.nodes)
+
+
+def _decorators(node: ast.AST) -> set[str]:
+    marks: list[ast.expr] = getattr(node, "decorator_list", [])
+    return {dotted(one.func if isinstance(one, ast.Call) else one).rpartition(".")[2] for one in marks}
+
+
+def _function_kind(node: Function) -> FunctionKind:
+    yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in _own_nodes(node))
+    if isinstance(node, ast.AsyncFunctionDef):
+        return "async generator" if yields else "coroutine"
+    return "generator" if yields else "plain"
+
+
+def _own_nodes(node: Function) -> Iterator[ast.AST]:
+    """The nodes of a function's body without those of functions and classes inside."""
+    left: list[ast.AST] = list(node.body)
+    while left:
+        one = left.pop()
+        yield one
+        if not isinstance(one, Function | ast.Lambda | ast.ClassDef):
+            left += ast.iter_child_nodes(one)
+
+
+def _looks(finder: Finder, module: ReadModule, owner: Place | None, attribute: str) -> Presence:
+    """Whether a name that no statement defines may be there all the same."""
+    if attribute.startswith("__") and attribute.endswith("__"):
+        return "unknown"
+    if owner is not None:
+        return "absent" if _is_closed(finder, owner, attribute) else "unknown"
+    if "__getattr__" in module.scope or finder.walk.leads_out(module.name, attribute):
+        return "unknown"
+    if any(finder.module(star) is None for star in module.stars):
+        return "unknown"
+    if finder.module(f"{module.name}.{attribute}") is not None or finder.walk.module_at(module.name, attribute):
+        return "present"
+    # A loop, ``global`` and ``globals()`` bind names that no statement of the module itself shows.
+    told = any(isinstance(node, ast.For | ast.While) for node in module.body)
+    return "unknown" if told or attribute in module.file.text else "absent"
+
+
+def _is_closed(finder: Finder, owner: Place, attribute: str) -> bool:
+    """Whether every class above is read, and none has a decorator or metaclass that may add an attribute."""
+    for place in finder.walk.line(owner):
+        cls = place.cls
+        metas = {dotted(one.value).rpartition(".")[2] for one in cls.keywords} if cls is not None else set()
+        if cls is None or not metas <= _METACLASSES or not _decorators(cls) <= _HARMLESS:
+            return False
+        for name in place.bases:
+            if finder.walk.base(place.module, name) is not None or name.rpartition(".")[2] in _EMPTY_BASES:
+                continue
+            built_in = getattr(builtins, name, None)
+            if not isinstance(built_in, type) or hasattr(built_in, attribute):
+                return False
+    return True
+
+
+def _names(finder: Finder, owner: Place) -> list[str]:
+    line = finder.walk.line(owner)
+    return [name for place in line if place.cls is not None for name in place.module.class_scope(place.cls)]

@@ -1,0 +1,244 @@
+"""``plan``, ``audit``, ``lock`` and the start say the same of one patch on one release.
+
+Patches are generated: every mark and form on names of every kind, and on names that are not there. The start's side is
+the engine that a start uses, on the imported module, in a child process.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.audit.auditing import audit
+from vllm_graft.audit.releases.library import Library
+from vllm_graft.audit.releases.sourced import Sourced
+from vllm_graft.audit.uses import read
+from vllm_graft.cli import main
+from vllm_graft.patching.upstream.sources import Tree
+from vllm_graft.testing.packages import lay_out, python_path
+
+DRIVER = Path(__file__).with_name("agreement_driver.py")
+
+UPSTREAM = """
+import abc, functools
+LIMIT = 5
+NAMES = ["a"]
+
+def function(x): ...
+async def coroutine(x): ...
+def generator(x): yield x
+@functools.cache
+def cached(x): ...
+
+class Base(abc.ABC):
+    def inherited(self, x): ...
+    @property
+    def above(self): ...
+
+class Thing(Base):
+    SIZE = 5
+    declared: int
+    def __init__(self): ...
+    def method(self, x): ...
+    def second(self, x): ...
+    async def coroutine(self, x): ...
+    def generator(self, x): yield x
+    @classmethod
+    def of_class(cls, x): ...
+    @staticmethod
+    def static(x): ...
+    @property
+    def shown(self): ...
+    @functools.lru_cache(2)
+    def cached(self): ...
+    class Inner:
+        def method(self, x): ...
+"""
+
+NEXT = (
+    UPSTREAM.replace("    def second(self, x): ...\n", "    def third(self, x): ...\n")
+    .replace("    def method(self, x): ...\n    def third", "    @staticmethod\n    def method(x): ...\n    def third")
+    .replace("    @classmethod\n    def of_class(cls, x)", "    def of_class(self, x)")
+    .replace("async def coroutine(x)", "def coroutine(x)")
+    .replace("class Base(abc.ABC):\n    def inherited(self, x): ...\n", "class Base(abc.ABC):\n")
+)
+
+RELEASES = {"0.90.0": {"made": UPSTREAM, "left": "class Old:\n    def f(self): ...\n"}, "0.91.0": {"made": NEXT}}
+
+RANGES = ["", ">=0.26,<0.91", ">=0.91", "==0.90.0", "!=0.91.*"]
+
+BODIES = {
+    ("wrap", "function"): "@wrap\n    def {name}({self}call, *a, **k):\n        return call(*a, **k)",
+    ("wrap", "coroutine"): "@wrap\n    async def {name}({self}call, *a, **k):\n        return await call(*a, **k)",
+    ("wrap", "generator"): "@wrap\n    def {name}({self}call, *a, **k):\n        yield from call(*a, **k)",
+    ("wrap", "classmethod"): "@wrap\n    @classmethod\n    def {name}(cls, call, *a):\n        return call(*a)",
+    ("wrap", "staticmethod"): "@wrap\n    @staticmethod\n    def {name}(call, *a):\n        return call(*a)",
+    ("wrap", "property"): "@wrap\n    @property\n    def {name}(self, call):\n        return call()",
+    ("replace", "function"): "@replace\n    def {name}({self}*a, **k):\n        return 0",
+    ("replace", "staticmethod"): "@replace\n    @staticmethod\n    def {name}(*a, **k):\n        return 0",
+    ("replace", "value"): "{name} = replace(7)",
+    ("add", "function"): "@add\n    def {name}({self}*a, **k):\n        return 0",
+    ("add", "value"): "{name} = add(7)",
+}
+
+HEAD = "from vllm_graft import VLLMPatch, add, replace, wrap\n"
+
+LEFT_TO_THE_START = re.compile(
+    r"is a \w+( \w+)? function on the target|functools\.cache|is a value on the target|a value in the patch|"
+    r"without Python code|a field of|an Enum|pydantic|captured|Triton|compiled operation"
+)
+"""What the audit cannot see in a catalogue of names, kinds and signatures: ``plan`` and the start tell."""
+
+
+def patch(number: int, target: str, name: str, mark: str, form: str, releases: str = "") -> str:
+    of_class = ":" in target
+    body = BODIES[mark, form].format(name=name, self="self, " if of_class else "")
+    said = f', vllm="{releases}"' if releases else ""
+    return f'\nclass P{number}(VLLMPatch["{target}"], name="p{number}"{said}):\n    {body}\n'
+
+
+def generated(places: dict[str, list[str]], ranges: list[str]) -> str:
+    """A module with a patch for each place, mark and form, the ranges going round."""
+    text, number = HEAD, 0
+    for target, names in places.items():
+        for name in names:
+            for mark, form in BODIES:
+                of_module = ":" not in target and form in ("classmethod", "staticmethod", "property")
+                if of_module or (name.startswith("__") and form == "value"):
+                    continue
+                text += patch(number, target, name, mark, form, ranges[number % len(ranges)])
+                number += 1
+    return text
+
+
+def told(module: str, *folders: Path) -> dict[str, dict]:
+    """What reading and the engine say of each patch, from a child process."""
+    environ = {**os.environ, "PYTHONPATH": python_path(*folders), "VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [sys.executable, str(DRIVER), module]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert results, done.stderr[-3000:]
+    return json.loads(results[0].removeprefix("RESULT "))
+
+
+def audited(file: Path, release) -> set[str]:
+    """The patches that the audit has an error for, in one release compared with itself."""
+    report = audit([read(file)], release, [release])
+    owners = {use.where: use.patch.name for use in report.packages[0].uses if use.patch is not None}
+    errors = [finding for finding in report.findings if finding.level == "error"]
+    return {
+        finding.subject.removeprefix("patch ") if finding.subject.startswith("patch ") else owners[finding.where]
+        for finding in errors
+    }
+
+
+def disagreements(found: dict[str, dict], errors: set[str]) -> Iterator[str]:
+    for name, one in found.items():
+        # The nearest names, in brackets, are found in other lists.
+        if one["sure"] and one["plan"].partition(" (")[0] != one["start"].partition(" (")[0]:
+            yield f"{name}: plan says {one['plan']!r}, the start {one['start']!r}"
+        if (name in errors) != bool(one["start"]) and not LEFT_TO_THE_START.search(one["start"]):
+            yield f"{name}: the audit has {'an error' if name in errors else 'none'}, the start says {one['start']!r}"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_all_four_agree_over_releases_that_differ(release, tmp_path, monkeypatch, capsys):
+    members = [
+        name
+        for name in re.findall(r"def (\w+)|class (\w+)", UPSTREAM.partition("class Thing")[2])
+        for name in name
+        if name
+    ]
+    places = {
+        "vllm.made:Thing": [*dict.fromkeys(members), "third", "inherited", "above", "SIZE", "nothing"],
+        "vllm.made:Thing.Inner": ["method", "nothing"],
+        "vllm.made": ["function", "coroutine", "generator", "cached", "LIMIT", "NAMES", "Thing", "nothing"],
+        "vllm.made:Thingy": ["method"],
+        "vllm.made:function": ["method"],
+        "vllm.left:Old": ["f", "nothing"],
+    }
+    text = generated(places, RANGES)
+    vllm = tmp_path / release / "vllm"
+    vllm.mkdir(parents=True)
+    (vllm / "__init__.py").write_text("")
+    (vllm / "_version.py").write_text(f'__version__ = "{release}"\n')
+    for module, source in RELEASES[release].items():
+        (vllm / f"{module}.py").write_text(source)
+    count = text.count("\nclass ")
+    points = {f"p{number}": f"generated_patches:P{number}" for number in range(count)}
+    lay_out(tmp_path / "site", "generated", {"vllm_graft.plugins": points}, {"generated_patches": text})
+
+    found = told("generated_patches", tmp_path / "site", tmp_path / release)
+    assert len(found) == count > 250
+    assert 0.2 < sum(bool(one["start"]) for one in found.values()) / count < 0.99
+    assert sum(one["sure"] for one in found.values()) / count > 0.75
+    errors = audited(tmp_path / "site" / "generated_patches.py", Sourced(Tree(tmp_path / release)))
+    assert "\n".join(disagreements(found, errors)) == ""
+
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "generated_patches", raising=False)
+    main(["lock", *points, "--against", str(tmp_path / release), "--check", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    bad = {row["patch"] for row in rows if row["state"] in ("not found", "refused", "out of range")}
+    assert {
+        name: one["start"] for name, one in found.items() if one["sure"] and (name in bad) != bool(one["start"])
+    } == {}
+
+
+REAL = [
+    "vllm.v1.core.sched.scheduler:Scheduler",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager",
+    "vllm.v1.engine.core:EngineCore",
+    "vllm.v1.engine.async_llm:AsyncLLM",
+    "vllm.v1.request:Request",
+    "vllm.v1.request:RequestStatus",
+    "vllm.v1.metrics.loggers:StatLoggerManager",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
+    "vllm.v1.worker.worker_base:WorkerBase",
+    "vllm.sampling_params:SamplingParams",
+    "vllm.config:CacheConfig",
+    "vllm.platforms.interface:Platform",
+    "vllm.model_executor.models.llama:LlamaForCausalLM",
+    "vllm.plugins",
+    "vllm.v1.utils",
+    "vllm.v1.core.sched.utils",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_all_agree_over_the_installed_vllm(tmp_path):
+    """Names of real classes and modules of every kind, each with every mark and form."""
+    places = {target: [*_names(target), "nothing_like_it", "schedul"] for target in REAL}
+    places |= {"vllm.core.scheduler:Scheduler": ["schedule"], "vllm.v1.request:Requst": ["is_finished"]}
+    (tmp_path / "generated_patches.py").write_text(generated(places, ["", "", ">=0.26,<0.31"]))
+    found = told("generated_patches", tmp_path)
+    assert len(found) > 1000
+    errors = audited(tmp_path / "generated_patches.py", Library(offline=True).release("installed"))
+    assert "\n".join(disagreements(found, errors)) == ""
+    assert sum(one["sure"] for one in found.values()) / len(found) > 0.75
+
+
+def _names(target: str) -> list[str]:
+    """Some names of each kind of a class or module of the installed vLLM, found by reading."""
+    from vllm_graft.patching.upstream.finder import Finder
+    from vllm_graft.patching.upstream.sources import Installed
+
+    module, _, qualname = target.partition(":")
+    finder = Finder(Installed())
+    place = finder.walk.find(module, qualname) if qualname else None
+    scope = place[0].module.class_scope(place[0].cls) if place is not None else finder.module(module).scope
+    by_kind: dict[str, list[str]] = {}
+    for name, nodes in scope.items():
+        if not isinstance(nodes[-1], ast.Import | ast.ImportFrom):
+            found = finder.find(module, f"{qualname}.{name}".strip("."))
+            by_kind.setdefault(f"{found.kind}{type(nodes[-1]).__name__}", []).append(name)
+    return [name for names in by_kind.values() for name in names[:3]]
