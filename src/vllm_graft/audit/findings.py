@@ -93,6 +93,10 @@ def refused(reading: Reading, release: Release) -> Iterator[Finding]:
     hooks: dict[tuple[str, str, str], list[Use]] = {}
     for use in uses:
         assert use.patch is not None
+        if use.patch.locked and not use.patch.reviewed and use.way != "add":
+            what = "it says locked=True, and no patches.lock of its package speaks of it: a start refuses it"
+            fix = f"run `vllm-graft lock {use.patch.name}`, and put patches.lock into the wheel as package data"
+            yield Finding("P224", "error", f"{use.way} {use.name}", what, use.where, fix)
         hooks.setdefault((use.file, use.patch.name, use.qualname), []).append(use)
         if not is_for(use.patch.vllm, release.version):
             what = f"it is for vLLM {use.patch.vllm}, and a start with {release.version} refuses it"

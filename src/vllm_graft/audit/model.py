@@ -57,6 +57,8 @@ class Declared:
     """Of this body alone, where a hook has several: the releases that it is for."""
     marked: bool = False
     """Whether the hook says what it does: ``@wrap``, ``@replace``, ``@add``."""
+    locked: bool = False
+    """Whether it says that it has a lock."""
     why: str = ""
     upstream: str = ""
     remove_when: str = ""

@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
             if held.patches:
                 held.write()
     _show(rows, args.json)
+    if not args.check and not args.json:
+        _advise(chosen)
     return 1 if any(row["state"] in bad for row in rows) else 0
 
 
@@ -102,6 +104,16 @@ def _release(version: str, text: str) -> str:
             fix="say with --as which release it stands for",
         )
     return found.base_version
+
+
+def _advise(chosen: list[Patch]) -> None:
+    """Say how a lock gets to where the server runs, where a patch would not be missed without it."""
+    bare = [patch.declaration for patch in chosen if not patch.declaration.locked]
+    if bare:
+        print(f"{', '.join(declaration.name for declaration in bare)}: without locked=True a start goes on where the")
+        print(
+            "lock is missing. Declare it in the class statement, and put patches.lock into the wheel as package data."
+        )
 
 
 def _show(rows: list[dict[str, str]], as_json: bool) -> None:

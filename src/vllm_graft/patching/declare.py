@@ -43,6 +43,7 @@ class Declaration:
     after:        patches over which its layers lie, wherever both stand on one attribute
     conflicts:    patches it cannot run beside: names, globs, or "package:name"
     on_drift:     see ``OnDrift``; None refuses a replacement and warns of a wrap whose signature is still the same
+    locked:       whether it has a lock, so that it is refused where the lock is missing
     defined_in:   module and qualified name of the class
     """
 
@@ -58,6 +59,7 @@ class Declaration:
     after: tuple[str, ...]
     conflicts: tuple[str, ...]
     on_drift: OnDrift | None
+    locked: bool
     defined_in: str
 
     @property
@@ -115,6 +117,7 @@ class VLLMPatch(Generic[T], metaclass=_PatchType):
         after: Iterable[str] = (),
         conflicts: Iterable[str] = (),
         on_drift: OnDrift | None = None,
+        locked: bool = False,
         **unknown: object,
     ) -> None:
         super().__init_subclass__()
@@ -137,6 +140,7 @@ class VLLMPatch(Generic[T], metaclass=_PatchType):
             after=_checked_names("after", after, where),
             conflicts=_checked_names("conflicts", conflicts, where),
             on_drift=_checked_on_drift(on_drift, where),
+            locked=locked,
             defined_in=defined_in,
         )
         _uncover(cls)

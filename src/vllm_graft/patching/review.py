@@ -143,6 +143,14 @@ class _Review:
         """Whether upstream's code beneath a hook was reviewed; DriftError where it was not and that is refused."""
         if hook.kind == "add":
             return Verdict("")
+        if self._seen is None and self._declaration.locked:
+            name = self._declaration.name
+            raise DriftError(
+                f"it says locked=True, and no {lock.NAME} of its package speaks of it",
+                where=self._declaration.where,
+                fix=f"put {lock.file_of(self._patch) or lock.NAME} into the wheel (package data), or write it with "
+                f"`vllm-graft lock {name}`",
+            )
         if self._seen is None:
             return Verdict("unlocked")
         now = self._now(hook.attribute)

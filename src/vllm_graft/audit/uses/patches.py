@@ -72,6 +72,10 @@ def _said(state: State, node: ast.ClassDef) -> Declared:
         name=said.get("name") or node.name,
         line=node.lineno,
         vllm=vllm,
+        locked=any(
+            one.arg == "locked" and isinstance(one.value, ast.Constant) and one.value.value is True
+            for one in node.keywords
+        ),
         why=said.get("why", ""),
         upstream=said.get("upstream", ""),
         remove_when=said.get("remove_when", ""),
