@@ -73,11 +73,36 @@ def test_an_override_that_cannot_take_a_new_parameter_is_an_error(judged):
     assert codes(judged(takes, UPSTREAM, grown)) == [("P209", "info")]
 
 
+def test_a_constructor_of_the_package_that_upstream_may_never_call_is_a_warning(judged):
+    grown = UPSTREAM.replace("def __init__(self)", "def __init__(self, size=1)")
+    package = "from vllm.m import Engine\nclass Mine(Engine):\n    def __init__(self): ...\n"
+    assert codes(judged(package, UPSTREAM, grown)) == [("P209", "warning")]
+    assert codes(judged(package, UPSTREAM, grown.replace("size=1", "size"))) == [("P202", "warning")]
+
+
 def test_a_broken_signature_is_an_error_unless_the_code_takes_anything(judged):
     broken = UPSTREAM.replace("def step(self, batch)", "def step(self, batch, now)")
     assert codes(judged(PATCH, UPSTREAM, broken)) == [("P202", "error")]
     anything = PATCH.replace("self, batch", "self, *args, **kwargs")
     assert codes(judged(anything, UPSTREAM, broken)) == [("P202", "info")]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "mine", "level"),
+    [
+        ("batch, *, old=1, kept=2", "batch, *, kept=2", "self, batch, *, old=1, kept=2, more=3", "info"),
+        ("batch, *, old=1, kept=2", "batch, *, kept=2", "self, batch, *, old, kept=2", "error"),
+        ("batch, old=1", "batch", "self, batch, old=1", "info"),
+        ("batch, old", "batch, old=1", "self, batch, old", "error"),
+        ("first, second", "second, first", "self, first, second", "error"),
+        ("batch, old=1", "batch, *, new", "self, batch, old=1", "error"),
+        ("batch, old=1", "batch, *, new", "self, batch, old=1, **more", "info"),
+    ],
+)
+def test_an_override_that_takes_more_than_upstream_asks_for_still_fits(judged, was, now, mine, level):
+    texts = [UPSTREAM.replace("def step(self, batch)", f"def step(self, {each})") for each in (was, now)]
+    package = f"from vllm.m import Engine\nclass Mine(Engine):\n    def step({mine}):\n        return 0\n"
+    assert codes(judged(package, *texts)) == [("P202", level)]
 
 
 def test_a_name_that_is_gone_is_an_error_unless_the_code_provides_for_it(judged):

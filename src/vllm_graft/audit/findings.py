@@ -182,9 +182,12 @@ def _level(use: Use, cell: Cell, now: Shape | None) -> Level:
         provided = cell.verdict.standing in ("caught", "unsure", "unmet") or bool(use.others) or use.fallback
         return "info" if provided else "warning" if use.way == "override" else "error"
     if state == "broken":
-        return "info" if _takes_anything(use) else "warning" if use.way == "import" else "error"
+        fits = _takes_anything(use) or _still_fits(use, now)
+        return "info" if fits else "warning" if use.way == "import" or _makes_itself(use) else "error"
     if state == "extended":
-        return "info" if use.way in ("import", "subclass") or _accepts_all(use, now) else "error"
+        if use.way in ("import", "subclass") or _accepts_all(use, now):
+            return "info"
+        return "warning" if _makes_itself(use) else "error"
     if state == "body":
         reviewed = use.patch is not None and cell.release in use.patch.reviewed
         return "info" if use.way not in ("replace", "delete") or reviewed else "warning"
@@ -201,6 +204,28 @@ def _stops_silently(use: Use, cell: Cell) -> bool:
 
 def _takes_anything(use: Use) -> bool:
     return use.body is not None and use.body.args.vararg is not None and use.body.args.kwarg is not None
+
+
+def _makes_itself(use: Use) -> bool:
+    """Whether it is the constructor of a class of the package, which upstream may call or not."""
+    return use.way == "override" and use.qualname.endswith((".__init__", ".__new__"))
+
+
+def _still_fits(use: Use, now: Shape | None) -> bool:
+    """Whether the function in the place of upstream's takes what upstream's takes now: it may take more."""
+    if use.body is None or now is None or any(token.startswith("*") for token in now.signature):
+        return False
+    taken = use.body.args
+    own = [one.arg for one in [*taken.posonlyargs, *taken.args]]
+    needed = {*own[: len(own) - len(taken.defaults)]}
+    needed |= {one.arg for one, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if default is None}
+    by_name = {*own, *(one.arg for one in taken.kwonlyargs)}
+    tokens = now.signature[1:]
+    positional = [token.lstrip("/").removesuffix("=") for token in tokens if not token.startswith("kw ")]
+    keywords = {token.removeprefix("kw ").removesuffix("=") for token in tokens if token.startswith("kw ")}
+    required = {token.removeprefix("kw ").lstrip("/") for token in tokens if not token.endswith("=")}
+    in_order = own[: len(positional)] == positional
+    return in_order and needed <= required and (taken.kwarg is not None or keywords <= by_name)
 
 
 def _accepts_all(use: Use, now: Shape | None) -> bool:

@@ -285,7 +285,12 @@ def _words(added: Mapping[str, str], removed: Mapping[str, str]) -> str:
     return ", ".join(said)
 
 
+_KINDS: Final = {"FunctionDef": "a plain function", "AsyncFunctionDef": "a coroutine function"}
+
+
 def _said(token: str) -> str:
+    if token in _KINDS:
+        return _KINDS[token]
     name = token.removeprefix("kw ").removeprefix("/").removesuffix("=")
     return f"{name!r}" if name.isidentifier() or name.startswith("*") else token
 
