@@ -108,6 +108,10 @@ class Layer:
         return property(getter, setter, deleter, getattr(beneath, "__doc__", None) if self.kind == "wrap" else None)
 
 
+SlotState = tuple[tuple[Layer, ...], dict[str, object]]
+"""The layers of a slot, and what stands under each name on its target."""
+
+
 class Slot:
     """The layers on one attribute, and what was there before them."""
 
@@ -197,23 +201,31 @@ class Slot:
         placed[self.attribute] = top
         self.put_back((tuple(layers), placed))
 
-    def snapshot(self) -> tuple[tuple[Layer, ...], dict[str, object]]:
+    def snapshot(self) -> SlotState:
         """What ``put_back`` takes to restore this very state."""
         return self.layers, self.placed
 
-    def put_back(self, state: tuple[tuple[Layer, ...], dict[str, object]]) -> None:
+    def bare(self) -> SlotState:
+        """The state without any layer: what was there before."""
+        return (), {self.attribute: self.base}
+
+    def put_back(self, state: SlotState) -> None:
         """Set what the state names and remove what it does not, the private names first in and last out."""
         layers, placed = state
+        before = self.placed
+        # Every name is known before it is set, so that whoever is interrupted here can take it off again.
+        self.placed = {**dict.fromkeys(placed, ABSENT), **before}
         try:
             for name, value in placed.items():
                 self._set(name, value)
             for name in self.placed.keys() - placed.keys():
                 self._set(name, ABSENT)
+            self.layers, self.placed = layers, placed
         except BaseException:
-            for name in placed.keys() | self.placed.keys():
-                self._set(name, self.placed.get(name, ABSENT))
+            for name in self.placed:
+                self._set(name, before.get(name, ABSENT))
+            self.placed = before
             raise
-        self.layers, self.placed = layers, placed
 
     def _set(self, name: str, value: object) -> None:
         current = checks.own(self.owner, name)
