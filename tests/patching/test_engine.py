@@ -218,8 +218,8 @@ def test_late(engine, make):
 
     class P(VLLMPatch[module.Core], name="p"):
         @wrap
-        def __init__(self, call, *args):
-            call(*args)
+        def __init__(self, call, *args, **kwargs):
+            call(*args, **kwargs)
             self.seen = True
 
         @wrap

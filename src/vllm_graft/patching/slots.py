@@ -47,7 +47,7 @@ class Slots:
             layers = changes.get(slot, slot.layers)
             record = entry.hooks[hook.attribute]
             record.kind = kind = checks.check_hook(declaration, hook, owner, slot.upstream(layers))
-            record.note = record.note or _inherited(owner, slot)
+            record.note = record.note or _inherited(owner, slot) or _cached(slot)
             counts = hook.form not in ("property", "value")
             record.at = tally.allot(f"{declaration.name} {declaration.target} {hook.attribute}") if counts else None
             layer = Layer(
@@ -104,8 +104,9 @@ class Slots:
         return {slot: slot.snapshot() for slot in self}
 
     def restore(self, before: Mapping[Slot, SlotState]) -> None:
-        """Bring every target back to a state, however far a change has come."""
-        touched = {**before, **{slot: slot.bare() for slot in self if slot not in before}}
+        """Bring every target that was changed since back to its state, however far the change has come."""
+        touched = {slot: state for slot, state in before.items() if not slot.is_in(state)}
+        touched.update((slot, slot.bare()) for slot in self if slot not in before)
         self._held.update(((id(slot.owner), slot.attribute), slot) for slot in before)
         for slot, state in touched.items():
             slot.put_back(state)
@@ -148,6 +149,10 @@ def _inherited(owner: Owner, slot: Slot) -> str:
         return ""
     base = next(each for each in owner.__mro__[1:] if slot.attribute in vars(each))
     return f"it is inherited from {base.__module__}:{base.__qualname__}; other subclasses of that are not changed"
+
+
+def _cached(slot: Slot) -> str:
+    return "it is behind functools.cache: the hook is too, and the cache has started empty" if slot.is_cached else ""
 
 
 def _alias(declaration: Declaration, hook: Hook, owner: Owner) -> str:
