@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Resolve and print the plan; exit status 1 where something in it would be refused."""
     plan = resolve(Request(args.model, tuple(args.served_model_name), _json(args.additional_config)))
-    findings = findings_of(plan)
+    findings = [*plan.findings, *findings_of(plan)]
     if args.json:
         print(json.dumps({**plan.as_dict(), "findings": [found.as_dict() for found in findings]}, indent=2))
         return exit_status(findings)
