@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,9 @@ from vllm_graft.errors import ConfigError
 from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem
+from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.points import POINTS
+from vllm_graft.testing.packages import lay_out
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +35,68 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         main([command, "--help"])
     assert caught.value.code == 0
     assert command in capsys.readouterr().out
+
+
+def test_without_a_command_they_are_listed(capsys: pytest.CaptureFixture[str]):
+    """Each with its one-line help, as ``--help`` has it; and exit status 0."""
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"\n    {command} " in shown
+
+
+def test_the_package_runs_as_a_program():
+    """``python -m vllm_graft`` is the command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_graft", "--version"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("vllm-graft ")
+
+
+def test_items_lists_what_ships_and_what_is_installed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With point, package, options and keys, as a table and as JSON; one that cannot be imported is a finding."""
+    sink = (
+        "from vllm_graft import StatSink\nclass Sink(StatSink):\n    '''Keep figures.'''\n    options = {'path': 'x'}\n"
+    )
+    entries = {"my-sink": "listed_items:Sink", "gone": "listed_items:Gone", "stray": "decimal:Decimal"}
+    lay_out(tmp_path / "site", "acme-graft", {"vllm_graft.plugins": entries}, {"listed_items": sink})
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert main(["items"]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(r"^my-sink +stats +acme-graft +path = \"x\" +-$", shown, re.MULTILINE)
+    assert re.search(r"^xtc +sampler +vllm-graft .*xtc_probability, xtc_threshold$", shown, re.MULTILINE)
+    assert "P010 error: item gone: the item 'gone' of acme-graft cannot be imported from listed_items:Gone" in shown
+    assert "P010 error: item stray: decimal:Decimal of acme-graft fulfils no contract" in shown
+    assert main(["items", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in document["items"]}
+    assert set(rows) == {*SHIPPED, "my-sink"}
+    assert (rows["my-sink"]["summary"], rows["my-sink"]["options"]) == ("Keep figures.", {"path": "x"})
+    assert [key["name"] for key in rows["xtc"]["keys"]] == ["xtc_probability", "xtc_threshold"]
+    assert len(document["findings"]) == 2
+
+
+def test_one_item_in_full(capsys: pytest.CaptureFixture[str]):
+    assert main(["items", "priority-fairness"]) == 0
+    assert "named under `scheduler` in graft.toml" in capsys.readouterr().out
+    assert main(["items", "priority-fairnes"]) == 2
+    assert "there is no item 'priority-fairnes' (did you mean 'priority-fairness'?)" in capsys.readouterr().err
+
+
+def test_points_names_contracts_that_are_there(capsys: pytest.CaptureFixture[str]):
+    """Those of vllm-graft can be imported; a point that is not bound has none."""
+    for point in POINTS:
+        assert bool(point.contracts) <= bool(point.bound)
+        for contract in point.contracts:
+            if contract.startswith("vllm_graft"):
+                load(contract, point.name, "vllm-graft")
+    assert main(["points"]) == 0
+    shown = capsys.readouterr().out
+    assert "Truncation" in shown
+    assert re.search(r"^attention +attention +not bound yet ", shown, re.MULTILINE)
 
 
 def test_points_prints_the_table(capsys: pytest.CaptureFixture[str]):

@@ -23,10 +23,13 @@ from vllm_graft.patching.declare import declared
 from vllm_graft.plan import Plan, PlanItem, Run, carried, carried_run, drop
 from vllm_graft.plan.catalogue import load
 from vllm_graft.points import Role
+from vllm_graft.text import make_printable
 from vllm_graft.versions import vllm_version
 
 LOG: Final = logging.getLogger("vllm.graft")
 """Below vLLM's own logger, so that its handlers and levels apply in every process."""
+
+LOG.addFilter(make_printable)
 
 
 OWN_PREFIX: Final = "graft."

@@ -15,6 +15,7 @@ from vllm_graft.errors import ConfigError, SetupError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.testing.models import embedded_model
 from vllm_graft.testing.server import Server
+from vllm_graft.text import printable
 from vllm_graft.versions import vllm_version
 
 HELP = "start the vLLM API server with the plan (and the embedded model where none is named)"
@@ -56,7 +57,7 @@ def is_sound(arguments: Sequence[str]) -> bool:
     for finding in errors:
         print(finding.explain(), file=sys.stderr)
     for finding in warnings:
-        print(f"{finding.code} warning: {finding.subject}: {finding.what}", file=sys.stderr)
+        print(printable(f"{finding.code} warning: {finding.subject}: {finding.what}"), file=sys.stderr)
     if errors:
         print("vllm-graft: nothing was started. Next: mend the above, or start with --no-doctor", file=sys.stderr)
     elif warnings:

@@ -24,6 +24,7 @@ from vllm_graft.patching.functions import (
     parameter_at,
 )
 from vllm_graft.patching.hooks import Hook, Kind, call_position
+from vllm_graft.patching.signatures import mismatch
 from vllm_graft.patching.surgery import accessors
 from vllm_graft.patching.target import Owner
 
@@ -87,6 +88,7 @@ def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: obje
     else:
         _check_form(declaration, hook, present)
         _check_function_kind(declaration, hook, present)
+        _check_signature(declaration, hook, present)
         _check_accessors(declaration, hook, present)
     return kind
 
@@ -100,6 +102,12 @@ def _kind(declaration: Declaration, hook: Hook, owner: Owner, present: object) -
             f"it adds {name!r}, and the target has one already",
             where=declaration.where,
             fix=f"mark it @wrap or @replace if upstream's {name!r} is meant, or choose another name",
+        )
+    if hook.kind != "add" and present is ABSENT and hasattr(object, name) and isinstance(owner, type):
+        raise TargetError(
+            f"{owner.__qualname__} has no {name!r} of its own to {hook.kind}, only the one that every object has",
+            where=declaration.where,
+            fix="mark it @add, and call super() for what every object does",
         )
     if hook.kind != "add" and present is ABSENT:
         raise TargetError(
@@ -170,6 +178,21 @@ def _check_function_kind(declaration: Declaration, hook: Hook, present: object) 
         where=declaration.where,
         fix=f"write the hook as a {kinds[0]} function",
     )
+
+
+def _check_signature(declaration: Declaration, hook: Hook, present: object) -> None:
+    """A hook that cannot take upstream's arguments would end the first call, and with it the engine."""
+    if hook.form == "property":
+        return
+    (ours,), (theirs,) = functions_in(hook.value), functions_in(present)
+    position = call_position(hook.form, declaration.target.is_class)
+    call = position if hook.kind == "wrap" and parameter_at(ours, position) == "call" else None
+    bound = declaration.target.is_class and hook.form != "staticmethod"
+    problem = mismatch(hook.attribute, ours, theirs, call, bound)
+    if problem:
+        raise TargetError(
+            problem, where=declaration.where, fix="give the hook upstream's parameters, or *args and **kwargs"
+        )
 
 
 def _check_accessors(declaration: Declaration, hook: Hook, present: object) -> None:
