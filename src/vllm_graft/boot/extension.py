@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from vllm_graft import ledger
 from vllm_graft.errors import StartError
-from vllm_graft.ledger import reading
 from vllm_graft.ledger.record import process_name
 
 if TYPE_CHECKING:
@@ -71,17 +70,11 @@ def report_engine(executor: Any) -> list[str]:
 
 
 def rows_here() -> list[dict[str, object]]:
-    """Every process of this run that recorded on this machine; this one from memory, which is never stale."""
+    """Every process of this run that recorded on this machine, after a look at this one's patches."""
     from vllm_graft.boot.process import process
 
     process.look()
-    own = ledger.current().view()
-    if own is None:
-        return []
-    home = ledger.current().home
-    view = reading.read_run(home) if home is not None else None
-    others = [row for row in view.rows() if row["pid"] != own.record.pid] if view is not None else []
-    return [*others, own.as_dict()]
+    return ledger.current().rows()
 
 
 def _compose(users: str) -> type:
