@@ -179,7 +179,15 @@ class TestFindings:
         (linked,) = re.findall(rf"^\| `{state}` \|.*\| (.*)\|$", section(page("status.md"), "States"), re.MULTILINE)
         plan = Plan((PlanItem("patch", "p", "m:C", "p", ("engine",)),))
         item = {"name": "p", "state": state, "reason": "because"}
-        row = {"roles": ["engine"], "items": [item], "life": "running", "name": "n", "pid": 1, "host": "h"}
+        row = {
+            "roles": ["engine"],
+            "items": [item],
+            "life": "running",
+            "name": "n",
+            "pid": 1,
+            "host": "h",
+            "plan": plan.hash,
+        }
         found = missing([row], plan)
         assert [finding.code for finding in found] == CODE.findall(linked.partition("]")[0])
         for finding in found:

@@ -230,3 +230,14 @@ def test_serve_adds_the_embedded_model_only_where_none_is_named(monkeypatch: pyt
     assert made[:3] == ["/m", "--dtype", "bfloat16"]
     assert made.count("--dtype") == 1
     assert "--max-model-len" in made
+    assert made[-1] == "--enforce-eager"
+
+
+@pytest.mark.parametrize(
+    "word", ["--enforce-eager", "--no-enforce-eager", "--compilation_config.mode=3", "-cc.mode=3", "-O2"]
+)
+def test_the_embedded_model_is_compiled_only_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, word: str):
+    """Compiling takes minutes on a small machine."""
+    monkeypatch.setattr("vllm_graft.cli.serve.embedded_model", lambda: Path("/m"))
+    made = with_default_model([word])
+    assert made.count("--enforce-eager") == [word].count("--enforce-eager")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
 from vllm_graft.boot import disabled, lastline
-from vllm_graft.boot.extension import REPORT, rows_here
+from vllm_graft.boot.extension import REPORT, TIMEOUT_S, rows_here
 from vllm_graft.boot.process import LOG, process
-from vllm_graft.errors import GraftError
+from vllm_graft.errors import GraftError, StartError
 from vllm_graft.findings import Finding, worst_first
 from vllm_graft.ledger import reading
 from vllm_graft.plan import Plan
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from starlette.datastructures import State
     from vllm.engine.protocol import EngineClient
 
-_TIMEOUT_S: Final = 60.0
 _FRESH_S: Final = 1.0
 _LOOK: Final = "look for an earlier error of these processes in the server's log"
 
@@ -48,7 +47,7 @@ def make_client(
             raise
         raise reason from error
     if offline:
-        answers = client.collective_rpc(REPORT, timeout=_TIMEOUT_S)
+        answers = _ask_engine(client.engine_core)
         compare(plan, gather(answers), _silent(answers))
     elif ledger.current().home is not None and _all_here(client):
         compare(plan, rows_here())
@@ -77,12 +76,54 @@ def _silent(answers: Iterable[str]) -> int:
 
 
 def gather(answers: Iterable[str]) -> list[dict[str, object]]:
-    """All processes of the run: those recorded on this machine, and those the workers answered for."""
-    rows = {(row["host"], row["pid"]): row for row in rows_here()}
+    """Return all processes of the run: those recorded on this machine, and those the engines answered for.
+
+    An answer is a list of processes, or an object that names one without a record.
+    """
+    found = rows_here()
     for answer in answers:
-        for row in json.loads(answer):
-            rows.setdefault((row["host"], row["pid"]), row)
+        content = json.loads(answer)
+        found += content if isinstance(content, list) else [reading.row_without_record(**content)]
+    rows: dict[object, dict[str, object]] = {}
+    for row in found:
+        # Nodes may share a host name, and processes on them an id.
+        rows.setdefault((row["host"], row["pid"], row["since"], row["name"]), row)
     return list(rows.values())
+
+
+def _ask_engine(core: Any) -> list[str]:
+    """Ask the one engine behind ``LLM``: in a process of its own, or in this one."""
+    call = getattr(core, "call_utility", None)
+    answers: list[str] = call(REPORT) if call is not None else core.engine_core.graft_report()
+    return answers
+
+
+async def _ask_engines(core: Any) -> list[str]:
+    """Ask every engine that a server's client manages; one that cannot answer is named in its place.
+
+    vLLM's own ``collective_rpc`` of a data-parallel client returns the first engine's answer only (0.26 to 0.32).
+    """
+    ranks = [int.from_bytes(identity, "little") for identity in core.core_engines]
+    calls = [asyncio.wait_for(core._call_utility_async(REPORT, engine=each), TIMEOUT_S) for each in core.core_engines]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    answers: list[str] = []
+    for rank, result in zip(ranks, results, strict=True):
+        if isinstance(result, BaseException):
+            answers.append(json.dumps(_without_answer(rank, result)))
+        else:
+            answers += result
+    return answers
+
+
+def _without_answer(rank: int, error: BaseException) -> dict[str, object]:
+    """Describe an engine that did not answer, as ``reading.row_without_record`` takes it."""
+    if not isinstance(error, Exception):
+        raise error
+    facts: dict[str, object] = {"name": f"data-parallel rank {rank}", "roles": ["engine", "worker"]}
+    # vLLM hands on the text of the AttributeError that an engine core without our method answers with.
+    if REPORT in str(error) and "attribute" in str(error):
+        return facts
+    return {**facts, "last_error": f"{type(error).__name__}: {error}"}
 
 
 def compare(plan: Plan, rows: list[dict[str, object]], silent: int = 0) -> None:
@@ -158,27 +199,30 @@ class GraftEndpoint:
                 from vllm_graft.server.enforcing import enforce
 
                 enforce(engine_client)
-            answers = await self._ask(engine_client)
+            answers = await _ask_engines(_core_of(engine_client))
             compare(self._plan, gather(answers), _silent(answers))
 
     async def rows(self) -> list[dict[str, object]]:
         """Every process of this server, workers on other machines included; asked for again, at most once a second.
 
-        Workers that do not answer are missing from it, and show as findings where the plan has something for them.
+        An engine that does not answer has a row without a record, which shows as a finding.
         """
         if self._client is None:
             return rows_here()
         if time.monotonic() - self._asked < _FRESH_S:
             return self._rows
         self._asked = time.monotonic()
-        try:
-            self._rows = gather(await self._ask(self._client))
-        except (TimeoutError, RuntimeError) as error:
-            LOG.error("vllm-graft: the workers did not report: %s: %s", type(error).__name__, error)
-            self._rows = rows_here()
+        self._rows = gather(await _ask_engines(_core_of(self._client)))
         return self._rows
 
-    async def _ask(self, client: EngineClient) -> list[str]:
-        answers = client.collective_rpc(REPORT, timeout=_TIMEOUT_S)
-        found: list[str] = await asyncio.wait_for(answers, _TIMEOUT_S)
-        return found
+
+def _core_of(client: Any) -> Any:
+    """Return the part of an engine client that speaks to single engines, or refuse a vLLM that has none."""
+    core = getattr(client, "engine_core", None)
+    if not hasattr(core, "core_engines") or not hasattr(core, "_call_utility_async"):
+        raise StartError(
+            f"this vLLM's engine client ({type(client).__name__}) has no way to ask each engine what it has",
+            where="engine_core._call_utility_async",
+            fix="install a vLLM of the tested range or a newer vllm-graft, or set GRAFT_DISABLE=1",
+        )
+    return core

@@ -68,16 +68,15 @@ class EngineInPlace(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.eng
 
 
 class EngineReports(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.engine-reports", why=_WHY):
-    """Have an engine core look whether its patches are still in place when its workers are asked for their records."""
+    """Give an engine core the method that front ends call for its records and those of its workers.
 
-    @wrap
-    def collective_rpc(self, call: Callable[..., Any], method: Any, *args: Any, **kwargs: Any) -> Any:
-        from vllm_graft.boot.extension import REPORT
-        from vllm_graft.boot.process import process
+    An engine core without it has no plan. vLLM answers the call with an error then, before any worker hears of it.
+    """
 
-        if method == REPORT:
-            process.look()
-        return call(method, *args, **kwargs)
+    def graft_report(self) -> list[str]:
+        from vllm_graft.boot.extension import report_engine
+
+        return report_engine(self.model_executor)
 
 
 class Endpoints(VLLMPatch["vllm.plugins"], name="graft.endpoints", why=_WHY):

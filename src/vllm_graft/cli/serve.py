@@ -26,6 +26,12 @@ _EMBEDDED_DEFAULTS = (
     ("--max-model-len", "2048"),
 )
 
+_COMPILING = (
+    *("--enforce-eager", "--no-enforce-eager", "--compilation-config", "--optimization-level"),
+    *("-cc", "-O"),
+)
+"""How the arguments of vLLM that choose compilation begin; without one of them the embedded model is not compiled."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; everything else goes to vLLM."""
@@ -141,6 +147,8 @@ def with_default_model(arguments: list[str]) -> list[str]:
         return list(arguments)
     model = embedded_model()
     added = [part for name, value in _EMBEDDED_DEFAULTS if not has(arguments, name) for part in (name, value)]
+    if not any(word.replace("_", "-").startswith(_COMPILING) for word in arguments):
+        added.append("--enforce-eager")
     print(f"vllm-graft: no model named, serving the embedded one with {' '.join(added)}", file=sys.stderr)
     return [str(model), *arguments, *added]
 

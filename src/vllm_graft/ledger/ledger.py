@@ -140,6 +140,15 @@ class Ledger:
         figures = self._board.figures() if self._board is not None else None
         return ProcessView(self.record, "running", reading.readings(self.record.items, self.cells.cells), figures)
 
+    def rows(self) -> list[dict[str, object]]:
+        """Return every process of this run that recorded on this machine; this one from memory, never stale."""
+        own, home = self.view(), self.home
+        if own is None:
+            return []
+        run = reading.read_run(home) if home is not None else None
+        others = [row for row in run.rows() if row["pid"] != own.record.pid] if run is not None else []
+        return [*others, own.as_dict()]
+
     def save(self) -> None:
         """Write the record. Never on the step path."""
         if self.record is None or self._path is None:

@@ -221,7 +221,57 @@ def _roles(row: Mapping[str, object]) -> list[str]:
     return roles
 
 
+def row_without_record(
+    name: str, roles: list[str], host: str = "", pid: int = 0, last_error: str = ""
+) -> dict[str, object]:
+    """Return the row of a process that has no record: it runs without a plan, or did not answer (``last_error``)."""
+    return {
+        "pid": pid,
+        "host": host,
+        "name": name,
+        "roles": roles,
+        "life": "unknown",
+        "start_method": "-",
+        "vllm": "",
+        "runner": "",
+        "plan": "",
+        "since": 0.0,
+        "last_error": last_error,
+        "items": [],
+        "queue": [],
+    }
+
+
+def _other_plan(row: Mapping[str, object], plan: Plan) -> Finding:
+    """Say of a process on another node that its plan is not this server's."""
+    needed = [item.name for item in plan.needed_by({role for role in ROLES if role in _roles(row)})]
+    where = f"node {row['host']}" if row["host"] else ""
+    if not row["plan"] and row["last_error"]:
+        what = f"did not say what it has: {row['last_error']}"
+        return Finding("S023", "error" if needed else "warning", _who(row), what, where, _NEXT["unanswered"])
+    if not row["plan"]:
+        lacks = f", and lacks {', '.join(needed)}" if needed else ""
+        what = f"runs without a plan, where this server's is {plan.hash}{lacks}"
+        return Finding("S022", "error" if needed else "warning", _who(row), what, where, _NEXT["apart"])
+    items = row["items"]
+    assert isinstance(items, list)
+    own, planned = [str(item["name"]) for item in items], [item.name for item in plan]
+    differences = [
+        f"{verb} {', '.join(names)}"
+        for verb, names in (
+            ("lacks", [name for name in needed if name not in own]),
+            ("has besides", [name for name in own if name not in planned]),
+        )
+        if names
+    ]
+    differs = f"; it {' and '.join(differences)}" if differences else ""
+    what = f"has another plan: {row['plan']}, where this server's is {plan.hash}{differs}"
+    return Finding("S021", "error", _who(row), what, where, _NEXT["apart"])
+
+
 def _missing_in(row: Mapping[str, object], plan: Plan) -> list[Finding]:
+    if row["plan"] != plan.hash:
+        return [_other_plan(row, plan)]
     items = row["items"]
     assert isinstance(items, list)
     states = {str(item["name"]): item for item in items}
@@ -246,7 +296,8 @@ def _missing_in(row: Mapping[str, object], plan: Plan) -> list[Finding]:
 
 
 def _who(row: Mapping[str, object]) -> str:
-    return f"{row['name']} ({'+'.join(_roles(row))}, pid {row['pid']} on {row['host']})"
+    place = f", pid {row['pid']} on {row['host']}" if row["pid"] else ""
+    return f"{row['name']} ({'+'.join(_roles(row))}{place})"
 
 
 _MAY_WAIT = ("patch", "stats")
@@ -268,6 +319,8 @@ _CODES = {
 }
 
 _NEXT = {
+    "apart": "start every node with the same vllm-graft and the same graft.toml, variables and --additional-config",
+    "unanswered": "look for an error of this process in the log of its node",
     "absent": "look for an earlier error of this process in the server's log",
     "died": "look for its last lines in the server's log; restarting the server clears this",
     "unproven": "see that vllm-graft is installed there, and that VLLM_PLUGINS, if set, lists graft",
