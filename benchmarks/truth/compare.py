@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from truth.decided import Decided, Truth
-from truth.oracle import BROKEN, FINE, UNDECIDED
+from truth.verdicts import BROKEN, FINE, UNDECIDED
 
 _PATCH_WAYS = ("replace", "wrap", "delete")
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from truth.collect import Package, Upstream, Use
 from truth.corpus import Entry, unpack
-from truth.oracle import NO_USE, Oracle
+from truth.oracle import Oracle
 from truth.upstream import Sources
+from truth.verdicts import NO_USE
 from vllm_graft.testing.models import cache_folder
 
 

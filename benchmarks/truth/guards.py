@@ -26,6 +26,7 @@ from truth.collect import (
     is_upstream,
     statements,
 )
+from truth.verdicts import Broken, Undecided
 
 if TYPE_CHECKING:
     from truth.oracle import Oracle
@@ -102,7 +103,7 @@ class Evaluator:
             return None
         try:
             return bool(self._value(test, scope, 0))
-        except NotEvaluated:
+        except (NotEvaluated, Broken, Undecided):
             return None
 
     def _fails(self, guard: Fallback) -> bool | None:

@@ -19,27 +19,11 @@ from pathlib import Path
 from truth.collect import Function, OwnClass, Package, Shape, Upstream, Use, is_upstream
 from truth.guards import Evaluator
 from truth.upstream import Sources
+from truth.verdicts import BROKEN, FINE, NO_USE, UNDECIDED, Broken, NoUse, Undecided
 
-BROKEN, FINE, UNDECIDED, NO_USE = "broken", "fine", "undecided", "no use"
 _HARMLESS = {"override", "inference_mode", "no_grad", "abstractmethod"}
 _MISSING = object()
 _Cached = type(functools.lru_cache(lambda: None))
-
-
-class Undecided(Exception):
-    """Running vLLM here does not tell."""
-
-
-class NoUse(Exception):
-    """It turns out not to be a use of vLLM, or is counted elsewhere."""
-
-
-class Broken(Exception):
-    """The use fails on this release."""
-
-    def __init__(self, error: str, why: str) -> None:
-        super().__init__(why)
-        self.error = error
 
 
 class Oracle:
@@ -56,11 +40,11 @@ class Oracle:
 
     def decide(self, use: Use, package: Package) -> None:
         """Write the verdict into a use."""
+        runs = self.evaluator.runs(use.guards)
+        if runs is False:
+            use.verdict, use.why = FINE, "its branch does not run"
+            return
         try:
-            runs = self.evaluator.runs(use.guards)
-            if runs is False:
-                use.verdict, use.why = FINE, "its branch does not run"
-                return
             self._decide(use, package)
             use.verdict = FINE
         except NoUse as error:
@@ -74,6 +58,9 @@ class Oracle:
                 use.verdict, use.why = UNDECIDED, f"behind a condition: {error}"
             else:
                 use.verdict, use.why = BROKEN, str(error)
+        except Exception as error:
+            # Anything may happen when unknown classes are taken apart; it is counted, and --undecided shows it.
+            use.verdict, use.why = UNDECIDED, f"it could not be tried: {type(error).__name__}: {error}"
 
     def _decide(self, use: Use, package: Package) -> None:
         if use.kind == "import":
