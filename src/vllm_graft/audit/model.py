@@ -113,7 +113,9 @@ class Reading:
 
     package:   the name it was asked for by
     version:   that of the distribution, where there is one
-    base:      the release of vLLM that it says it is for, where it pins one; empty otherwise
+    base:      the release of vLLM that it pins; empty where it does not
+    allowed:   the releases that it allows, such as ">=0.24,<0.29"; empty where there is no upper bound
+    stated_in: the file that says so
     """
 
     package: str
@@ -122,6 +124,8 @@ class Reading:
     files: int = 0
     version: str = ""
     base: str = ""
+    allowed: str = ""
+    stated_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)

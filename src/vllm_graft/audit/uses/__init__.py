@@ -9,7 +9,8 @@
 
 From the outside in:
 
-locate.py       what is to be read: its files, version, and the release of vLLM that it pins
+locate.py       what is to be read: its files and its version
+requirements.py the releases of vLLM that a package says it is for
 files.py        one file: its text and syntax tree, and what its module is called
 package.py      all files together: the order they are walked in, names followed between them, the uses
 walk.py         statements, with scopes, branches and guards
@@ -49,6 +50,7 @@ __all__ = ["Relied", "installed_plugins", "read", "relies"]
 def read(what: str | Path) -> Reading:
     """Every use that a package makes of vLLM, by its source alone; ConfigError where there is no such package."""
     located = locate(what)
+    required = located.required
     package = Package(located.package, located.files)
     uses = tuple(package.uses())
     broken = [
@@ -61,5 +63,7 @@ def read(what: str | Path) -> Reading:
         unread=(*package.unread, *broken),
         files=len(located.files),
         version=located.version,
-        base=located.base,
+        base=required.exact if required is not None else "",
+        allowed=required.specifier if required is not None else "",
+        stated_in=required.file if required is not None else "",
     )
