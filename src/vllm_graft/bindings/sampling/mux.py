@@ -92,11 +92,11 @@ class Mux:
 
         self._rows.clear()
         here = list(present)
-        every = torch.arange(logits.shape[0], device=logits.device)
 
         def rows_of(each: Planned) -> Rows | None:
             if not any(slot in each.opened for slot in here):
                 return None
+            every = torch.arange(logits.shape[0], device=logits.device)
             return Rows(every, torch.where(each.mask.all()[slots] == 1, slots, self._nobody), step)
 
         self._work(logits, rows_of)

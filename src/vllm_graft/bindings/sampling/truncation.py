@@ -68,16 +68,6 @@ def mask_below(
         logits[rows] = own.masked_fill(own < limits[:, None], -torch.inf)
 
 
-def keep_forbidden(before: torch.Tensor, logits: torch.Tensor, rows: torch.Tensor) -> None:
-    """After somebody changed these rows: what was -inf is so again, what is no number is as before, and a row in which
-    nothing would be left is as it was."""
-    import torch
-
-    after = logits[rows]
-    after = torch.where((before == -torch.inf) | after.isnan(), before, after)
-    logits[rows] = torch.where((after.amax(1) == -torch.inf)[:, None], before, after)
-
-
 @cache
 def _triton_is_installed() -> bool:
     from importlib.util import find_spec

@@ -1,0 +1,158 @@
+"""What a strategy of another package works on: a copy of its own rows, of which only what may count goes back.
+
+So it cannot reach rows of other requests or vLLM's own storage, and a step that raises has changed nothing. Nothing
+here waits for a device: there, rows that hold no numbers are left out at once, and the host hears of them some steps
+later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from vllm_graft.bindings.sampling.steps import tensor
+from vllm_graft.bindings.sampling.truncation import has_triton
+from vllm_graft.contracts import Rows
+from vllm_graft.contracts.rows import History
+
+if TYPE_CHECKING:
+    import torch
+
+NOT_NUMBERS: Final = "NaN or +inf where numbers belong"
+
+
+class IsolatedStep:
+    """A step as one strategy sees it: rows are numbered from 0, in the order of ``rows``."""
+
+    def __init__(self, rows: Rows, numbers: torch.Tensor, known: Sequence[tuple[int, int]]) -> None:
+        self._rows = rows
+        self.isolated = Rows(numbers, rows.slots.clone(), self, known)
+
+    def pairs(self, rows: Rows) -> Sequence[tuple[int, int]]:
+        """Row and slot of a selection that the strategy made itself."""
+        return list(zip(rows.rows.tolist(), rows.slots.tolist(), strict=True))
+
+    def positions(self, rows: Rows) -> torch.Tensor:
+        """Tokens before the one to be picked."""
+        return self._rows.step.positions(self._original(rows))
+
+    def uniform(self, rows: Rows, salt: int) -> torch.Tensor:
+        """Random numbers."""
+        return self._rows.step.uniform(self._original(rows), salt)
+
+    @property
+    def history(self) -> History:
+        """The tokens so far; it goes by slots and positions, not by rows."""
+        return self._rows.step.history
+
+    def _original(self, rows: Rows) -> Rows:
+        if rows is self.isolated:
+            return self._rows
+        return Rows(self._rows.rows[rows.rows], rows.slots, self._rows.step)
+
+
+def isolate(rows: Rows) -> Rows:
+    """The same requests' rows as rows of a copy that holds nothing else.
+
+    Where only the device knows whose each row is, the copy holds all rows, under their own numbers.
+    """
+    if rows.known is None:
+        return Rows(rows.rows.clone(), rows.slots.clone(), rows.step)
+    known = [(number, slot) for number, (_, slot) in enumerate(rows.known)]
+    return IsolatedStep(rows, tensor(range(len(known)), rows.rows.device), known).isolated
+
+
+Form = tuple["torch.Size", "torch.dtype", "torch.device"]
+
+
+def form_of(logits: torch.Tensor) -> Form:
+    """Shape, type and place of logits."""
+    return logits.shape, logits.dtype, logits.device
+
+
+def read_result(answer: object, own: torch.Tensor, form: Form) -> torch.Tensor:
+    """The logits that a step has made: those it was given, changed in place, or those it returned.
+
+    ``form`` is that of the logits it was given, before it could resize them.
+    """
+    import torch
+
+    if answer is not None and not isinstance(answer, torch.Tensor):
+        gave = type(answer).__name__
+        raise TypeError(f"step must change its logits in place or return new ones, and returned {gave}")
+    result = own if answer is None else answer
+    if form_of(result) != form:
+        raise ValueError(f"step was given logits of {_shown(form)} and left or returned {_shown(form_of(result))}")
+    return result
+
+
+def write_back(
+    logits: torch.Tensor, rows: torch.Tensor, result: torch.Tensor, *, mine: torch.Tensor | None, keep_forbidden: bool
+) -> torch.Tensor:
+    """Put a strategy's result into the logits; returns which rows held something that is no number.
+
+    Such a row, one in which no token would be left, and one that is not ``mine`` stay as they were. With
+    ``keep_forbidden`` so does a logit that was -inf. On the host nothing is written where any row holds no numbers.
+    """
+    import torch
+
+    if has_triton(logits):
+        from vllm_graft.bindings.sampling.isolation_kernels import write_back_by_triton
+
+        return write_back_by_triton(logits, rows, result, mine, keep_forbidden=keep_forbidden)
+    before = logits[rows]
+    after = torch.where(before == -torch.inf, before, result) if keep_forbidden else result
+    # The greatest of a row is NaN where any is: one pass tells all there is to know.
+    top = after.amax(1)
+    numbers = top < torch.inf
+    broken = ~numbers & (before.amax(1) < torch.inf)
+    keep = numbers & (top > -torch.inf)
+    if mine is not None:
+        broken, keep = broken & mine, keep & mine
+    if logits.device.type == "cpu":
+        if broken.any():
+            return broken
+        if keep.all():
+            logits[rows] = after
+            return broken
+    logits[rows] = torch.where(keep[:, None], after, before)
+    return broken
+
+
+class Watch:
+    """Learns of rows that held no numbers on a device without waiting for it.
+
+    What a step found is gathered there; every so many steps it is copied, and read once the copy has arrived.
+    """
+
+    EVERY: Final = 8
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._seen = torch.zeros(1, dtype=torch.bool, device=device)
+        self._host = torch.zeros(1, dtype=torch.bool, pin_memory=True)
+        self._arrived = torch.Event(device.type)
+        self._steps = 0
+        self._under_way = False
+
+    def add(self, broken: torch.Tensor) -> None:
+        """Gather what a step found."""
+        self._seen |= broken.any()
+        self._steps += 1
+        if self._steps % self.EVERY == 1 and not self._under_way:
+            self._host.copy_(self._seen, non_blocking=True)
+            self._arrived.record()
+            self._under_way = True
+
+    def found(self) -> bool:
+        """Whether a copy has arrived that tells of such rows."""
+        if not self._under_way or not self._arrived.query():
+            return False
+        self._under_way = False
+        return bool(self._host[0])
+
+
+def _shown(form: Form) -> str:
+    shape, dtype, device = form
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"
