@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from vllm_graft.audit.binding import refusals
+from vllm_graft.audit.callers import vanished
 from vllm_graft.audit.judging import located
-from vllm_graft.audit.model import Cell, Row, State, Use
+from vllm_graft.audit.model import Cell, Row, State, Use, Way
+from vllm_graft.audit.releases.classes import alternatives
 from vllm_graft.audit.releases.shape import Release, Shape
 from vllm_graft.audit.uses import relies
 from vllm_graft.findings import Finding, Level
+from vllm_graft.patching.upstream.fingerprint import Function, parameters
+from vllm_graft.patching.upstream.scopes import dotted
 
 CODES: Final[Mapping[State, str]] = {
     "gone": "P201",
@@ -26,6 +32,14 @@ CODES: Final[Mapping[State, str]] = {
     "absent": "P213",
 }
 
+_BY_WAY: Final[Mapping[tuple[Way, State], str]] = {
+    ("call", "misfit"): "P215",
+    ("subclass", "misfit"): "P216",
+    ("read", "gone"): "P217",
+    ("read", "absent"): "P217",
+}
+"""Codes that are for one way of using a name."""
+
 _WHAT: Final[Mapping[State, str]] = {
     "gone": "it is gone",
     "broken": "its signature has changed",
@@ -38,6 +52,13 @@ _WHAT: Final[Mapping[State, str]] = {
     "extended": "its signature has grown",
     "grown": "upstream has a name of its own there",
     "absent": "it is in neither release",
+    "misfit": "the code does not fit it",
+}
+
+_WHAT_BY_WAY: Final[Mapping[tuple[Way, State], str]] = {
+    ("call", "misfit"): "the call fails",
+    ("subclass", "misfit"): "no object of the subclass can be made",
+    ("read", "gone"): "the attribute is gone",
 }
 
 _FIX: Final[Mapping[State, str]] = {
@@ -52,8 +73,15 @@ _FIX: Final[Mapping[State, str]] = {
     "extended": "accept the new parameters and hand them on",
     "grown": "choose another name, or use upstream's",
     "absent": "correct the name, remove the code, or say with --base which release it is for",
+    "misfit": "pass what it takes now",
 }
 
+_FIX_BY_WAY: Final[Mapping[tuple[Way, State], str]] = {
+    ("subclass", "misfit"): "define the method in the subclass",
+    ("read", "gone"): "find what took its place, or read it with a default: getattr(object, name, None)",
+}
+
+_Body = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 _NEAR: Final = 0.87
 """How alike two names are that are taken for one, by difflib's ratio: one letter of eight."""
@@ -65,9 +93,12 @@ def reported(row: Row, releases: Mapping[str, Release]) -> Iterator[Finding]:
         state = cell.verdict.state
         old, new = releases.get(cell.since), releases.get(cell.release)
         now = located(new, row.use) if new is not None else None
-        if state in CODES:
-            level = _level(row.use, cell, now)
-            yield _finding(CODES[state], level, row, cell, _said(cell), _FIX[state])
+        code = _BY_WAY.get((row.use.way, state), CODES.get(state, ""))
+        if code:
+            was = located(old, row.use) if old is not None else None
+            level = _level(row.use, cell, was, now)
+            fix = _FIX_BY_WAY.get((row.use.way, state), _FIX[state])
+            yield _finding(code, level, row, cell, _said(row.use, cell), fix)
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
             yield from _vanished(row, cell, old, new)
             yield from _refused(row, cell, old, now)
@@ -85,44 +116,65 @@ def misspelt(use: Use, base: Release) -> Iterator[Finding]:
         yield Finding("P213", "warning", f"add {use.name}", what, use.where, "correct the name if that one is meant")
 
 
-def _said(cell: Cell) -> str:
+def _said(use: Use, cell: Cell) -> str:
+    state = cell.verdict.state
     detail = f": {cell.verdict.detail}" if cell.verdict.detail else ""
-    if cell.verdict.state == "absent":
-        return f"{_WHAT['absent']}, {cell.since} or {cell.release}"
-    return f"{_WHAT[cell.verdict.state]} from {cell.since} to {cell.release}{detail}"
+    if state == "absent":
+        return f"{_WHAT['absent']}, {cell.since} or {cell.release}{detail}"
+    what = _WHAT_BY_WAY.get((use.way, state), _WHAT[state])
+    if state == "misfit":
+        return f"{what} in {cell.release}{detail}"
+    return f"{what} from {cell.since} to {cell.release}{detail}"
 
 
 def _finding(code: str, level: Level, row: Row, cell: Cell, what: str, fix: str) -> Finding:
     return Finding(code, level, f"{row.use.way} {row.use.name}", what, row.use.where, fix)
 
 
-def _level(use: Use, cell: Cell, now: Shape | None) -> Level:
+def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
     state = cell.verdict.state
+    if use.way in ("call", "read"):
+        return "info" if use.guarded else "error"
+    if state == "misfit":
+        return "info" if use.guarded else "error"
     if state in ("gone", "moved", "kind", "absent"):
         return "info" if use.guarded else "warning" if use.way == "override" else "error"
-    if state == "broken":
-        return "info" if _takes_anything(use) else "warning" if use.way == "import" else "error"
-    if state == "extended":
-        return "info" if use.way in ("import", "subclass") or _accepts_all(use, now) else "error"
+    if state in ("broken", "extended"):
+        if use.way in ("import", "subclass"):
+            return "warning" if state == "broken" else "info"
+        if use.body is None or now is None:
+            return "warning" if state == "broken" and use.way != "delete" else "info"
+        return "error" if _refuses(use.body, "." in use.qualname, was, now) else "info"
     if state == "body":
         reviewed = use.patch is not None and cell.release in use.patch.reviewed
         return "info" if use.way not in ("replace", "delete") or reviewed else "warning"
     return "error" if state == "uncalled" else "warning"
 
 
-def _takes_anything(use: Use) -> bool:
-    return use.body is not None and use.body.args.vararg is not None and use.body.args.kwarg is not None
+def _refuses(body: _Body, in_class: bool, was: Shape | None, now: Shape) -> bool:
+    """Whether the function that stands in the place of upstream's refuses calls that it did not have to take before."""
+    own = _own_parameters(body, bound=in_class)
+    if own is None:
+        return False
+    before = [refusals(own, one) for one in _upstream_parameters(was)] if was is not None else []
+    after = [refusals(own, one) for one in _upstream_parameters(now)]
+    return bool(after) and all(one - (before[0] if before else frozenset()) for one in after)
 
 
-def _accepts_all(use: Use, now: Shape | None) -> bool:
-    """Whether the function that stands in the place of upstream's takes whatever upstream's takes."""
-    if use.body is None or now is None:
-        return True
-    taken = use.body.args
-    if taken.kwarg is not None:
-        return True
-    own = {one.arg for one in [*taken.posonlyargs, *taken.args, *taken.kwonlyargs]}
-    return all(name in own for name in _parameters(now))
+def _own_parameters(body: _Body, *, bound: bool) -> list[str] | None:
+    """What a function of the package takes, without the object and a patch's ``call``; None for wrapt's wrappers."""
+    tokens = list(parameters(body.args))
+    names = [token.lstrip("/") for token in tokens]
+    if names[:2] == ["wrapped", "instance"]:
+        return None
+    static = isinstance(body, Function) and any(dotted(one) == "staticmethod" for one in body.decorator_list)
+    rest = tokens[1:] if bound and not static and tokens and not tokens[0].startswith("*") else tokens
+    return [token for token in rest if token != "call"]
+
+
+def _upstream_parameters(shape: Shape) -> list[Sequence[str]]:
+    bound = "." in shape.qualname and shape.kind != "staticmethod"
+    return [one[1:] if bound else one for one in alternatives(shape.signature)]
 
 
 def _parameters(shape: Shape) -> list[str]:
@@ -133,18 +185,11 @@ def _parameters(shape: Shape) -> list[str]:
 def _vanished(row: Row, cell: Cell, old: Release, new: Release) -> Iterator[Finding]:
     """Attributes that the code reads from ``self``, that the class had, and that it has no more."""
     use = row.use
-    relied = relies(use) if use.body is not None and "." in use.qualname else None
-    if relied is None or not relied.attributes:
-        return
     owner = use.qualname.rpartition(".")[0]
-    had, has = old.attributes(use.module, owner), new.attributes(use.module, owner)
-    if had is None or has is None:
-        return
-    for name, line in relied.attributes.items():
-        if name in had and name not in has:
-            what = f"the code reads self.{name}, which {owner} had in {cell.since} and has no more in {cell.release}"
-            place = f"{use.body_file or use.file}:{line}"
-            yield Finding("P210", "error", f"{use.way} {use.name}", what, place, "find what took its place")
+    for name, line in vanished(use, old, new):
+        what = f"the code reads self.{name}, which {owner} had in {cell.since} and has no more in {cell.release}"
+        place = f"{use.body_file or use.file}:{line}"
+        yield Finding("P210", "error", f"{use.way} {use.name}", what, place, "find what took its place")
 
 
 def _refused(row: Row, cell: Cell, old: Release, now: Shape | None) -> Iterator[Finding]:

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from vllm_graft.audit.callers import judge_call, judge_read, lacking
 from vllm_graft.audit.model import Use, Verdict
 from vllm_graft.audit.releases.shape import FOREIGN, NOT_OURS, Release, Shape
 
 SAME: Final = Verdict("same")
+
+_METHODS: Final = frozenset({"function", "classmethod", "staticmethod"})
 
 _COMPILED: Final = re.compile(r"\.([a-z0-9_]*_C(_\w+)?|cumem_allocator|spinloop|_rust_\w+)\.")
 """The modules of vLLM that are no Python: ``_C``, ``_moe_C``, ``_C_stable_libtorch``."""
@@ -32,19 +35,28 @@ class Pair:
 
     def judge(self, use: Use) -> Verdict:
         """What became of a use's name from the one to the other."""
+        if use.way == "call":
+            return judge_call(use, self.old, self.new)
+        if use.way == "read":
+            return judge_read(use, self.old, self.new)
+        if missing := lacking(use, self.old, self.new):
+            return Verdict("misfit", f"it has to define {', '.join(map(repr, missing))}, and does not")
         was, now = located(self.old, use), located(self.new, use)
         if (was is None or now is None) and (why := _unread(use)):
             return Verdict("", why)
         if was is None:
-            return _new_name(use, now)
+            return _new_name(use, now, self.new)
         if now is None:
             return _lost(use, was, self)
         if was.kind == FOREIGN or (now.kind == FOREIGN and (use.way == "import" or was.module.startswith(NOT_OURS))):
             return SAME
+        if use.way == "import" and {was.kind, now.kind} <= _METHODS and "." in use.qualname:
+            # How a method is called is told of where it is called.
+            return SAME
         if was.kind != now.kind:
             return Verdict("kind", f"a {was.kind} is a {now.kind} now", _elsewhere(was, now))
         if use.way == "import":
-            return _imported(was, now)
+            return _imported(was, now) if use.passed else SAME
         if now.inherited and not was.inherited:
             return Verdict("inherited", f"{_class(use)} no longer defines it: {now.name} is what runs", now.name)
         return self._compared(was, now, use)
@@ -128,9 +140,11 @@ def is_dynamic(release: Release, use: Use) -> bool:
     return found is not None and found.kind == "class"
 
 
-def _new_name(use: Use, now: Shape | None) -> Verdict:
+def _new_name(use: Use, now: Shape | None, new: Release) -> Verdict:
     if now is None:
         return Verdict("absent")
+    if use.way == "override" and use.qualname.rpartition(".")[2] in new.abstract(use.module, _class(use)):
+        return Verdict("same", "upstream asks for it now")
     if use.way in ("add", "override"):
         return Verdict("grown", f"upstream has a {now.kind} of this name now", now.name)
     return Verdict("same", "it is new")
@@ -160,7 +174,7 @@ def moved(was: Shape, old: Release, new: Release) -> Shape | None:
 
 
 def _imported(was: Shape, now: Shape) -> Verdict:
-    """For code that calls a function its signature counts, and not how it is done."""
+    """For code that hands a function on its signature counts, and not how it is done; calls in sight are uses."""
     if was.signature == now.signature:
         return SAME
     state, detail = signature_change(was.signature, now.signature)

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from vllm_graft.findings import Finding
 
-Way = Literal["replace", "wrap", "add", "delete", "override", "subclass", "import"]
+Way = Literal["replace", "wrap", "add", "delete", "override", "subclass", "import", "call", "read"]
 """How a package uses a name of vLLM.
 
 replace:   puts something of its own in its place: an assignment, ``setattr``, a patch
@@ -19,14 +19,16 @@ delete:    takes the name away
 override:  defines a method in a subclass that upstream's class has too
 subclass:  derives a class from it
 import:    imports or mentions it
+call:      calls it, constructs an object of it, or calls a method that it has
+read:      reads an attribute of an object of it
 """
 
 PATCHES: Final[tuple[Way, ...]] = ("replace", "wrap", "add", "delete")
 """The ways that change vLLM itself."""
 
 State = Literal[
-    "same", "body", "extended", "broken", "moved", "gone", "kind", "inherited", "uncalled", "fixed", "grown", "absent",
-    "",
+    "same", "body", "extended", "broken", "misfit", "moved", "gone", "kind", "inherited", "uncalled", "fixed", "grown",
+    "absent", "",
 ]  # fmt: skip
 """What became of a name between two releases.
 
@@ -34,6 +36,7 @@ same:       nothing that counts
 body:       the code changed, the signature did not
 extended:   the signature has new parameters that need not be given
 broken:     the signature changed otherwise
+misfit:     it is there, and the code that uses it does not fit it: an argument, an attribute, a method that is lacking
 moved:      it is elsewhere now
 gone:       it is nowhere
 kind:       it is something else now: a class became a function, a method a property
@@ -60,6 +63,33 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a call passes, as far as it is in plain sight.
+
+    positional:        how many arguments stand before the first ``*``
+    keywords:          those passed by name
+    unpacks:           whether there is a ``*``
+    unpacks_keywords:  whether there is a ``**``
+    """
+
+    positional: int = 0
+    keywords: tuple[str, ...] = ()
+    unpacks: bool = False
+    unpacks_keywords: bool = False
+
+    @classmethod
+    def of(cls, node: ast.Call) -> Arguments:
+        """The arguments of a call."""
+        stars = [place for place, one in enumerate(node.args) if isinstance(one, ast.Starred)]
+        return cls(
+            positional=stars[0] if stars else len(node.args),
+            keywords=tuple(one.arg for one in node.keywords if one.arg is not None),
+            unpacks=bool(stars),
+            unpacks_keywords=any(one.arg is None for one in node.keywords),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Use:
     """One place where a package leans on vLLM.
 
@@ -76,6 +106,15 @@ class Use:
     source:    its text, decorators included
     patch:     what the patch says of itself, where it is a ``VLLMPatch``
     own:       the attributes that the package itself puts on the object that the body is given
+    passed:    of an imported name: whether it is handed on as a value, so that calls of it are not all in sight
+    arguments: of a call: what it passes
+    bound:     of a call: whether it goes through an object or ``super()``, so that the first parameter is given
+    path:      the attributes that lead from an object of the class to what is called or read
+    guessed:   whether only the name of a variable, such as ``model_config``, says what the object is
+    above:     of a call: whether it goes to ``super()``
+    others:    of a method that is called: where else it may come from, as the bases stand in order; of a subclass: the
+               other classes of vLLM that it derives from
+    concrete:  of a subclass: whether objects of it are made, so that it has to define every abstract method
     """
 
     way: Way
@@ -90,11 +129,20 @@ class Use:
     source: str = field(default="", repr=False, compare=False)
     patch: Declared | None = None
     own: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    passed: bool = False
+    arguments: Arguments | None = None
+    bound: bool = False
+    path: tuple[str, ...] = ()
+    guessed: bool = False
+    above: bool = False
+    others: tuple[tuple[str, str], ...] = ()
+    concrete: bool = False
 
     @property
     def name(self) -> str:
-        """Module and qualified name."""
-        return f"{self.module}:{self.qualname}" if self.qualname else self.module
+        """Module and qualified name, with the attributes that are read on from there."""
+        whole = ".".join([*filter(None, [self.qualname]), *self.path])
+        return f"{self.module}:{whole}" if whole else self.module
 
     @property
     def where(self) -> str:

@@ -20,6 +20,7 @@ calls.py        calls that put something there: setattr, mock, pytest, wrapt, go
 helpers.py      functions of the package that change what they are given
 sweeps.py       copies of a name, changed wherever they are
 classes.py      class statements: subclasses and overrides
+family.py       classes of the package among each other: whose methods they call, which of them are instantiated
 patches.py      patch classes and what they declare
 bodies.py       what stands in the place of a name, and whether it calls what was there
 guards.py       which code provides for the absence of a name

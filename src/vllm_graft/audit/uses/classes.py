@@ -40,9 +40,11 @@ def walk(walker: Walker, node: ast.ClassDef) -> None:
     inner = Scope("class", state.scope)
     own = Own(state.file, node, state.scope, inside=inner, bases=bases)
     walker.members.append([])
+    walker.classes.append(own)
     with state.within(inner, node.name):
         walker.block(node.body)
         members = walker.members.pop()
+    walker.classes.pop()
     state.scope.bind(node.name, (own,))
     targets = joined(*(patches.targets(state, base) for base in node.bases))
     if targets:

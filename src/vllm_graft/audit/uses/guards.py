@@ -10,10 +10,17 @@ from vllm_graft.patching.upstream.scopes import dotted
 
 _CAUGHT: Final = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"})
 
+_MISCALLED: Final = frozenset({"TypeError", "Exception", "BaseException"})
+
 
 def catches(node: ast.Try | ast.TryStar) -> bool:
     """Whether a ``try`` goes on without the name; one that raises again does not."""
     return any(_catches(one.type) and not isinstance(one.body[-1], ast.Raise) for one in node.handlers)
+
+
+def excuses(node: ast.Try | ast.TryStar) -> bool:
+    """Whether a ``try`` goes on after a call with arguments that do not fit."""
+    return any(_catches(one.type, _MISCALLED) and not isinstance(one.body[-1], ast.Raise) for one in node.handlers)
 
 
 def suppresses(node: ast.With | ast.AsyncWith) -> bool:
@@ -39,16 +46,17 @@ def for_type_checkers(test: ast.expr) -> bool:
     return dotted(test).rpartition(".")[2] == "TYPE_CHECKING"
 
 
-def _catches(kind: ast.expr | None) -> bool:
+def _catches(kind: ast.expr | None, caught: frozenset[str] = _CAUGHT) -> bool:
     if kind is None:
         return True
     kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
-    return any(dotted(one).rpartition(".")[2] in _CAUGHT for one in kinds)
+    return any(dotted(one).rpartition(".")[2] in caught for one in kinds)
 
 
 def _asks(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         called = dotted(node.func).rpartition(".")[2]
-        return called in ("hasattr", "find_spec") or (called == "getattr" and len(node.args) > 2)
+        asked = ("hasattr", "find_spec", "signature", "getfullargspec")
+        return called in asked or (called == "getattr" and len(node.args) > 2)
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     return "version" in name.lower()

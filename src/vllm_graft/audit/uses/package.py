@@ -9,6 +9,7 @@ from typing import Final
 from vllm_graft.audit.model import Use
 from vllm_graft.audit.uses import bodies
 from vllm_graft.audit.uses.classes import upstream
+from vllm_graft.audit.uses.family import Family
 from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.locks import Locks
 from vllm_graft.audit.uses.ownership import Ownership
@@ -46,14 +47,19 @@ class Package:
         """Every use of vLLM, in the order of files and lines."""
         founds = self._walked()
         ownership = Ownership(founds)
+        family = Family(founds)
+        stored = frozenset(name for found in founds for name in found.stored)
         for found in founds:
-            uses = [*found.imports(), *self._subclasses(found, ownership)]
+            uses = [*found.imports(), *self._subclasses(found, ownership, family)]
+            uses += [*found.calls, *family.calls(found, ownership)]
+            # What the package itself puts on an object it does not lean on vLLM for.
+            uses += [use for use in found.reads if stored.isdisjoint(use.path)]
             try:
                 uses += self._puts(found, ownership)
             except RecursionError as error:
                 self._refuse(found.file, error)
             # A loop over names and several ways to one function come past the same place more than once.
-            once = {(use.way, use.name, use.line, use.patch and use.patch.vllm): use for use in uses}
+            once = {(use.way, use.name, use.line, use.arguments, use.patch and use.patch.vllm): use for use in uses}
             yield from sorted(once.values(), key=lambda use: use.line)
 
     def follow(self, name: Name) -> Values | None:
@@ -183,7 +189,7 @@ class Package:
                 put.patch = dataclasses.replace(put.patch, reviewed=reviewed)
             yield dataclasses.replace(bodies.settled(put, found, self._resolver), own=ownership.of_target(put.target))
 
-    def _subclasses(self, found: Found, ownership: Ownership) -> Iterator[Use]:
+    def _subclasses(self, found: Found, ownership: Ownership, family: Family) -> Iterator[Use]:
         for one in found.subclasses:
             whole = Use(
                 way="subclass",
@@ -195,6 +201,8 @@ class Package:
                 guarded=one.guarded,
                 source=bodies.source(one.cls),
                 own=ownership.of_class(one.cls),
+                concrete=family.is_concrete(one.cls),
+                others=family.others(one),
             )
             yield whole
             for name, (method, line, guarded) in one.methods.items():
@@ -209,6 +217,8 @@ def _override(subclass: Use, name: str, method: Own, line: int, *, guarded: bool
         qualname=f"{subclass.qualname}.{name}".strip("."),
         line=line,
         guarded=subclass.guarded or guarded,
+        concrete=False,
+        others=(),
         body=method.function,
         body_file=method.file.shown,
         source=bodies.source(method),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vllm_graft.audit.model import Declared, Use, Way
+from vllm_graft.audit.model import Arguments, Declared, Use, Way
 from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.resolve import Resolver
 from vllm_graft.audit.uses.sweeps import Place
-from vllm_graft.audit.uses.values import TOP, Name, Own, Scope, Values
+from vllm_graft.audit.uses.values import TOP, Applied, Name, Object, Own, Scope, Self, Values
 
 
 @dataclass(slots=True)
@@ -55,11 +55,31 @@ class Subclass:
     """The functions of its body, the line that binds each, and whether that is guarded."""
 
 
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call of a method on ``self`` or ``super()`` in a class of the package; whose it is shows when all are known."""
+
+    cls: Own
+    method: str
+    arguments: Arguments
+    line: int
+    owner: str
+    guarded: bool
+    above: bool
+    """Whether it goes to ``super()``."""
+
+
 @dataclass(slots=True)
 class Found:
     """What one file holds.
 
-    saved:  the attributes and keys under which a name of vLLM was kept, as in ``C._original_f = C.f``
+    saved:    the attributes and keys under which a name of vLLM was kept, as in ``C._original_f = C.f``
+    passed:   the names that stand anywhere but in a call of them
+    calls:    calls of functions and classes of vLLM, and of methods of their objects
+    reads:    attributes of such objects
+    methods:  calls on ``self`` and ``super()``
+    stored:   the attributes that the file gives to any object
+    made:     the classes of the package that the file makes objects of
     """
 
     file: SourceFile
@@ -67,11 +87,17 @@ class Found:
     subclasses: list[Subclass] = field(default_factory=list)
     mentions: dict[Name, tuple[int, bool]] = field(default_factory=dict)
     saved: dict[str, set[Name]] = field(default_factory=dict)
+    passed: set[Name] = field(default_factory=set)
+    calls: list[Use] = field(default_factory=list)
+    reads: list[Use] = field(default_factory=list)
+    methods: list[Called] = field(default_factory=list)
+    stored: set[str] = field(default_factory=set)
+    made: set[Own] = field(default_factory=set)
 
     def imports(self) -> list[Use]:
         """The mentions as uses, one for each name."""
         return [
-            Use("import", name.module, name.qualname, self.file.shown, line, guarded=guarded)
+            Use("import", name.module, name.qualname, self.file.shown, line, guarded=guarded, passed=name in self.passed)
             for name, (line, guarded) in self.mentions.items()
         ]
 
@@ -81,6 +107,7 @@ class State:
 
     tested:  behind ``hasattr`` or a test of the version; what is defined there exists only if the test went well
     caught:  in a ``try`` that catches the absence; a function defined there runs later, outside of it
+    excused: in a ``try`` that catches what a call with the wrong arguments raises
     """
 
     def __init__(self, file: SourceFile, resolver: Resolver, scope: Scope) -> None:
@@ -91,6 +118,7 @@ class State:
         self.owner: tuple[str, ...] = ()
         self.tested = False
         self.caught = False
+        self.excused = False
         self.copies: dict[Place, Values] = {}
         """Attributes that the condition around has found to be copies of a name of vLLM."""
         self.called_at: tuple[int, ...] = ()
@@ -102,14 +130,15 @@ class State:
         return self.tested or self.caught
 
     @contextmanager
-    def guard(self, *, tested: bool = False, caught: bool = False) -> Iterator[None]:
+    def guard(self, *, tested: bool = False, caught: bool = False, excused: bool = False) -> Iterator[None]:
         """Walk on behind a test, or in a ``try``."""
-        before = self.tested, self.caught
+        before = self.tested, self.caught, self.excused
         self.tested, self.caught = self.tested or tested, self.caught or caught
+        self.excused = self.excused or excused
         try:
             yield
         finally:
-            self.tested, self.caught = before
+            self.tested, self.caught, self.excused = before
 
     @contextmanager
     def within(self, scope: Scope, *owner: str) -> Iterator[None]:
@@ -124,6 +153,10 @@ class State:
     def value(self, node: ast.expr | None) -> Values:
         """What an expression stands for here."""
         return self.resolver.value(node, self.scope)
+
+    def annotated(self, node: ast.expr | None) -> Values:
+        """What an annotation promises."""
+        return self.resolver.annotated(node, self.scope)
 
     def dotted(self, node: ast.expr) -> str:
         """The full name of what an expression stands for, where it is none of the package's own."""
@@ -145,6 +178,80 @@ class State:
         if known is not None:
             line, safe = min(line, known[0]), safe and known[1]
         self.found.mentions[name] = line, safe
+
+    def call(self, node: ast.Call) -> None:
+        """Note a call of something of vLLM's, of a method of one of its objects, or on ``self`` and ``super()``."""
+        if self.called_at:
+            return
+        value = self.value(node.func)
+        self.found.made.update(one for one in value if isinstance(one, Own) and one.function is None)
+        ours = [one for one in value if isinstance(one, Name | Object)]
+        names = [one for one in ours if not isinstance(one, Applied) and (isinstance(one, Object) or one.is_vllm)]
+        # Where a name may be several things, a call that does not fit one of them may be meant for the other.
+        guarded = self.tested or self.excused or len(value) > 1
+        for one in names:
+            name, path = (self.normal(one.cls), one.path) if isinstance(one, Object) else (self.normal(one), ())
+            if isinstance(one, Object) and not path:
+                continue
+            self.found.calls.append(
+                Use(
+                    "call",
+                    name.module,
+                    name.qualname,
+                    self.file.shown,
+                    node.lineno,
+                    owner=".".join(self.owner),
+                    guarded=guarded,
+                    arguments=Arguments.of(node),
+                    bound=isinstance(one, Object),
+                    path=path,
+                    guessed=isinstance(one, Object) and one.guessed,
+                )
+            )
+        if not names:
+            self._call_of_method(node)
+
+    def _call_of_method(self, node: ast.Call) -> None:
+        func = node.func
+        if not isinstance(func, ast.Attribute):
+            return
+        cls, above = None, False
+        if isinstance(func.value, ast.Name):
+            cls = next((one.cls for one in self.scope.find(func.value.id) or () if isinstance(one, Self)), None)
+        elif isinstance(func.value, ast.Call) and self.dotted(func.value.func) == "builtins.super":
+            cls, above = self.scope.method() if not func.value.args else None, True
+        if cls is not None:
+            self.found.methods.append(
+                Called(
+                    cls=cls,
+                    method=func.attr,
+                    arguments=Arguments.of(node),
+                    line=node.lineno,
+                    owner=".".join(self.owner),
+                    guarded=self.tested or self.excused,
+                    above=above,
+                )
+            )
+
+    def read(self, one: Object, parts: Sequence[str], line: int) -> None:
+        """Note that an attribute of an object of vLLM's is read."""
+        path = (*one.path, *parts)
+        if self.called_at or not path or (one.guessed and len(path) < 2 and one.path):
+            return
+        name = self.normal(one.cls)
+        self.found.reads.append(
+            Use(
+                "read",
+                name.module,
+                name.qualname,
+                self.file.shown,
+                line,
+                owner=".".join(self.owner),
+                guarded=self.guarded,
+                path=path,
+                guessed=one.guessed,
+            )
+        )
 
     def put(
         self,

@@ -19,9 +19,9 @@ from vllm_graft.audit.uses.resolve import items_of
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.sweeps import compared
 from vllm_graft.audit.uses.targets import keep, put_on
-from vllm_graft.audit.uses.values import Name, Own, Scope, Values, joined, texts_of
+from vllm_graft.audit.uses.values import Name, Object, Own, Scope, Self, Values, joined, texts_of
 from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import absolute
+from vllm_graft.patching.upstream.scopes import absolute, dotted
 
 _UNROLLED: Final = 64
 """The longest list of names that a loop is followed through, one by one."""
@@ -36,6 +36,7 @@ class Walker:
     def __init__(self, state: State) -> None:
         self.state = state
         self.members: list[list[classes.Member]] = []
+        self.classes: list[Own] = []
         self._later: deque[Callable[[], None]] = deque()
         self.expressions = Expressions(state, self.function, self._helper)
         self._ways: dict[type[ast.stmt], Callable[..., None]] = {
@@ -98,15 +99,24 @@ class Walker:
                 self.state.scope.bind(alias.asname or alias.name, (name,))
 
     def _assign(self, node: ast.Assign) -> None:
-        self.expressions.visit(node.value)
+        self.expressions.alias(node.value)
         for target in node.targets:
             self.assign(target, node.value, self.state.value(node.value))
 
     def _annotated(self, node: ast.AnnAssign) -> None:
         self.expressions.visit(node.annotation)
         if node.value is not None:
-            self.expressions.visit(node.value)
-            self.assign(node.target, node.value, self.state.value(node.value))
+            self.expressions.alias(node.value)
+            self.assign(node.target, node.value, self._annotated_value(node))
+        elif isinstance(node.target, ast.Name) and self.state.scope.kind == "function":
+            self.state.scope.bind(node.target.id, self.state.annotated(node.annotation))
+
+    def _annotated_value(self, node: ast.AnnAssign) -> Values:
+        """What a variable is, or where that does not show, what its annotation promises."""
+        known = self.state.value(node.value)
+        if all(isinstance(one, Object) and one.guessed for one in known):
+            return self.state.annotated(node.annotation) or known
+        return known
 
     def _augmented(self, node: ast.AugAssign) -> None:
         self.expressions.visit(node.value)
@@ -158,10 +168,15 @@ class Walker:
         """A function of the package, its body left for later; ``first`` is what its first parameter is known to be."""
         state = self.state
         given = {name: state.value(default) for name, default in parameters(node.args)}
+        for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            given[one.arg] = state.annotated(one.annotation) or given[one.arg]
         if first:
             given[next(iter(given))] = first
         own = Own(state.file, node, state.scope, given)
         inner = own.inside = Scope("function", state.scope)
+        inner.method_of = self.classes[-1] if state.scope.kind == "class" and self.classes else None
+        if inner.method_of is not None and (bound := _receiver(node)):
+            given[bound] = (Self(inner.method_of),)
         inner.names.update(dict.fromkeys(local_names(node), ()) | given)
         owner, tested = state.owner, state.tested
         self._later.append(lambda: self._run(own, inner, owner, tested=tested))
@@ -169,7 +184,7 @@ class Walker:
 
     def _run(self, own: Own, scope: Scope, owner: tuple[str, ...], *, tested: bool) -> None:
         state = self.state
-        state.scope, state.owner, state.tested, state.caught = scope, owner, tested, False
+        state.scope, state.owner, state.tested, state.caught, state.excused = scope, owner, tested, False, False
         if isinstance(own.node, ast.Lambda):
             self.expressions.visit(own.node.body)
         elif isinstance(own.node, Function):
@@ -204,11 +219,24 @@ class Walker:
         if guards.for_type_checkers(node.test):
             for name in local_names(node):
                 self.state.scope.bind(name, ())
+            self._declare(node)
             self.block(node.orelse)
             return
         self.expressions.visit(node.test)
         with self.state.guard(tested=guards.tests(node.test)):
             self.branches(lambda: self._found(node), lambda: self.block(node.orelse))
+
+    def _declare(self, node: ast.If) -> None:
+        """Remember what is imported for type checkers, for the annotations that name it."""
+        for one in node.body:
+            if isinstance(one, ast.ImportFrom):
+                module = absolute(one, self.state.file.name, self.state.file.is_package)
+                for alias in one.names:
+                    self.state.scope.declared[alias.asname or alias.name] = (Name(module, alias.name),)
+            elif isinstance(one, ast.Import):
+                for alias in one.names:
+                    name = alias.asname or alias.name.partition(".")[0]
+                    self.state.scope.declared[name] = (Name(alias.name if alias.asname else name),)
 
     def _found(self, node: ast.If) -> None:
         before = self.state.copies
@@ -217,7 +245,7 @@ class Walker:
         self.state.copies = before
 
     def _try(self, node: ast.Try | ast.TryStar) -> None:
-        with self.state.guard(caught=guards.catches(node)):
+        with self.state.guard(caught=guards.catches(node), excused=guards.excuses(node)):
             self.branches(
                 lambda: self._tried(node),
                 *(functools.partial(self._handled, handler) for handler in node.handlers),
@@ -275,6 +303,14 @@ class Walker:
         for name in names:
             self.state.scope.names.pop(name, None)
             self.state.scope.elsewhere[name] = scope
+
+
+def _receiver(node: Function | ast.Lambda) -> str:
+    """The parameter that is the object; empty where a method is called on its class, or on nothing."""
+    if isinstance(node, ast.Lambda) or not (names := [*node.args.posonlyargs, *node.args.args]):
+        return ""
+    marks = {dotted(one).rpartition(".")[2] for one in node.decorator_list}
+    return "" if marks & {"staticmethod", "classmethod"} or node.name == "__new__" else names[0].arg
 
 
 def _imported_module(state: State, node: Function) -> Values:
