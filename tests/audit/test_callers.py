@@ -12,7 +12,7 @@ from vllm_graft.audit.uses import read
 
 @pytest.fixture(params=["source", "catalogue"])
 def findings(request, make, held, tmp_path):
-    """findings(package, old, new) -> (code, level, line) of each; old and new are texts of vllm.m or modules by name."""
+    """findings(package, old, new) -> (code, level, line) of each; old and new are vllm.m, or modules by name."""
 
     def run(package, old, new):
         file = tmp_path / "plugin.py"
@@ -185,7 +185,7 @@ def config(*fields: str) -> dict[str, str]:
         "from vllm.config import VllmConfig\ndef f(c: VllmConfig):\n    return c.model_config.routed",
         "from vllm.config import VllmConfig\ndef f(c: 'VllmConfig | None' = None):\n    return c.model_config.routed",
         "import vllm.config\ndef f(c: vllm.config.VllmConfig):\n    return c.model_config.routed",
-        "from vllm.config import get_current_vllm_config\ndef f():\n    return get_current_vllm_config().model_config.routed",
+        "from vllm.config import get_current_vllm_config as get\ndef f():\n    return get().model_config.routed",
         "from vllm.m import Engine\ndef f(config):\n    return config.model_config.routed",
         "from vllm.m import Engine\ndef f(model_config):\n    return model_config.routed",
         "from vllm.m import Engine\nclass M(Engine):\n    def f(self): return self.vllm_config.model_config.routed",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from vllm_graft.audit.callers import vanished
+from vllm_graft.audit.callers import uncallable, vanished
 from vllm_graft.audit.findings import misspelt, reported
 from vllm_graft.audit.judging import Pair, adds, is_dynamic, spelled
 from vllm_graft.audit.model import Cell, Reading, Report, Row, Use, Verdict
@@ -59,7 +59,11 @@ def _row(reading: Reading, use: Use, pairs: Sequence[Pair]) -> Row | None:
     """The row of a use; None where it is of no name of vLLM's in any of the releases."""
     cells = tuple(Cell(pair.new.version, pair.old.version, verdict(use, pair)) for pair in pairs)
     absent = bool(cells) and all(cell.verdict.state == "absent" for cell in cells)
-    if absent and use.way != "read" and (use.way in ("add", "override") or is_dynamic(pairs[-1].new, use)):
+    if (
+        absent
+        and use.way not in ("call", "read")
+        and (use.way in ("add", "override") or is_dynamic(pairs[-1].new, use))
+    ):
         return None
     return Row(reading.package, use, cells)
 
@@ -75,6 +79,8 @@ def verdict(use: Use, pair: Pair) -> Verdict:
     found = pair.judge(use)
     if found.state in ("same", "absent") and any(vanished(use, pair.old, pair.new)):
         return Verdict("misfit", "its code reads what is gone", found.now)
+    if found.state == "same" and (said := uncallable(use, pair.old, pair.new)):
+        return Verdict("misfit", said, found.now)
     if found.state in ("same", "body", "extended", "broken"):
         return _superfluous(use, pair) or found
     return found

@@ -9,7 +9,7 @@ from vllm_graft.audit.model import Arguments
 
 
 def misfit(arguments: Arguments, signature: Sequence[str]) -> str:
-    """Why a call does not fit the parameters, in words; empty where it does, or where that shows only at run time.
+    """Why a call does not fit the parameters, in words; empty where it does, or where only running shows that.
 
     The signature is written as ``upstream.fingerprint.signature`` does, without what the definition is and without a
     parameter that is already bound.
@@ -19,12 +19,32 @@ def misfit(arguments: Arguments, signature: Sequence[str]) -> str:
 
 
 def refusals(own: Sequence[str], upstream: Sequence[str]) -> frozenset[str]:
-    """What a function refuses of the calls that upstream's signature allows, as its parameters say: empty where nothing.
+    """What a function refuses of the calls that upstream's signature allows; empty where it takes them all.
 
     Both without a parameter that is already bound.
     """
     mine, theirs = ([_Parameter.parse(token) for token in each] for each in (own, upstream))
     return frozenset(_refusals(mine, theirs))
+
+
+def rejects(own: Sequence[str], upstream: Sequence[str]) -> str:
+    """Why no call that upstream's signature allows fits a function, in words; empty where some do.
+
+    Tried are the fewest and the most arguments, by position and by keyword.
+    """
+    theirs = [_Parameter.parse(token) for token in upstream]
+    if any(one.rest for one in theirs):
+        return ""
+    said = []
+    for full in (False, True):
+        given = [one for one in theirs if full or not one.optional]
+        places = [one for one in given if one.place]
+        names = tuple(one.name for one in given if not one.place)
+        only = [one for one in places if not one.keyword]
+        said.append(misfit(Arguments(len(places), names), own))
+        named = tuple(one.name for one in places if one.keyword)
+        said.append(misfit(Arguments(len(only), (*named, *names)), own))
+    return said[0] if all(said) else ""
 
 
 def _refusals(mine: Sequence[_Parameter], theirs: Sequence[_Parameter]) -> Iterator[str]:
@@ -73,7 +93,8 @@ def _misfits(arguments: Arguments, parameters: Sequence[_Parameter]) -> Iterator
     names = {one.name for one in parameters if one.keyword}
     if arguments.positional > len(places) and not any(one.rest == "*" for one in parameters):
         taken = f"{len(places) or 'no'} argument{'' if len(places) == 1 else 's'}"
-        yield f"it takes {taken} by position, {arguments.positional} {'is' if arguments.positional == 1 else 'are'} given"
+        given = f"{arguments.positional} {'is' if arguments.positional == 1 else 'are'} given"
+        yield f"it takes {taken} by position, {given}"
     if not any(one.rest == "**" for one in parameters):
         unknown = [name for name in arguments.keywords if name not in names]
         if unknown:
@@ -81,8 +102,8 @@ def _misfits(arguments: Arguments, parameters: Sequence[_Parameter]) -> Iterator
     twice = [name for name in arguments.keywords if name in by_place and name in names]
     if twice:
         yield f"{_listed(twice)} is given by position and by keyword"
-    given = {*(name for name in arguments.keywords if name in names), *by_place}
-    missing = [one.name for one in parameters if not one.optional and one.name not in given]
+    filled = {*(name for name in arguments.keywords if name in names), *by_place}
+    missing = [one.name for one in parameters if not one.optional and one.name not in filled]
     if arguments.unpacks_keywords:
         missing = []
     elif arguments.unpacks:

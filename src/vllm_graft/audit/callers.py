@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, Literal
 
-from vllm_graft.audit.binding import misfit
+from vllm_graft.audit.binding import misfit, refusals, rejects
 from vllm_graft.audit.model import Use, Verdict
 from vllm_graft.audit.releases.classes import alternatives
 from vllm_graft.audit.releases.shape import Release, Shape
 from vllm_graft.audit.uses import relies
+from vllm_graft.patching.upstream.fingerprint import Function, parameters
+from vllm_graft.patching.upstream.scopes import dotted
 
 _SAME: Final = Verdict("same")
 _CONFIGS: Final = "vllm.config"
-_GIVEN: Final = ("function", "classmethod")
-"""Kinds of methods whose first parameter an object gives."""
+_METHODS: Final = ("function", "classmethod", "staticmethod")
 
 
 def judge_call(use: Use, old: Release, new: Release) -> Verdict:
     """Whether a call still fits what it calls. What is gone is told of where it is named, but for ``super()``."""
-    if unreachable(use, old, new):
-        return Verdict("gone")
+    if use.above and (state := _unreachable(use, old, new)):
+        return Verdict(state)
     why = _misfit(use, new)
     if not why:
         return _SAME
@@ -63,7 +64,7 @@ def _against(use: Use, found: Shape, release: Release) -> str:
     if found.kind == "class" and not use.bound:
         made = release.constructor(found.module, found.qualname)
         return _all_fit(use, made) if made is not None else ""
-    if found.kind not in (*_GIVEN, "staticmethod"):
+    if found.kind not in _METHODS:
         return ""
     in_class = "." in found.qualname
     drops = found.kind == "classmethod" or (found.kind == "function" and in_class and use.bound)
@@ -140,7 +141,7 @@ def _defines(release: Release, cls: tuple[str, str], name: str) -> bool:
 
 def vanished(use: Use, old: Release, new: Release) -> Iterator[tuple[str, int]]:
     """Attributes that a body reads from ``self``, that the class had, and that it has no more; each with its line."""
-    if use.body is None or "." not in use.qualname or use.way in ("call", "read"):
+    if use.body is None or "." not in use.qualname or use.mixed:
         return
     read = relies(use).attributes
     owner = use.qualname.rpartition(".")[0]
@@ -150,11 +151,65 @@ def vanished(use: Use, old: Release, new: Release) -> Iterator[tuple[str, int]]:
     yield from ((name, line) for name, line in read.items() if name in had and name not in has)
 
 
-def unreachable(use: Use, old: Release, new: Release) -> bool:
-    """Whether ``super()`` had a method that it has no more."""
-    if not use.above:
-        return False
+def _unreachable(use: Use, old: Release, new: Release) -> Literal["gone", "absent", ""]:
+    """What became of a method that ``super()`` does not have; empty where it has it, or a base from outside may."""
     places = [(use.module, use.qualname), *use.others]
-    if any(_answers(new, *place) for place in places):
-        return False
-    return any(old.shape(*place) is not None for place in places) and all(new.shape(*place) is None for place in places)
+    if any(new.shape(*place) is not None for place in places) or any(_answers(new, *place) for place in places):
+        return ""
+    if not any(new.shape(module, qualname.rpartition(".")[0]) for module, qualname in places):
+        return ""
+    if any(old.shape(*place) is not None for place in places):
+        return "gone"
+    magic = use.qualname.rpartition(".")[2].startswith("__")
+    return "" if magic else "absent"
+
+
+def refuses(use: Use, was: Shape | None, now: Shape) -> bool:
+    """Whether the function that stands in the place of upstream's refuses calls that it did not have to take before."""
+    before = _refused(use, was) if was is not None else frozenset()
+    return bool(_refused(use, now) - before)
+
+
+def uncallable(use: Use, old: Release, new: Release) -> str:
+    """Why an override takes none of the calls that upstream's allows, now or in the base; empty where it takes one."""
+    name = use.qualname.rpartition(".")[2]
+    if use.way != "override" or use.body is None or use.mixed or (name.startswith("__") and name != "__call__"):
+        return ""
+    was, now = (release.shape(use.module, use.qualname) for release in (old, new))
+    if was is None or now is None or was.opaque or now.opaque or was.kind != now.kind or now.kind not in _METHODS:
+        return ""
+    own = _own_parameters(use)
+    if own is None or not _all_reject(own, was):
+        return ""
+    return _all_reject(own, now)
+
+
+def _all_reject(own: Sequence[str], upstream: Shape) -> str:
+    said = [rejects(own, one) for one in _taken(upstream)]
+    return said[0] if said and all(said) else ""
+
+
+def _refused(use: Use, upstream: Shape) -> frozenset[str]:
+    """What a function of the package refuses of the calls that upstream's takes; of alternatives, the nearest."""
+    own = _own_parameters(use) if use.body is not None else None
+    if own is None:
+        return frozenset()
+    return min((refusals(own, one) for one in _taken(upstream)), key=len, default=frozenset())
+
+
+def _taken(upstream: Shape) -> list[Sequence[str]]:
+    """The parameters of upstream's function that callers give, of each of its alternatives."""
+    bound = "." in upstream.qualname and upstream.kind != "staticmethod"
+    return [one[1:] if bound else one for one in alternatives(upstream.signature)]
+
+
+def _own_parameters(use: Use) -> list[str] | None:
+    """What a function of the package takes, without the object and a patch's ``call``; None for wrapt's wrappers."""
+    assert use.body is not None
+    tokens = list(parameters(use.body.args))
+    if [token.lstrip("/") for token in tokens[:2]] == ["wrapped", "instance"]:
+        return None
+    decorators = use.body.decorator_list if isinstance(use.body, Function) else []
+    static = any(dotted(one) == "staticmethod" for one in decorators)
+    bound = "." in use.qualname and not static and bool(tokens) and not tokens[0].startswith("*")
+    return [token for token in tokens[bound:] if token != "call"]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from vllm_graft.audit.binding import refusals
-from vllm_graft.audit.callers import vanished
+from vllm_graft.audit.callers import refuses, uncallable, vanished
 from vllm_graft.audit.judging import located
 from vllm_graft.audit.model import Cell, Row, State, Use, Way
-from vllm_graft.audit.releases.classes import alternatives
 from vllm_graft.audit.releases.shape import Release, Shape
 from vllm_graft.audit.uses import relies
 from vllm_graft.findings import Finding, Level
-from vllm_graft.patching.upstream.fingerprint import Function, parameters
-from vllm_graft.patching.upstream.scopes import dotted
 
 CODES: Final[Mapping[State, str]] = {
     "gone": "P201",
@@ -81,8 +76,6 @@ _FIX_BY_WAY: Final[Mapping[tuple[Way, State], str]] = {
     ("read", "gone"): "find what took its place, or read it with a default: getattr(object, name, None)",
 }
 
-_Body = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-
 _NEAR: Final = 0.87
 """How alike two names are that are taken for one, by difflib's ratio: one letter of eight."""
 
@@ -102,6 +95,7 @@ def reported(row: Row, releases: Mapping[str, Release]) -> Iterator[Finding]:
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
             yield from _vanished(row, cell, old, new)
             yield from _refused(row, cell, old, now)
+            yield from _uncallable(row, cell, old, new)
 
 
 def misspelt(use: Use, base: Release) -> Iterator[Finding]:
@@ -142,39 +136,16 @@ def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
     if state in ("broken", "extended"):
         if use.way in ("import", "subclass"):
             return "warning" if state == "broken" else "info"
+        if use.made and use.qualname.endswith(".__init__"):
+            return "info"
         if use.body is None or now is None:
+            # A class or a value is put there, or a function that is not in sight.
             return "warning" if state == "broken" and use.way != "delete" else "info"
-        return "error" if _refuses(use.body, "." in use.qualname, was, now) else "info"
+        return "error" if refuses(use, was, now) else "info"
     if state == "body":
         reviewed = use.patch is not None and cell.release in use.patch.reviewed
         return "info" if use.way not in ("replace", "delete") or reviewed else "warning"
     return "error" if state == "uncalled" else "warning"
-
-
-def _refuses(body: _Body, in_class: bool, was: Shape | None, now: Shape) -> bool:
-    """Whether the function that stands in the place of upstream's refuses calls that it did not have to take before."""
-    own = _own_parameters(body, bound=in_class)
-    if own is None:
-        return False
-    before = [refusals(own, one) for one in _upstream_parameters(was)] if was is not None else []
-    after = [refusals(own, one) for one in _upstream_parameters(now)]
-    return bool(after) and all(one - (before[0] if before else frozenset()) for one in after)
-
-
-def _own_parameters(body: _Body, *, bound: bool) -> list[str] | None:
-    """What a function of the package takes, without the object and a patch's ``call``; None for wrapt's wrappers."""
-    tokens = list(parameters(body.args))
-    names = [token.lstrip("/") for token in tokens]
-    if names[:2] == ["wrapped", "instance"]:
-        return None
-    static = isinstance(body, Function) and any(dotted(one) == "staticmethod" for one in body.decorator_list)
-    rest = tokens[1:] if bound and not static and tokens and not tokens[0].startswith("*") else tokens
-    return [token for token in rest if token != "call"]
-
-
-def _upstream_parameters(shape: Shape) -> list[Sequence[str]]:
-    bound = "." in shape.qualname and shape.kind != "staticmethod"
-    return [one[1:] if bound else one for one in alternatives(shape.signature)]
 
 
 def _parameters(shape: Shape) -> list[str]:
@@ -204,3 +175,11 @@ def _refused(row: Row, cell: Cell, old: Release, now: Shape | None) -> Iterator[
             what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
             place = f"{use.body_file or use.file}:{line}"
             yield Finding("P211", "error", f"{use.way} {use.name}", what, place, "pass what it takes now")
+
+
+def _uncallable(row: Row, cell: Cell, old: Release, new: Release) -> Iterator[Finding]:
+    """An override that upstream's callers do not fit, and did not fit in the base."""
+    if said := uncallable(row.use, old, new):
+        what = f"what upstream passes the override does not take in {cell.release}, nor in {cell.since}: {said}"
+        fix = "accept the parameters and hand them on, or choose a name of your own"
+        yield Finding("P218", "warning", f"{row.use.way} {row.use.name}", what, row.use.where, fix)

@@ -15,7 +15,7 @@ SAME: Final = Verdict("same")
 
 _METHODS: Final = frozenset({"function", "classmethod", "staticmethod"})
 
-_COMPILED: Final = re.compile(r"\.([a-z0-9_]*_C(_\w+)?|cumem_allocator|spinloop|_rust_\w+)\.")
+_COMPILED: Final = re.compile(r"^vllm\.(\w+\.)?([a-z0-9_]*_C(_\w+)?|cumem_allocator|spinloop|_rust_\w+)\.")
 """The modules of vLLM that are no Python: ``_C``, ``_moe_C``, ``_C_stable_libtorch``."""
 
 
@@ -40,14 +40,17 @@ class Pair:
         if use.way == "read":
             return judge_read(use, self.old, self.new)
         if missing := lacking(use, self.old, self.new):
-            return Verdict("misfit", f"it has to define {', '.join(map(repr, missing))}, and does not")
+            names = ", ".join(map(repr, missing))
+            return Verdict(
+                "misfit", f"it does not define {names}, which {'is' if len(missing) == 1 else 'are'} abstract"
+            )
         was, now = located(self.old, use), located(self.new, use)
         if (was is None or now is None) and (why := _unread(use)):
             return Verdict("", why)
         if was is None:
             return _new_name(use, now, self.new)
         if now is None:
-            return _lost(use, was, self)
+            return SAME if self._answered(use) else _lost(use, was, self)
         if was.kind == FOREIGN or (now.kind == FOREIGN and (use.way == "import" or was.module.startswith(NOT_OURS))):
             return SAME
         if use.way == "import" and {was.kind, now.kind} <= _METHODS and "." in use.qualname:
@@ -60,6 +63,18 @@ class Pair:
         if now.inherited and not was.inherited:
             return Verdict("inherited", f"{_class(use)} no longer defines it: {now.name} is what runs", now.name)
         return self._compared(was, now, use)
+
+    def _answered(self, use: Use) -> bool:
+        """Whether a class may have from outside vLLM now what it does not define any more."""
+        above = _container(use)
+        found = [located(release, above) if above is not None else None for release in (self.old, self.new)]
+        if any(shape is None or shape.kind != "class" for shape in found):
+            return False
+        old, new = (
+            release.outside(shape.module, shape.qualname) if shape is not None else frozenset()
+            for release, shape in zip((self.old, self.new), found, strict=True)
+        )
+        return bool(new - old)
 
     def _compared(self, was: Shape, now: Shape, use: Use) -> Verdict:
         elsewhere = _elsewhere(was, now)

@@ -114,6 +114,8 @@ class Use:
     above:     of a call: whether it goes to ``super()``
     others:    of a method that is called: where else it may come from, as the bases stand in order; of a subclass: the
                other classes of vLLM that it derives from
+    mixed:     of a subclass and its methods: whether a base from elsewhere may have what vLLM's classes do not
+    made:      of a subclass and its methods: whether the package itself calls the constructor
     concrete:  of a subclass: whether objects of it are made, so that it has to define every abstract method
     """
 
@@ -137,6 +139,8 @@ class Use:
     above: bool = False
     others: tuple[tuple[str, str], ...] = ()
     concrete: bool = False
+    mixed: bool = False
+    made: bool = False
 
     @property
     def name(self) -> str:

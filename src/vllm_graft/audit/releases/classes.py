@@ -82,7 +82,9 @@ class Classes(Generic[ModuleT, ItemT]):
             if own:
                 return (*found, *(_with(signature, _ALSO if compiled else ()) for signature in own))
         # ``object`` takes no arguments; what a protocol puts in its place takes any.
-        return tuple(found) or (None if any(_last(one) == "Protocol" for one in order if isinstance(one, str)) else ((),))
+        return tuple(found) or (
+            None if any(_last(one) == "Protocol" for one in order if isinstance(one, str)) else ((),)
+        )
 
     def _initializer(self, cls: ItemT, order: Sequence[ItemT | str]) -> Sequence[Signature] | None:
         """The ``__init__`` of the class itself, written or made of fields: none, one, or None where it is unknown."""

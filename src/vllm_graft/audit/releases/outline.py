@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from vllm_graft.audit.releases.fields import class_marks, fields, function_marks
+from vllm_graft.audit.releases.fields import DATACLASS, class_marks, fields, function_marks
 from vllm_graft.audit.releases.shape import BODY
 from vllm_graft.patching.upstream.finder import Place, ReadModule
 from vllm_graft.patching.upstream.fingerprint import Fingerprint, Function, signature
@@ -78,13 +78,11 @@ def entry(place: Place) -> Entry:
     """One class, function or value."""
     cls = place.cls
     if cls is not None:
-        return Entry(
-            "class",
-            tuple(base or UNNAMED for base in place.bases),
-            tuple(sorted(set_on_self(cls))),
-            class_marks(cls, place.module, alone=len(place.nodes) == 1),
-            fields(cls),
-        )
+        marks = class_marks(cls, place.module, alone=len(place.nodes) == 1)
+        bases = tuple(base or UNNAMED for base in place.bases)
+        # A named tuple or struct shows by its bases, which may be in another module.
+        listed = fields(cls) if DATACLASS in marks or bases else ()
+        return Entry("class", bases, tuple(sorted(set_on_self(cls))), marks, listed)
     if place.kind == "value":
         return Entry("value")
     marks = function_marks(place.nodes)

@@ -11,7 +11,7 @@
     cRequest ;;d name size=                         its marks and its fields, where its fields make its constructor
     >Scheduler                                      what follows is in this class
     fschedule self,throttle_prefills=|6             a function and its parameters, in the releases 2 + 4
-    Fload? self                                     a capital for an abstract one, "?" for a decorator that may change it
+    Fload? self                                     abstract: a capital; "?": a decorator that may change it
     f+ self|1                                       another form of the same name
     c+ SchedulerInterface;-waiting|1                of a class: what it sets on self beside or less than the form before
 

@@ -106,7 +106,7 @@ class Expressions:
         self, base: Name, parts: Sequence[str], line: int, *, guarded: bool = False, called: bool = False
     ) -> None:
         """Note an attribute of a module or of a class; those of an object are followed no further."""
-        if not _has_names(self.state.normal(base), parts):
+        if not _has_names(self.state.normal(base)):
             return
         whole = self.state.normal(Name(base.module, ".".join([*base.qualname.split("."), *parts]).strip(".")))
         rest = whole.qualname.split(".")
@@ -181,11 +181,12 @@ class Expressions:
                 self.visit(part)
 
 
-def _has_names(name: Name, parts: Sequence[str]) -> bool:
+def _has_names(name: Name) -> bool:
     """Whether a name is that of a module or class, as far as imports tell, and the way that vLLM names them."""
     if any(_is_capital(part) for part in name.qualname.split(".")):
         return is_class(name.qualname)
-    return not name.qualname or name.module == TOP or _is_capital(parts[0])
+    # What is imported under a small name is a module or an object, which only a release can tell.
+    return name.qualname != "logger"
 
 
 def _is_capital(part: str) -> bool:

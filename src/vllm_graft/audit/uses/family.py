@@ -23,6 +23,8 @@ class Family:
     def __init__(self, founds: Sequence[Found]) -> None:
         self._normal: dict[Own, tuple[Name, ...]] = {}
         self._derived: set[Own] = set()
+        self._sealed: dict[Own, bool] = {}
+        self._made = {above for found in founds for cls in found.made for above in (cls, *_above(cls, ()))}
         for found in founds:
             for one in found.subclasses:
                 self._normal[one.cls] = (*self._normal.get(one.cls, ()), one.target)
@@ -31,6 +33,8 @@ class Family:
     def calls(self, found: Found, ownership: Ownership) -> Iterator[Use]:
         """The calls on ``self`` and ``super()`` that go to a method of vLLM's."""
         for called in found.methods:
+            if not self.is_sealed(called.cls):
+                continue
             if not called.above and called.method in ownership.of_class(called.cls):
                 continue
             owners = list(self._owners(called))
@@ -52,27 +56,31 @@ class Family:
     def _owners(self, called: Called) -> Iterator[Name]:
         """The classes of vLLM that may have the method, in the order that Python looks through them."""
         for one in _above(called.cls, ()):
-            if isinstance(one, Name):
-                if one.is_vllm:
-                    yield one
-                elif one.dotted not in _BARE:
-                    return
-            elif not isinstance(one, Own) or (one.inside is not None and called.method in one.inside.names):
+            if isinstance(one, Name) and one.is_vllm:
+                yield one
+            elif isinstance(one, Own) and one.inside is not None and called.method in one.inside.names:
                 return
 
+    def is_sealed(self, cls: Own) -> bool:
+        """Whether all bases of a class are known: one from elsewhere may have what vLLM's classes do not."""
+        if cls not in self._sealed:
+            above = list(_above(cls, ()))
+            names = [one for one in above if isinstance(one, Name)]
+            known = all(name.is_vllm or name.dotted in _BARE for name in names)
+            self._sealed[cls] = known and all(isinstance(one, Name | Own) for one in above)
+        return self._sealed[cls]
+
+    def is_made(self, cls: Own) -> bool:
+        """Whether the package itself makes objects of a class, so that it says what its constructor is given."""
+        return cls in self._made
+
     def is_concrete(self, cls: Own) -> bool:
-        """Whether objects of a class are to be made: it is not abstract, nothing derives from it, all bases are known."""
+        """Whether objects of a class are to be made: it is not abstract, has no subclass, and all bases are known."""
         assert isinstance(cls.node, ast.ClassDef)
         if cls in self._derived or _is_abstract(cls.node):
             return False
-        above = list(_above(cls, ()))
-        names = [one for one in above if isinstance(one, Name)]
         direct = {one.dotted for base in cls.bases for one in base if isinstance(one, Name)}
-        return (
-            all(isinstance(one, Name | Own) for one in above)
-            and all(name.is_vllm or name.dotted in _BARE for name in names)
-            and direct.isdisjoint({"abc.ABC", "typing.Protocol"})
-        )
+        return self.is_sealed(cls) and direct.isdisjoint({"abc.ABC", "typing.Protocol"})
 
     def others(self, subclass: Subclass) -> tuple[tuple[str, str], ...]:
         """The other classes of vLLM that a class derives from, which may define what one of them leaves open."""

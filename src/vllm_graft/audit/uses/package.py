@@ -202,6 +202,8 @@ class Package:
                 source=bodies.source(one.cls),
                 own=ownership.of_class(one.cls),
                 concrete=family.is_concrete(one.cls),
+                mixed=not family.is_sealed(one.cls),
+                made=family.is_made(one.cls),
                 others=family.others(one),
             )
             yield whole

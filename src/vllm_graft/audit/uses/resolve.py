@@ -28,8 +28,9 @@ _SAME: Final = frozenset({"__code__", "__func__", "__wrapped__", "__get__", "fge
 
 _PASSED_ON: Final = frozenset(
     {
-        "builtins.classmethod", "builtins.staticmethod", "builtins.property", "functools.cache", "functools.lru_cache", "functools.cached_property",
-        "functools.singledispatch", "functools.update_wrapper", "builtins.list", "builtins.tuple", "builtins.set",
+        "builtins.classmethod", "builtins.staticmethod", "builtins.property", "functools.cache", "functools.lru_cache",
+        "functools.cached_property", "functools.singledispatch", "functools.update_wrapper", "builtins.list",
+        "builtins.tuple", "builtins.set",
         "builtins.sorted", "builtins.reversed", "builtins.iter", "inspect.unwrap",
         "contextlib.contextmanager",
     }
@@ -40,6 +41,9 @@ _APPLIED: Final = frozenset({"functools.partial", "functools.partialmethod", "ty
 """Calls that give back what they are given first, with some of its arguments."""
 
 CONFIG: Final = Name("vllm.config", "VllmConfig")
+_VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "update_", "from_", "to_", "with_", "_")
+"""How a name begins that is a function's rather than a configuration's."""
+
 _CONFIG_GETTERS: Final = frozenset({"get_current_vllm_config", "get_current_vllm_config_or_none"})
 
 GETTERS: Final = frozenset({"builtins.getattr", "inspect.getattr_static", "gorilla.get_original_attribute"})
@@ -250,7 +254,8 @@ def guessed(name: str) -> Values:
     """What a variable or attribute of vLLM's usual names is, where nothing else says it: ``model_config``."""
     if name == "vllm_config":
         return (Object(CONFIG, (), guessed=True),)
-    return (Object(CONFIG, (name,), guessed=True),) if name.endswith("_config") else ()
+    named = name.endswith("_config") and not name.startswith(_VERBS)
+    return (Object(CONFIG, (name,), guessed=True),) if named else ()
 
 
 def is_class(qualname: str) -> bool:

@@ -12,7 +12,7 @@ from vllm_graft.audit.model import Arguments, Declared, Use, Way
 from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.resolve import Resolver
 from vllm_graft.audit.uses.sweeps import Place
-from vllm_graft.audit.uses.values import TOP, Applied, Name, Object, Own, Scope, Self, Values
+from vllm_graft.audit.uses.values import TOP, Name, Object, Own, Scope, Self, Values
 
 
 @dataclass(slots=True)
@@ -97,7 +97,9 @@ class Found:
     def imports(self) -> list[Use]:
         """The mentions as uses, one for each name."""
         return [
-            Use("import", name.module, name.qualname, self.file.shown, line, guarded=guarded, passed=name in self.passed)
+            Use(
+                "import", name.module, name.qualname, self.file.shown, line, guarded=guarded, passed=name in self.passed
+            )
             for name, (line, guarded) in self.mentions.items()
         ]
 
@@ -185,13 +187,12 @@ class State:
             return
         value = self.value(node.func)
         self.found.made.update(one for one in value if isinstance(one, Own) and one.function is None)
-        ours = [one for one in value if isinstance(one, Name | Object)]
-        names = [one for one in ours if not isinstance(one, Applied) and (isinstance(one, Object) or one.is_vllm)]
+        names = [one for one in value if isinstance(one, Object) or (type(one) is Name and one.is_vllm)]
         # Where a name may be several things, a call that does not fit one of them may be meant for the other.
         guarded = self.tested or self.excused or len(value) > 1
         for one in names:
             name, path = (self.normal(one.cls), one.path) if isinstance(one, Object) else (self.normal(one), ())
-            if isinstance(one, Object) and not path:
+            if isinstance(one, Object) and len(path) < 1 + one.guessed:
                 continue
             self.found.calls.append(
                 Use(
