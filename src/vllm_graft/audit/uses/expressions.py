@@ -31,7 +31,7 @@ class Expressions:
     """The expressions of one file; ``helper`` walks through a function of the package that changes what it is given."""
 
     def __init__(
-        self, state: State, function: Functions, helper: Callable[[Own, dict[str, Values], int], None]
+        self, state: State, function: Functions, helper: Callable[[Own, dict[str, Values], int], object]
     ) -> None:
         self.state = state
         self._function = function

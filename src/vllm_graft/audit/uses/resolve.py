@@ -74,7 +74,7 @@ class Resolver:
             ast.JoinedStr: self._joined,
             ast.BinOp: self._sum,
             ast.IfExp: lambda node, scope: joined(self.value(node.body, scope), self.value(node.orelse, scope)),
-            ast.BoolOp: lambda node, scope: joined(*(self.value(one, scope) for one in node.values)),
+            ast.BoolOp: self._either,
             ast.NamedExpr: lambda node, scope: self.value(node.value, scope),
             ast.Tuple: self._many,
             ast.List: self._many,
@@ -104,7 +104,11 @@ class Resolver:
         if not isinstance(one, Own):
             return ()
         if one.function is not None:
+            if name == "__name__" and isinstance(one.node, Function):
+                return (Text(one.node.name),)
             return (one,) if name in _SAME else ()
+        if name == "__dict__" and one.inside is not None:
+            return (Table(tuple(((Text(key),), held) for key, held in one.inside.names.items())),)
         found = one.inside.names.get(name) if one.inside is not None else None
         return found if found is not None else self.attribute(joined(*one.bases), name)
 
@@ -184,6 +188,9 @@ class Resolver:
             return joined(*(self.attribute(value, text) for text in texts_of(self.value(node.args[1], scope))))
         if called == "builtins.vars":
             return self.attribute(self.value(first, scope), "__dict__")
+        if called == "pkgutil.resolve_name":
+            found = (text.partition(":") for text in texts_of(self.value(first, scope)))
+            return tuple(Name(module, qualname) for module, _, qualname in found)
         if called == "sys.modules.get":
             return tuple(Name(text) for text in texts_of(self.value(first, scope)))
         if called == "typing.cast" and len(node.args) > 1:
@@ -241,6 +248,12 @@ class Resolver:
             return ()
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         return tuple(Text(first + second) for first in texts_of(left) for second in texts_of(right))
+
+    def _either(self, node: ast.BoolOp, scope: Scope) -> Values:
+        found = [self.value(one, scope) for one in node.values]
+        # ``name or default`` is the name where that is spelled out.
+        spelled = bool(found[0]) and all(isinstance(one, Text) and one.text for one in found[0])
+        return found[0] if isinstance(node.op, ast.Or) and spelled else joined(*found)
 
     def _many(self, node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Values:
         return (Many(tuple(self.value(one, scope) for one in node.elts)),)

@@ -14,12 +14,13 @@ from typing import Final
 from vllm_graft.audit.uses import classes, guards
 from vllm_graft.audit.uses.calls import decorating
 from vllm_graft.audit.uses.expressions import Expressions
-from vllm_graft.audit.uses.locals import local_names, parameters
+from vllm_graft.audit.uses.helpers import arguments
+from vllm_graft.audit.uses.locals import local_names, parameters, statements
 from vllm_graft.audit.uses.resolve import items_of
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.sweeps import compared
 from vllm_graft.audit.uses.targets import keep, put_on
-from vllm_graft.audit.uses.values import Name, Object, Own, Scope, Self, Values, joined, texts_of
+from vllm_graft.audit.uses.values import Name, Object, Own, Scope, Self, Values, joined, names_of, owns_of, texts_of
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import absolute, dotted
 
@@ -160,9 +161,25 @@ class Walker:
         for one in node.decorator_list:
             if not decorating(state, one, own):
                 self.expressions.visit(one)
+                self._decorate(one, own)
         state.scope.bind(node.name, (own,))
         if state.scope.kind == "class" and self.members:
             self.members[-1].append(classes.Member(node.name, node.lineno, (own,), None, state.guarded))
+
+    def _decorate(self, decorator: ast.expr, own: Own) -> None:
+        """Walk through a decorator of the package that is given something of vLLM's: ``@put_on(Class)``."""
+        for maker in owns_of(self.state.value(decorator.func)) if isinstance(decorator, ast.Call) else ():
+            if not isinstance(decorator, ast.Call) or not isinstance(maker.node, Function):
+                continue
+            given = arguments(self.state, decorator, maker.node)
+            if not any(any(names_of(value)) for value in given.values()):
+                continue
+            scope = self._helper(maker, given, decorator.lineno)
+            for one in statements(maker.node.body) if scope is not None else ():
+                name = one.value.id if isinstance(one, ast.Return) and isinstance(one.value, ast.Name) else ""
+                for inner in owns_of(scope.names.get(name, ()) if scope is not None else ()):
+                    if inner.function is not None and (first := next(parameters(inner.function.args), None)):
+                        self._helper(inner, {first[0]: (own,)}, decorator.lineno)
 
     def function(self, node: Function | ast.Lambda, first: Values = ()) -> Own:
         """A function of the package, its body left for later; ``first`` is what its first parameter is known to be."""
@@ -178,12 +195,13 @@ class Walker:
         if inner.method_of is not None and (bound := _receiver(node)):
             given[bound] = (Self(inner.method_of),)
         inner.names.update(dict.fromkeys(local_names(node), ()) | given)
-        owner, tested = state.owner, state.tested
-        self._later.append(lambda: self._run(own, inner, owner, tested=tested))
+        owner, tested, called_at = state.owner, state.tested, state.called_at
+        self._later.append(lambda: self._run(own, inner, owner, called_at, tested=tested))
         return own
 
-    def _run(self, own: Own, scope: Scope, owner: tuple[str, ...], *, tested: bool) -> None:
+    def _run(self, own: Own, scope: Scope, owner: tuple[str, ...], called_at: tuple[int, ...], *, tested: bool) -> None:
         state = self.state
+        state.called_at = called_at
         state.scope, state.owner, state.tested, state.caught, state.excused = scope, owner, tested, False, False
         if isinstance(own.node, ast.Lambda):
             self.expressions.visit(own.node.body)
@@ -191,11 +209,11 @@ class Walker:
             state.owner = (*owner, own.node.name)
             self.block(own.node.body)
 
-    def _helper(self, own: Own, given: dict[str, Values], line: int) -> None:
+    def _helper(self, own: Own, given: dict[str, Values], line: int) -> Scope | None:
         """Walk through a function once more, with what a call gives it; what it changes counts as changed there."""
         state = self.state
         if not isinstance(own.node, Function) or len(state.called_at) >= _NESTED:
-            return
+            return None
         inner = Scope("function", own.scope)
         inner.names.update({**dict.fromkeys(local_names(own.node), ()), **own.defaults, **given})
         before = state.called_at
@@ -203,6 +221,7 @@ class Walker:
         with state.within(inner):
             self.block(own.node.body)
         state.called_at = before
+        return inner
 
     def branches(self, *arms: Callable[[], None]) -> None:
         """Walk through alternatives; afterwards a name stands for what any of them made of it."""
