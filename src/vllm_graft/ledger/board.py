@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import mmap
 import os
+import stat
 import time
 import zlib
 from collections.abc import Iterator
@@ -234,12 +235,19 @@ def _made(path: Path) -> mmap.mmap:
 
 def _opened(path: Path | str) -> _View | None:
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size != _TOTAL:
-                return None
-            return _View(mmap.mmap(file.fileno(), _TOTAL, access=mmap.ACCESS_READ))
+        # Without waiting: what lies in the place of a board may be a FIFO.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size != _TOTAL:
+            return None
+        return _View(mmap.mmap(descriptor, _TOTAL, access=mmap.ACCESS_READ))
     except (OSError, ValueError):
         return None
+    finally:
+        os.close(descriptor)
 
 
 def _listed(home: Path | None) -> list[tuple[str, str]]:
