@@ -213,10 +213,9 @@ class GraftEndpoint:
             from vllm_graft.server.routes import attach
 
             attach(app, self._run, self.status, self._plan, lambda: self._keys)
-        if self._plan.of("scheduler"):
-            from vllm_graft.server import metrics
+        from vllm_graft.server import metrics
 
-            metrics.attach(app)
+        metrics.attach(app, self._plan)
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Called by vLLM in each API server before it serves; what it raises stops the start."""

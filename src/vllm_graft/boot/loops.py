@@ -17,7 +17,10 @@ from vllm_graft.ledger.ledger import is_orderly
 
 
 def run_engine(core: Any, call: Callable[[], None]) -> None:
-    """Run the loop of an engine core."""
+    """Run the loop of an engine core; without a plan that is all."""
+    if not process.plan:
+        call()
+        return
     process.watch.progress = functools.partial(progress_of, core, threading.get_ident())
     process.watch.start()
     try:
@@ -32,7 +35,10 @@ def run_engine(core: Any, call: Callable[[], None]) -> None:
 
 
 def run_worker(call: Callable[[], None]) -> None:
-    """Run the loop of a worker."""
+    """Run the loop of a worker; without a plan that is all."""
+    if not process.plan:
+        call()
+        return
     ledger.current().unfinished = ""
     process.watch.start()
     try:

@@ -19,7 +19,7 @@ from vllm_graft.ledger.folder import state_folder
 from vllm_graft.ledger.guard import Guard
 from vllm_graft.ledger.ledger import Ledger, current
 from vllm_graft.ledger.meters import Meter, Reading
-from vllm_graft.ledger.reading import ProcessView, RunView, missing, runs
+from vllm_graft.ledger.reading import ProcessView, Records, RunView, missing, runs
 from vllm_graft.ledger.record import ItemState, Record
 from vllm_graft.ledger.watch import Progress, Watch
 
@@ -37,6 +37,7 @@ __all__ = [
     "QueueFigures",
     "Reading",
     "Record",
+    "Records",
     "RunView",
     "Watch",
     "current",

@@ -170,6 +170,7 @@ class _View:
         self.ended = False
         self._lives = True
         self._stamp = 0.0
+        self._unpacked: dict[int, tuple[bytes, Figures]] = {}
         self._pid, self._started, self._engine, self._item = 0, 0, 0, ""
         self.look()
 
@@ -208,8 +209,11 @@ class _View:
             for _ in range(_TRIES):
                 if not self._map[at]:
                     break
-                row = Figures.unpack(bytes(self._map[at : at + SIZE]))
+                data = bytes(self._map[at : at + SIZE])
+                known = self._unpacked.get(at)
+                row = known[1] if known is not None and known[0] == data else Figures.unpack(data)
                 if row is not None:
+                    self._unpacked[at] = (data, row)
                     yield row
                     break
 

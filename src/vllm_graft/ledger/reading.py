@@ -168,7 +168,7 @@ def read_run(home: Path) -> RunView | None:
     """The run recorded in a folder; None where nothing is in it yet. What cannot be read becomes a finding."""
     damaged: list[Finding] = []
     try:
-        names = sorted(name for name in os.listdir(home) if name.endswith(".json") and name[:-5].isdecimal())
+        names = _recorded(home)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -189,9 +189,7 @@ def _read_recorded(path: Path, damaged: list[Finding]) -> ProcessView | None:
     """One process's record and counters; what cannot be read is added to the findings."""
     level: Level = "error" if start_ticks(int(path.stem)) is not None else "warning"
     try:
-        record = _again(lambda: Record.from_json(folder.read_file(path, _LARGEST).decode()))
-        if record.schema != SCHEMA:
-            raise ValueError(f"another version of vllm-graft wrote it (schema {record.schema}, this one has {SCHEMA})")
+        record = _parse_record(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -202,12 +200,62 @@ def _read_recorded(path: Path, damaged: list[Finding]) -> ProcessView | None:
     except (OSError, ValueError) as error:
         damaged.append(_damaged(path.with_suffix(".cells"), error, level))
         return ProcessView(record, _life(record, 0))
+    return _view(record, counted, read_board(path.with_suffix(SUFFIX)))
+
+
+class Records:
+    """The processes of a run's folder, read again and again: a record is parsed when it has changed.
+
+    Without the figures of queues, which ``Boards`` has. ``damaged`` counts the records that could not be read last.
+    """
+
+    def __init__(self, home: Path | None) -> None:
+        self._home = home
+        self.damaged = 0
+        self._parsed: dict[str, tuple[tuple[int, int, int], Record]] = {}
+
+    def views(self) -> list[ProcessView]:
+        """Every process whose record can be read."""
+        parsed: dict[str, tuple[tuple[int, int, int], Record]] = {}
+        found: list[ProcessView] = []
+        self.damaged = 0
+        if self._home is None:
+            return found
+        for path in (self._home / name for name in _recorded(self._home)):
+            name = path.name
+            try:
+                facts = path.lstat()
+                mark = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+                known = self._parsed.get(name)
+                record = known[1] if known is not None and known[0] == mark else _parse_record(path)
+                found.append(_view(record, cells.read(path.with_suffix(".cells"))))
+            except (OSError, ValueError):
+                self.damaged += 1
+                continue
+            parsed[name] = (mark, record)
+        self._parsed = parsed
+        return found
+
+
+def _recorded(home: Path) -> list[str]:
+    """The names of the records in a folder."""
+    return sorted(name for name in os.listdir(home) if name.endswith(".json") and name[:-5].isdecimal())
+
+
+def _parse_record(path: Path) -> Record:
+    record = _again(lambda: Record.from_json(folder.read_file(path, _LARGEST).decode()))
+    if record.schema != SCHEMA:
+        raise ValueError(f"another version of vllm-graft wrote it (schema {record.schema}, this one has {SCHEMA})")
+    return record
+
+
+def _view(record: Record, counted: Sequence[int], figures: QueueFigures | None = None) -> ProcessView:
     unsaved = counted[cells.UNSAVED]
     return ProcessView(
         record,
         _life(record, counted[cells.ENDED]),
         readings(record.items, counted),
-        read_board(path.with_suffix(SUFFIX)),
+        figures,
         counted[cells.BEAT] / 1000,
         os.strerror(min(unsaved, 2**15)) if unsaved else "",
     )

@@ -65,6 +65,7 @@ class Watch:
         self._pid = 0
         self._mark: object = None
         self._since = 0.0
+        self._stall: Stall | None = None
         self.progress: Callable[[], Progress | None] | None = None
 
     def start(self) -> None:
@@ -106,17 +107,14 @@ class Watch:
         if progress is None or progress.mark is not self._mark:
             self._mark = progress.mark if progress is not None else None
             self._since = time.time()
-            return []
-        if time.time() - self._since < self._patience_s:
-            return []
-        frame = sys._current_frames().get(progress.thread)
-        call = next(_guarded(frame), None)
-        requests = "1 request waits" if progress.waiting == 1 else f"{progress.waiting} requests wait"
-        known = next((each for each in self._stalls() if each.what.startswith(_NO_STEP)), None)
-        if known is not None:
-            # Written once: how many wait changes all the time.
-            return [known]
-        return [Stall(f"{_NO_STEP} while {requests}", self._since, _place(frame), call[0] if call else "")]
+            self._stall = None
+        elif self._stall is None and time.time() - self._since >= self._patience_s:
+            # Kept as it is from now on, so that the record is written once: how many wait changes all the time.
+            frame = sys._current_frames().get(progress.thread)
+            call = next(_guarded(frame), ("", 0))
+            requests = "1 request waits" if progress.waiting == 1 else f"{progress.waiting} requests wait"
+            self._stall = Stall(f"has not finished a step while {requests}", self._since, _place(frame), call[0])
+        return [self._stall] if self._stall is not None else []
 
     def _item_stalls(self) -> list[Stall]:
         found = []
@@ -134,7 +132,6 @@ class Watch:
         return self._book.record.stalls if self._book.record is not None else []
 
 
-_NO_STEP: Final = "has not finished a step"
 _NO_RETURN: Final = "waits for a plugin that does not return"
 
 
