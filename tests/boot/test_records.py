@@ -171,7 +171,7 @@ def test_an_engine_that_makes_no_step_is_a_finding(server: Server, session: Sess
     assert "EngineCore (engine+worker, pid " in found.subject
     assert found.what.startswith("has not finished a step while 1 request waits (1")
     assert "stuck.py:" in found.where
-    assert "the engine did not answer within 10 s" in codes["S017"]["what"]
+    assert "it gave no answer within 10 s" in codes["S023"]["what"]
     assert "S016" in codes
     waiting.join(60)
     wait_for(lambda: findings(server) == {})
