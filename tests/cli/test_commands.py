@@ -1,10 +1,13 @@
 """The commands that start nothing: their output, their JSON and their exit status."""
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from vllm_graft.cli import COMMANDS, main
 from vllm_graft.cli.serve import check_plugins_variable, with_default_model
 from vllm_graft.errors import ConfigError
 from vllm_graft.ledger import Ledger
-from vllm_graft.ledger.record import Record
+from vllm_graft.ledger.record import Record, Stall
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.points import POINTS
@@ -241,3 +244,71 @@ def test_the_embedded_model_is_compiled_only_where_that_is_asked_for(monkeypatch
     monkeypatch.setattr("vllm_graft.cli.serve.embedded_model", lambda: Path("/m"))
     made = with_default_model([word])
     assert made.count("--enforce-eager") == [word].count("--enforce-eager")
+
+
+class Terminal(io.StringIO):
+    """An output that says whether it is a terminal."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_watching_clears_the_screen_of_a_terminal_only(terminal: bool, monkeypatch: pytest.MonkeyPatch):
+    """What goes into a pipe or a file is text."""
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    output = Terminal(terminal=terminal)
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(time, "sleep", interrupt)
+    assert main(["status", "--watch"]) == 130
+    assert output.getvalue().startswith("\x1b[2J\x1b[H") == terminal
+    assert ("\x1b" in output.getvalue()) == terminal
+
+
+def test_the_words_of_others_do_not_reach_the_terminal_as_orders(capsys: pytest.CaptureFixture[str]):
+    """Names, reasons and errors are a plugin's or a client's: escapes and line ends in them are shown."""
+    odd = "red \x1b[31m\nS001 error: forged \ud800"
+    book = Ledger()
+    plan = Plan((PlanItem("stats", "sink", "m:C", "p", ("frontend",)),), model=odd)
+    book.begin_run("run", plan)
+    book.set_item("stats", "sink", "quarantined", odd)
+    book.open(Record.of_this_process("run", plan.hash, odd, ["frontend"], odd, "V1"))
+    assert book.record is not None
+    book.record.name, book.record.last_error = odd, odd
+    book.record.stalls = [Stall(odd, time.time(), odd, odd)]
+    book.hook("sink", odd, 50.0).count(1)
+    book.save()
+    main(["status"])
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert not any(line.startswith("S001") for line in shown.splitlines())
+    assert shown.count("forged") >= 7
+
+
+def test_the_hooks_of_an_item_are_named_with_their_cost(capsys: pytest.CaptureFixture[str]):
+    """An author with several methods must see which of them is slow."""
+    book = Ledger()
+    plan = Plan((PlanItem("scheduler", "fair", "m:C", "p", ("frontend",)),), model="m")
+    book.begin_run("run", plan)
+    book.set_item("scheduler", "fair", "applied")
+    book.open(Record.of_this_process("run", plan.hash, "m", ["frontend"], "0.32.0", "V1"))
+    for name, took in (("push", 10_000), ("pop", 900_000)):
+        book.hook("fair", name, 1000.0).count(took)
+    assert main(["status"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "fair: applied, 2 calls (push 1 p99 10 us of 1000, pop 1 p99 900 us of 1000)" in shown
+
+
+def test_status_of_something_else_that_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Not a traceback."""
+    for answer in ("null", "{}", '{"plan": {}, "processes": [1], "findings": []}'):
+        monkeypatch.setattr(urllib.request, "urlopen", lambda *_, text=answer, **__: io.StringIO(text))
+        assert main(["status", "--url", "http://127.0.0.1:9"]) == 2
+        assert "the answer is no status document of vllm-graft" in capsys.readouterr().err

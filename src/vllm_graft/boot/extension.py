@@ -36,6 +36,9 @@ class Reporter:
 
     def graft_report(self) -> str:
         """The records of this worker's machine and run, as a JSON list of processes."""
+        from vllm_graft.boot.process import process
+
+        process.watch.start()
         return json.dumps(rows_here())
 
 

@@ -110,6 +110,11 @@ class Guard(Generic[P, R]):
         reading = self._meter.reading()
         return f"the budget of {reading.budget_us:g} us (mean {reading.mean_us:.0f} us, max {reading.max_us:.0f} us)"
 
+    @property
+    def name(self) -> str:
+        """The item and its hook that is called."""
+        return self._meter.key.replace("\t", ".")
+
     def _put_aside(self, reason: str) -> None:
         self.aside = reason
         self._on_aside(reason)
