@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from vllm_graft.bindings.sampling.isolation import (
     NOT_NUMBERS,
+    Copy,
     Watch,
     form_of,
     isolate,
@@ -38,10 +39,10 @@ _PASSES: Final = 16
 _HOST_BYTES_PER_US: Final = 5000.0
 
 
-def budget_us(model: ServedModel) -> float:
+def budget_us(model: ServedModel, per_row: float = 0.0) -> float:
     """What a step may cost: the point's budget, and where the logits are in host memory the time of as many passes over
-    them as the budget has on a current accelerator: 16, at 5 GB/s."""
-    budget = point("sampler").budget_us or 0.0
+    them as the budget has on a current accelerator: 16, at 5 GB/s. Each request that runs may cost ``per_row`` more."""
+    budget = (point("sampler").budget_us or 0.0) + model.at_a_time * per_row
     if model.device.type != "cpu":
         return budget
     return round(budget + model.at_a_time * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US, -2)
@@ -64,10 +65,11 @@ class Planned:
         self._ledger = ledger
         self._nobody = model.slots
         self._isolated: tuple[Rows, Rows] | None = None
+        self._copy = Copy()
         self._in_place = isinstance(made, SamplingStrategy) and made.whole and item.package == _OURS
         self._watch = Watch(model.device) if model.device.type != "cpu" else None
         own = item.options.get("budget_us")
-        self._methods(float(own) if isinstance(own, int | float) and own > 0 else budget_us(model))
+        self._methods(float(own) if isinstance(own, int | float) and own > 0 else budget_us(model, made.row_budget_us))
 
     def _methods(self, budget: float) -> None:
         made = self.made
@@ -236,9 +238,13 @@ class Planned:
             made.step(logits, rows)
             return
         mine = rows.slots != self._nobody if rows.known is None else None
-        own = logits[rows.rows]
+        own = self._copy.take(logits, rows.rows)
         form = form_of(own)
-        result = read_result(made.step(own, self._alone_in(rows)), own, form)
+        try:
+            result = read_result(made.step(own, self._alone_in(rows)), own, form)
+        except BaseException:
+            self._copy = Copy()  # nobody knows in which state its memory is
+            raise
         broken = write_back(logits, rows.rows, result, mine=mine, keep_forbidden=not made.whole)
         self._refuse(broken, "step")
 
