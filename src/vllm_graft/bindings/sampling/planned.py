@@ -20,6 +20,7 @@ from vllm_graft.bindings.sampling.isolation import (
     isolate,
     read_result,
     write_back,
+    write_back_on_host,
 )
 from vllm_graft.contracts import Params, Rows, Sampler, SamplingStrategy, ServedModel, Statistics, Truncation
 from vllm_graft.contracts.request_keys import KeyValue, read_keys
@@ -190,9 +191,8 @@ class Planned:
 
             logits = torch.zeros((1, model.vocabulary), device=model.device)
             row = torch.zeros(1, dtype=torch.int64, device=model.device)
-            for mine in (None, row == 0):
-                found = write_back(logits, row, logits.clone(), mine=mine, keep_forbidden=not _is_whole(self.made))
-            self._watch.add(found)
+            given = {"keep_forbidden": not _is_whole(self.made), "seen": self._watch.seen}
+            write_back(logits, row, logits.clone(), mine=None, **given)
 
     def _is_aside_by_now(self) -> bool:
         """Whether it is put aside, with what the device has told of since the last step."""
@@ -245,15 +245,12 @@ class Planned:
         except BaseException:
             self._copy = Copy()  # nobody knows in which state its memory is
             raise
-        broken = write_back(logits, rows.rows, result, mine=mine, keep_forbidden=not made.whole)
-        self._refuse(broken, "step")
-
-    def _refuse(self, broken: torch.Tensor, method: str) -> None:
-        """Rows of which a method made something that is no number: an error on the host, remembered on a device."""
-        if self._watch is not None:
-            self._watch.add(broken)
-        elif broken.any():
-            raise ValueError(f"{method} gave {NOT_NUMBERS}, in {int(broken.sum())} of {len(broken)} rows")
+        if self._watch is None:
+            _refuse(write_back_on_host(logits, rows.rows, result, mine=mine, keep_forbidden=not made.whole), "step")
+        else:
+            seen = self._watch.seen
+            write_back(logits, rows.rows, result, mine=mine, keep_forbidden=not made.whole, seen=seen)
+            self._watch.stepped()
 
     def _limiting(self, made: Truncation) -> Callable[[Statistics, Rows], torch.Tensor]:
         def limited(stats: Statistics, rows: Rows) -> torch.Tensor:
@@ -288,7 +285,12 @@ class Planned:
             raise ValueError(f"threshold must return {len(stats.max)} limits, one for each row, and gave {gave}")
         limits = answer.to(stats.max)
         if not self._in_place:
-            self._refuse(limits.isnan() & stats.max.isfinite(), "threshold")
+            broken = limits.isnan() & stats.max.isfinite()
+            if self._watch is None:
+                _refuse(broken.tolist(), "threshold")
+            else:
+                self._watch.seen |= broken.any()
+                self._watch.stepped()
         return limits
 
     def _picking(self, made: Sampler) -> Callable[[torch.Tensor, Rows], torch.Tensor]:
@@ -346,6 +348,12 @@ def _singly(rows: Rows) -> list[Rows]:
 
     device = rows.rows.device
     return [Rows(tensor([row], device), tensor([slot], device), rows.step, ((row, slot),)) for row, slot in rows.pairs]
+
+
+def _refuse(broken: Sequence[bool], method: str) -> None:
+    """Raise where a method has made something of rows that is no number."""
+    if any(broken):
+        raise ValueError(f"{method} gave {NOT_NUMBERS}, in {sum(broken)} of {len(broken)} rows")
 
 
 def _is_whole(made: Chosen) -> bool:
