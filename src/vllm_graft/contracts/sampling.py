@@ -34,6 +34,9 @@ class Chosen(Item):
     step may cost, 0 the point's own budget."""
     window: int = 0
     """How many of a request's last tokens are wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
+    row_budget_us: ClassVar[float] = 0.0
+    """What a step may cost besides for each request that the server runs at a time, where rows are worked on one by one
+    on the host; the option ``budget_us`` counts more."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -96,6 +96,7 @@ NAMES = (
     "returns", "tampers",
 )  # fmt: skip
 
+LONG = 100
 ASK = {"prompt": "x", "max_tokens": 6, "model": "m", "temperature": 0, "ignore_eos": True}
 
 
@@ -123,16 +124,19 @@ def plain(server: Server) -> str:
     return text(server)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(server: Server) -> list[str]:
+    """What four long ones get."""
+    return [text(server, max_tokens=LONG)] * 4
+
+
 def beside(server: Server, name: str) -> tuple[list[str], list[str]]:
-    """The answers of requests that ask for a sampler, and of others that share their batches."""
-
-    def one(number: int) -> tuple[bool, str]:
-        asks = number % 2 == 0
-        return asks, text(server, **({name: True} if asks else {}))
-
+    """The answers of requests that ask for a sampler, and of others that are under way when they come."""
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(one, range(8)))
-    return [said for asks, said in answers if asks], [said for asks, said in answers if not asks]
+        others = [pool.submit(text, server, max_tokens=LONG) for _ in range(4)]
+        time.sleep(0.2)
+        own = [pool.submit(text, server, **{name: True}) for _ in range(4)]
+        return [each.result() for each in own], [each.result() for each in others]
 
 
 def reason(server: Server, name: str) -> str:
@@ -157,23 +161,25 @@ def reason(server: Server, name: str) -> str:
         ("tampers", "has no attribute 'clear'"),
     ],
 )
-def test_a_misdeed_costs_the_sampler_and_nobody_else(server: Server, plain: str, name: str, said: str):
+def test_a_misdeed_costs_the_sampler_and_nobody_else(
+    server: Server, plain: str, undisturbed: list[str], name: str, said: str
+):
     """All requests go on as if it had never been called, and status has the reason."""
-    assert beside(server, name) == ([plain] * 4, [plain] * 4)
+    assert beside(server, name) == ([plain] * 4, undisturbed)
     assert said in reason(server, name)
     assert server.health() == 200
 
 
-def test_rows_of_other_requests_are_out_of_reach(server: Server, plain: str):
+def test_rows_of_other_requests_are_out_of_reach(server: Server, undisturbed: list[str]):
     """It forces a token wherever it can write: in its own rows only."""
     own, others = beside(server, "overreaches")
     assert set(own) == {"B" * 6}
-    assert others == [plain] * 4
+    assert others == undisturbed
 
 
-def test_what_a_step_returns_counts(server: Server, plain: str):
+def test_what_a_step_returns_counts(server: Server, undisturbed: list[str]):
     """As in vLLM's own interface."""
-    assert beside(server, "returns") == (["A" * 6] * 4, [plain] * 4)
+    assert beside(server, "returns") == (["A" * 6] * 4, undisturbed)
 
 
 @pytest.mark.parametrize("name", ["sleeps", "dozes"])

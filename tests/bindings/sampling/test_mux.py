@@ -579,6 +579,10 @@ def replace(logits, rows):
     logits.data = torch.zeros(2, 2)
 
 
+def starve(logits, rows):
+    logits.untyped_storage().resize_(0)
+
+
 def transpose(logits, rows):
     return logits.T
 
@@ -610,6 +614,7 @@ GIVEN = "ValueError: step was given logits of (2, 8) float32 on cpu and left or 
         (resize, GIVEN + "(1, 3) float32 on cpu"),
         (empty, GIVEN + "(0,) float32 on cpu"),
         (replace, GIVEN + "(2, 2) float32 on cpu"),
+        (starve, "ValueError: step took the memory of its logits away"),
         (transpose, GIVEN + "(8, 2) float32 on cpu"),
         (halve, GIVEN + "(2, 8) float64 on cpu"),
         (answer, "TypeError: step must change its logits in place or return new ones, and returned bool"),
@@ -628,7 +633,7 @@ def test_what_cannot_be_logits_costs_the_strategy(misdeed, reason: str, kind):
     assert bench.first(4) == [1, 1, 1, 2]
 
 
-@pytest.mark.parametrize("misdeed", [resize, spoil, exaggerate, write_all_and_exit])
+@pytest.mark.parametrize("misdeed", [resize, starve, spoil, exaggerate, write_all_and_exit])
 def test_or_the_request_that_it_was_done_for(misdeed):
     """The batch is taken apart for what is no exception too."""
     bench = Bench(type("Bad", (Misbehaves,), {"misdeed": staticmethod(misdeed)}), on_error="request")

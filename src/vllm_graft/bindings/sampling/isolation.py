@@ -7,6 +7,7 @@ later.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -62,6 +63,26 @@ def isolate(rows: Rows) -> Rows:
     return IsolatedStep(rows, tensor(range(len(known)), rows.rows.device), known).isolated
 
 
+class Copy:
+    """Copies rows of the logits, on the host into the same memory again and again: fresh memory takes as long."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    def take(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The rows as a tensor of their own."""
+        import torch
+
+        if logits.device.type != "cpu":
+            return logits[rows]
+        size = len(rows) * logits.shape[1]
+        if self._memory is None or self._memory.numel() < size or self._memory.dtype != logits.dtype:
+            self._memory = torch.empty(size, dtype=logits.dtype)
+        # A tensor of its own over that memory: what a strategy does to it, but for its numbers, ends with it.
+        own = self._memory.detach()[:size].view(len(rows), logits.shape[1])
+        return torch.index_select(logits, 0, rows, out=own)
+
+
 Form = tuple["torch.Size", "torch.dtype", "torch.device"]
 
 
@@ -83,23 +104,33 @@ def read_result(answer: object, own: torch.Tensor, form: Form) -> torch.Tensor:
     result = own if answer is None else answer
     if form_of(result) != form:
         raise ValueError(f"step was given logits of {_shown(form)} and left or returned {_shown(form_of(result))}")
+    last = result.storage_offset() + sum((n - 1) * step for n, step in zip(result.shape, result.stride(), strict=True))
+    if result.untyped_storage().nbytes() < (last + 1) * result.element_size():
+        raise ValueError("step took the memory of its logits away")
     return result
 
 
 def write_back(
-    logits: torch.Tensor, rows: torch.Tensor, result: torch.Tensor, *, mine: torch.Tensor | None, keep_forbidden: bool
-) -> torch.Tensor:
-    """Put a strategy's result into the logits; returns which rows held something that is no number.
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    result: torch.Tensor,
+    *,
+    mine: torch.Tensor | None,
+    keep_forbidden: bool,
+    seen: torch.Tensor,
+) -> None:
+    """Put a strategy's result into the logits; ``seen`` becomes 1 where a row held something that is no number.
 
     Such a row, one in which no token would be left, and one that is not ``mine`` stay as they were. With
-    ``keep_forbidden`` so does a logit that was -inf. On the host nothing is written where any row holds no numbers.
+    ``keep_forbidden`` so does a logit that was -inf. What was no number before is not the strategy's doing.
     """
     import torch
 
     if has_triton(logits):
         from vllm_graft.bindings.sampling.isolation_kernels import write_back_by_triton
 
-        return write_back_by_triton(logits, rows, result, mine, keep_forbidden=keep_forbidden)
+        write_back_by_triton(logits, rows, result, mine=mine, keep_forbidden=keep_forbidden, seen=seen)
+        return
     before = logits[rows]
     after = torch.where(before == -torch.inf, before, result) if keep_forbidden else result
     # The greatest of a row is NaN where any is: one pass tells all there is to know.
@@ -109,20 +140,42 @@ def write_back(
     keep = numbers & (top > -torch.inf)
     if mine is not None:
         broken, keep = broken & mine, keep & mine
-    if logits.device.type == "cpu":
-        if broken.any():
-            return broken
-        if keep.all():
-            logits[rows] = after
-            return broken
+    seen |= broken.any()
     logits[rows] = torch.where(keep[:, None], after, before)
+
+
+def write_back_on_host(
+    logits: torch.Tensor, rows: torch.Tensor, result: torch.Tensor, *, mine: torch.Tensor | None, keep_forbidden: bool
+) -> list[bool]:
+    """As ``write_back``, but it tells which rows are broken, and writes nothing where any is.
+
+    Row after row, while each is in the cache; most have nothing that is forbidden.
+    """
+    import torch
+
+    own = [True] * len(rows) if mine is None else mine.tolist()
+    broken, writes = [False] * len(rows), []
+    for number, row in enumerate(rows.tolist()):
+        if not own[number]:
+            continue
+        before, after = logits[row], result[number]
+        if keep_forbidden and not before.amin().item() > -math.inf:
+            after = torch.where(before == -math.inf, before, after)
+        top = after.amax().item()
+        if -math.inf < top < math.inf:
+            writes.append((before, after))
+        elif top != -math.inf:
+            broken[number] = before.amax().item() < math.inf
+    if not any(broken):
+        for before, after in writes:
+            before.copy_(after)
     return broken
 
 
 class Watch:
     """Learns of rows that held no numbers on a device without waiting for it.
 
-    What a step found is gathered there; every so many steps it is copied, and read once the copy has arrived.
+    Steps leave a 1 in ``seen``; every so many of them it is copied, and read once the copy has arrived.
     """
 
     EVERY: Final = 8
@@ -130,18 +183,17 @@ class Watch:
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        self._seen = torch.zeros(1, dtype=torch.bool, device=device)
-        self._host = torch.zeros(1, dtype=torch.bool, pin_memory=True)
+        self.seen = torch.zeros(1, dtype=torch.int32, device=device)
+        self._host = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._arrived = torch.Event(device.type)
         self._steps = 0
         self._under_way = False
 
-    def add(self, broken: torch.Tensor) -> None:
-        """Gather what a step found."""
-        self._seen |= broken.any()
+    def stepped(self) -> None:
+        """A step is on its way to the device."""
         self._steps += 1
         if self._steps % self.EVERY == 1 and not self._under_way:
-            self._host.copy_(self._seen, non_blocking=True)
+            self._host.copy_(self.seen, non_blocking=True)
             self._arrived.record()
             self._under_way = True
 

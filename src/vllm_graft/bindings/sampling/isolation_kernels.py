@@ -42,11 +42,22 @@ def _judge_kernel(
 
 @triton.jit
 def _write_kernel(
-    logits, row_step, rows, result, result_step, vocabulary, verdicts, FORBIDDEN: tl.constexpr, PIECE: tl.constexpr
+    logits,
+    row_step,
+    rows,
+    result,
+    result_step,
+    vocabulary,
+    verdicts,
+    seen,
+    FORBIDDEN: tl.constexpr,
+    PIECE: tl.constexpr,
 ):
-    """Write one piece of a row that may count."""
+    """Write one piece of a row that may count, and note one that its strategy has broken."""
     number = tl.program_id(0)
     verdict = tl.load(verdicts + number)
+    if (verdict & (_BROKEN | _WAS_BROKEN | _OTHERS)) == _BROKEN:
+        tl.store(seen, 1)
     if (verdict & (_LEFT | _BROKEN | _OTHERS)) != _LEFT:
         return
     at = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
@@ -63,10 +74,11 @@ def write_back_by_triton(
     logits: torch.Tensor,
     rows: torch.Tensor,
     result: torch.Tensor,
-    mine: torch.Tensor | None,
     *,
+    mine: torch.Tensor | None,
     keep_forbidden: bool,
-) -> torch.Tensor:
+    seen: torch.Tensor,
+) -> None:
     """As ``isolation.write_back``, on a device."""
     count, vocabulary = result.shape
     result = result if result.stride(1) == 1 else result.contiguous()
@@ -74,7 +86,6 @@ def write_back_by_triton(
     if mine is not None:
         verdicts = torch.where(mine, verdicts, _OTHERS.value)
     grid = (count, triton.cdiv(vocabulary, _PIECE))
-    given = (logits, logits.stride(0), rows, result, result.stride(0), vocabulary, verdicts, keep_forbidden, _PIECE)
-    _judge_kernel[grid](*given)
-    _write_kernel[grid](*given)
-    return (verdicts & (_BROKEN.value | _WAS_BROKEN.value | _OTHERS.value)) == _BROKEN.value
+    given = (logits, logits.stride(0), rows, result, result.stride(0), vocabulary, verdicts)
+    _judge_kernel[grid](*given, keep_forbidden, _PIECE)
+    _write_kernel[grid](*given, seen, keep_forbidden, _PIECE)

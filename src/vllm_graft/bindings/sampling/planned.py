@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Final, cast
 
 from vllm_graft.bindings.sampling.isolation import (
     NOT_NUMBERS,
+    Copy,
     Watch,
     form_of,
     isolate,
     read_result,
     write_back,
+    write_back_on_host,
 )
 from vllm_graft.contracts import Params, Rows, Sampler, SamplingStrategy, ServedModel, Statistics, Truncation
 from vllm_graft.contracts.request_keys import KeyValue, read_keys
@@ -38,10 +40,10 @@ _PASSES: Final = 16
 _HOST_BYTES_PER_US: Final = 5000.0
 
 
-def budget_us(model: ServedModel) -> float:
+def budget_us(model: ServedModel, per_row: float = 0.0) -> float:
     """What a step may cost: the point's budget, and where the logits are in host memory the time of as many passes over
-    them as the budget has on a current accelerator: 16, at 5 GB/s."""
-    budget = point("sampler").budget_us or 0.0
+    them as the budget has on a current accelerator: 16, at 5 GB/s. Each request that runs may cost ``per_row`` more."""
+    budget = (point("sampler").budget_us or 0.0) + model.at_a_time * per_row
     if model.device.type != "cpu":
         return budget
     return round(budget + model.at_a_time * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US, -2)
@@ -64,10 +66,11 @@ class Planned:
         self._ledger = ledger
         self._nobody = model.slots
         self._isolated: tuple[Rows, Rows] | None = None
+        self._copy = Copy()
         self._in_place = isinstance(made, SamplingStrategy) and made.whole and item.package == _OURS
         self._watch = Watch(model.device) if model.device.type != "cpu" else None
         own = item.options.get("budget_us")
-        self._methods(float(own) if isinstance(own, int | float) and own > 0 else budget_us(model))
+        self._methods(float(own) if isinstance(own, int | float) and own > 0 else budget_us(model, made.row_budget_us))
 
     def _methods(self, budget: float) -> None:
         made = self.made
@@ -188,9 +191,8 @@ class Planned:
 
             logits = torch.zeros((1, model.vocabulary), device=model.device)
             row = torch.zeros(1, dtype=torch.int64, device=model.device)
-            for mine in (None, row == 0):
-                found = write_back(logits, row, logits.clone(), mine=mine, keep_forbidden=not _is_whole(self.made))
-            self._watch.add(found)
+            given = {"keep_forbidden": not _is_whole(self.made), "seen": self._watch.seen}
+            write_back(logits, row, logits.clone(), mine=None, **given)
 
     def _is_aside_by_now(self) -> bool:
         """Whether it is put aside, with what the device has told of since the last step."""
@@ -236,18 +238,19 @@ class Planned:
             made.step(logits, rows)
             return
         mine = rows.slots != self._nobody if rows.known is None else None
-        own = logits[rows.rows]
+        own = self._copy.take(logits, rows.rows)
         form = form_of(own)
-        result = read_result(made.step(own, self._alone_in(rows)), own, form)
-        broken = write_back(logits, rows.rows, result, mine=mine, keep_forbidden=not made.whole)
-        self._refuse(broken, "step")
-
-    def _refuse(self, broken: torch.Tensor, method: str) -> None:
-        """Rows of which a method made something that is no number: an error on the host, remembered on a device."""
-        if self._watch is not None:
-            self._watch.add(broken)
-        elif broken.any():
-            raise ValueError(f"{method} gave {NOT_NUMBERS}, in {int(broken.sum())} of {len(broken)} rows")
+        try:
+            result = read_result(made.step(own, self._alone_in(rows)), own, form)
+        except BaseException:
+            self._copy = Copy()  # nobody knows in which state its memory is
+            raise
+        if self._watch is None:
+            _refuse(write_back_on_host(logits, rows.rows, result, mine=mine, keep_forbidden=not made.whole), "step")
+        else:
+            seen = self._watch.seen
+            write_back(logits, rows.rows, result, mine=mine, keep_forbidden=not made.whole, seen=seen)
+            self._watch.stepped()
 
     def _limiting(self, made: Truncation) -> Callable[[Statistics, Rows], torch.Tensor]:
         def limited(stats: Statistics, rows: Rows) -> torch.Tensor:
@@ -282,7 +285,12 @@ class Planned:
             raise ValueError(f"threshold must return {len(stats.max)} limits, one for each row, and gave {gave}")
         limits = answer.to(stats.max)
         if not self._in_place:
-            self._refuse(limits.isnan() & stats.max.isfinite(), "threshold")
+            broken = limits.isnan() & stats.max.isfinite()
+            if self._watch is None:
+                _refuse(broken.tolist(), "threshold")
+            else:
+                self._watch.seen |= broken.any()
+                self._watch.stepped()
         return limits
 
     def _picking(self, made: Sampler) -> Callable[[torch.Tensor, Rows], torch.Tensor]:
@@ -340,6 +348,12 @@ def _singly(rows: Rows) -> list[Rows]:
 
     device = rows.rows.device
     return [Rows(tensor([row], device), tensor([slot], device), rows.step, ((row, slot),)) for row, slot in rows.pairs]
+
+
+def _refuse(broken: Sequence[bool], method: str) -> None:
+    """Raise where a method has made something of rows that is no number."""
+    if any(broken):
+        raise ValueError(f"{method} gave {NOT_NUMBERS}, in {sum(broken)} of {len(broken)} rows")
 
 
 def _is_whole(made: Chosen) -> bool:
