@@ -31,6 +31,7 @@ from vllm_graft.contracts import BatchRecord, Key, RequestRecord, ServedModel
 from vllm_graft.contracts.request_keys import read_keys
 from vllm_graft.contracts.sampling import Chosen
 from vllm_graft.errors import GraftError
+from vllm_graft.findings import Finding
 from vllm_graft.ledger import Figures, Ledger, QueueFigures, missing, runs
 from vllm_graft.ledger.folder import home_in, state_folder
 from vllm_graft.ledger.record import Record, State
@@ -43,7 +44,7 @@ from vllm_graft.plugins.platforms.simulated.devices import __file__ as DEVICES_F
 from vllm_graft.plugins.platforms.simulated.workload.description import generate
 from vllm_graft.points import keys
 from vllm_graft.server.callers import Callers
-from vllm_graft.server.metrics import families
+from vllm_graft.server.metrics import QueueLines, item_families
 from vllm_graft.server.routes import status_of
 from vllm_graft.testing import Session, lay_out
 from vllm_graft.versions import vllm_root
@@ -179,7 +180,15 @@ class TestFindings:
         (linked,) = re.findall(rf"^\| `{state}` \|.*\| (.*)\|$", section(page("status.md"), "States"), re.MULTILINE)
         plan = Plan((PlanItem("patch", "p", "m:C", "p", ("engine",)),))
         item = {"name": "p", "state": state, "reason": "because"}
-        row = {"roles": ["engine"], "items": [item], "life": "running", "name": "n", "pid": 1, "host": "h"}
+        row = {
+            "roles": ["engine"],
+            "items": [item],
+            "life": "running",
+            "name": "n",
+            "pid": 1,
+            "host": "h",
+            "plan": plan.hash,
+        }
         found = missing([row], plan)
         assert [finding.code for finding in found] == CODE.findall(linked.partition("]")[0])
         for finding in found:
@@ -276,18 +285,18 @@ class TestExamples:
         assert [set(row) for row in rows] == [set(real[0])] * 2
 
     def test_the_metrics_of_the_page_are_those_there_are(self):
-        pytest.importorskip("prometheus_client")
-        found = families([QueueFigures(1, 0, "item", 0.0, (Figures("tenant", "acme"),))])
-        names = {family.name + ("_total" if family.type == "counter" else "") for family in found}
+        found = QueueLines().families([QueueFigures(1, 0, "item", 0.0, (Figures("tenant", "acme"),))])
         text = (DOCS / "schedulers.md").read_text(encoding="utf-8")
-        assert set(re.findall(r"vllm_graft_queue_\w+(?=`)", text)) == names
+        assert set(re.findall(r"vllm_graft_queue_\w+(?=`)", text)) == {family.name for family in found}
+        text = (DOCS / "status.md").read_text(encoding="utf-8")
+        assert set(re.findall(r"vllm_graft_\w+(?=`)", text)) == {family.name for family in item_families([], Plan())}
 
     def test_the_route_answers_with_the_same_keys(self):
-        async def rows() -> list[dict[str, object]]:
-            return []
+        async def look() -> tuple[list[dict[str, object]], list[Finding]]:
+            return [], []
 
         shown = json.loads(blocks("json", DOCS / "status.md")[0].text)[0]
-        assert set(asyncio.run(status_of("run", rows, Plan()))) == set(shown)
+        assert set(asyncio.run(status_of("run", look, Plan()))) == set(shown)
 
     def test_the_sink_of_the_page_works_as_a_package(self, site: Path):
         package(site, "stats.md", "stats")

@@ -24,7 +24,7 @@ class Batch:
         self._source = logits.to(self.device)
         self.logits = self._source.clone()
         self.rows = torch.arange(size, device=self.device)
-        self.model = ServedModel("none", vocabulary, size, self.device, load_tokenizer=lambda: None)
+        self.model = ServedModel("none", vocabulary, size, self.device)
         self.texts = [text(seed, window) for seed in range(size)]
         self.tokens = self._on_device(self.texts)
         self.circles = self._on_device([circle(seed, window) for seed in range(size)])

@@ -7,7 +7,9 @@ On a GPU a step's time is what the device takes, the median between two events, 
 host takes is beside it. On the host it is CPU time of one thread. Logits are put back before each step and that is not
 counted. For the single strategies the history is at hand: where tokens are "on the device" as a tensor, where they are
 "on the host" each step finds one token more. "all four" goes through the multiplexer as in a worker: with guards,
-meters, and on a GPU the last tokens kept near the device.
+meters, and on a GPU the last tokens kept near the device. So does "another package's", a strategy that scales its rows:
+on a copy of them, as strategies of other packages work, beside in place, as those that ship do. The rows "json" are
+constrained-json, with a vocabulary made of random words and documents that grow.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from collections.abc import Callable, Iterator
 import torch
 from benchmarks.sampling import other_ways
 from benchmarks.sampling.batch import Batch, lists, rows_of, tensors
+from benchmarks.sampling.documents import Documents
 from benchmarks.sampling.worker import Worker
 
 from vllm_graft.bindings.sampling.truncation import has_triton, mask_below
 from vllm_graft.bindings.sampling.truncation import statistics as row_statistics
+from vllm_graft.contracts import Key, SamplingStrategy
 from vllm_graft.plugins.samplers.dry import Dry
 from vllm_graft.plugins.samplers.no_repeat_ngram import NoRepeatNgram
 from vllm_graft.plugins.samplers.top_n_sigma import TopNSigma
@@ -42,6 +46,30 @@ KEYS = {
     TopNSigma: {"top_n_sigma": 1.0},
     Xtc: {"xtc_probability": 1.0},
 }
+
+
+class Scaled(SamplingStrategy):
+    """What an author may write in a few lines."""
+
+    keys = (Key("scaled", "float", 1.0, switch=True),)
+
+    def setup(self, model):
+        self.factors = model.per_slot(1.0)
+
+    def open(self, slot, params):
+        self.factors[slot] = params.number("scaled")
+        return True
+
+    def step(self, logits, rows):
+        logits[rows.rows] *= self.factors.of(rows)[:, None]
+
+
+class ScaledInPlace(Scaled):
+    """The same without a net."""
+
+    whole = True
+
+
 Step = Callable[[torch.Tensor], None]
 Way = tuple[str, Step, Callable[[], None]]
 """Its name, a step, and what happens before each step without being counted."""
@@ -112,6 +140,19 @@ def cases(batch: Batch) -> Iterator[tuple[str, list[Way]]]:
             ("loops and eager torch", lambda logits: other_ways.all_eager(batch, logits, every, shares), nothing),
         ],
     )
+
+    alone, direct = (Worker(batch, {kind: {"scaled": 0.5}}, package) for kind, package in OTHERS)
+    yield (
+        "another package's",
+        [("ours, a copy of its rows", alone.step, alone.grow), ("in place", direct.step, direct.grow)],
+    )
+
+    for name, asked in {"greedy": {"temperature": 0.0}, "top_p 0.95": {"temperature": 0.8, "top_p": 0.95}}.items():
+        documents = Documents(batch, **asked)
+        yield f"json, {name}", [("ours", documents.step, documents.grow)]
+
+
+OTHERS = ((Scaled, "another"), (ScaledInPlace, "vllm-graft"))
 
 
 def history_ways(batch: Batch, kind: type, device: tensors, host: lists, loop: Step | None) -> list[Way]:

@@ -17,8 +17,8 @@ from vllm_graft.plan import PlanItem
 class Worker:
     """Every request of a batch asks for all of the strategies; their texts grow by one token with each step."""
 
-    def __init__(self, batch: Batch, keys: dict[type, dict[str, object]]) -> None:
-        self._batch = batch
+    def __init__(self, batch: Batch, keys: dict[type, dict[str, object]], package: str = "vllm-graft") -> None:
+        self._batch, self._package = batch, package
         book = Ledger()
         made = [self._planned(kind, book) for kind in keys]
         self._mux = Mux(made, batch.model, 0)
@@ -42,7 +42,11 @@ class Worker:
         # A budget that nobody overruns: what is measured here must not be put aside.
         options = {**kind.options, "budget_us": 10**9}
         made = Planned(
-            PlanItem("sampler", name, "m:C", "p", ("worker",), options), kind(options), self._batch.model, book, None
+            PlanItem("sampler", name, "m:C", self._package, ("worker",), options),
+            kind(options),
+            self._batch.model,
+            book,
+            None,
         )
         made.made.setup(self._batch.model)
         return made
@@ -53,6 +57,7 @@ class Worker:
             max_num_reqs=batch.size,
             device=device,
             total_len=SimpleNamespace(gpu=torch.full((batch.size,), batch.window, device=device)),
+            prefill_len=SimpleNamespace(np=[batch.window] * batch.size),
             all_token_ids=SimpleNamespace(gpu=batch.tokens),
         )
         self._history = DeviceHistory(states, batch.window)
@@ -74,7 +79,8 @@ class Worker:
         """What the processor does in a step."""
         if self._on_device:
             self._device.begin(self._positions)
-            self._history.begin(self._batch.rows, self._positions, self._fed)
+            read = ((slot, self._batch.window) for slot in self._layout)
+            self._history.begin(self._batch.rows, self._positions, self._fed, read)
             self._mux.run(logits, self._device, self._layout)
         else:
             self._mux.run(logits, self._host, self._layout)

@@ -12,12 +12,15 @@
     ├── LedgerError            the folder of records cannot be used
     └── SetupError             something this command needs is not installed or not reachable
 
-Each error says who, what, where and what to do next; ``str(error)`` is one paragraph that a person can act on.
+Each error says who, what, where and what to do next; ``str(error)`` is one paragraph that a person can act on, on one
+line and without control characters, whatever the parts were made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from vllm_graft.text import printable
 
 
 class GraftError(Exception):
@@ -36,7 +39,7 @@ class GraftError(Exception):
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""
         fix = f". Next: {self.fix}" if self.fix else ""
-        return f"{where}{self.what}{fix}"
+        return printable(f"{where}{self.what}{fix}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.what, self.where, self.fix))

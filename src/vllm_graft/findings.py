@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
+from vllm_graft.text import printable
+
 Level = Literal["error", "warning", "info"]
 
 _RANK: Final[dict[Level, int]] = {"error": 0, "warning": 1, "info": 2}
@@ -44,10 +46,10 @@ class Finding:
         return cls(row["code"], level, row["subject"], row["what"], row["where"], row["fix"])
 
     def explain(self) -> str:
-        """The finding as one line of text."""
+        """The finding as one line of text, without control characters."""
         where = f" [{self.where}]" if self.where else ""
         fix = f". Next: {self.fix}" if self.fix else ""
-        return f"{self.code} {self.level}: {self.subject}: {self.what}{where}{fix}"
+        return printable(f"{self.code} {self.level}: {self.subject}: {self.what}{where}{fix}")
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

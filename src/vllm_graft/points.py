@@ -26,7 +26,8 @@ class Point:
     """One extension point of vLLM.
 
     name:       the one word for it, used in every table and message
-    contracts:  what an author implements, as ``module:Class``; several where there are several styles
+    contracts:  what an author implements, as ``module:Class``; several where there are several styles, none where the
+                point is not bound yet
     called:     when vLLM calls it
     inputs:     what the author's code is given
     outputs:    what it returns
@@ -74,7 +75,11 @@ POINTS: Final[tuple[Point, ...]] = (
     ),
     Point(
         name="sampler",
-        contracts=("vllm_graft.contracts:SamplingStrategy", "vllm_graft.contracts:Sampler"),
+        contracts=(
+            "vllm_graft.contracts:SamplingStrategy",
+            "vllm_graft.contracts:Truncation",
+            "vllm_graft.contracts:Sampler",
+        ),
         called="once per step, before a token is picked",
         inputs="logits of the batch, the rows that asked for it",
         outputs="the logits, changed in place, or the tokens of the rows",
@@ -102,7 +107,7 @@ POINTS: Final[tuple[Point, ...]] = (
     ),
     Point(
         name="attention",
-        contracts=("vllm_graft.contracts:AttentionKernel",),
+        contracts=(),
         called="in every attention layer of every step",
         inputs="query, key, value, KV cache, batch",
         outputs="the attention output",
@@ -116,7 +121,7 @@ POINTS: Final[tuple[Point, ...]] = (
     ),
     Point(
         name="model",
-        contracts=("vllm_graft.contracts:ModelPlugin",),
+        contracts=(),
         called="when the model is loaded, then in every step",
         inputs="the engine's configuration, weights",
         outputs="a model class",
@@ -144,7 +149,7 @@ POINTS: Final[tuple[Point, ...]] = (
     ),
     Point(
         name="lora-resolver",
-        contracts=("vllm_graft.contracts:AdapterResolver",),
+        contracts=(),
         called="when a request names an adapter that is not loaded",
         inputs="base model and adapter name",
         outputs="an adapter, or None",
@@ -158,7 +163,7 @@ POINTS: Final[tuple[Point, ...]] = (
     ),
     Point(
         name="io-processor",
-        contracts=("vllm_graft.contracts:DocumentProcessor",),
+        contracts=(),
         called="for each request of a pooling model",
         inputs="the request's data; the model's outputs",
         outputs="prompts; the response",

@@ -73,13 +73,6 @@ def test_an_override_that_cannot_take_a_new_parameter_is_an_error(judged):
     assert codes(judged(takes, UPSTREAM, grown)) == [("P209", "info")]
 
 
-def test_a_constructor_of_the_package_that_upstream_may_never_call_is_a_warning(judged):
-    grown = UPSTREAM.replace("def __init__(self)", "def __init__(self, size=1)")
-    package = "from vllm.m import Engine\nclass Mine(Engine):\n    def __init__(self): ...\n"
-    assert codes(judged(package, UPSTREAM, grown)) == [("P209", "warning")]
-    assert codes(judged(package, UPSTREAM, grown.replace("size=1", "size"))) == [("P202", "warning")]
-
-
 def test_a_broken_signature_is_an_error_unless_the_code_takes_anything(judged):
     broken = UPSTREAM.replace("def step(self, batch)", "def step(self, batch, now)")
     assert codes(judged(PATCH, UPSTREAM, broken)) == [("P202", "error")]
@@ -93,7 +86,6 @@ def test_a_broken_signature_is_an_error_unless_the_code_takes_anything(judged):
         ("batch, *, old=1, kept=2", "batch, *, kept=2", "self, batch, *, old=1, kept=2, more=3", "info"),
         ("batch, *, old=1, kept=2", "batch, *, kept=2", "self, batch, *, old, kept=2", "error"),
         ("batch, old=1", "batch", "self, batch, old=1", "info"),
-        ("batch, old", "batch, old=1", "self, batch, old", "error"),
         ("first, second", "second, first", "self, first, second", "error"),
         ("batch, old=1", "batch, *, new", "self, batch, old=1", "error"),
         ("batch, old=1", "batch, *, new", "self, batch, old=1, **more", "info"),
@@ -167,8 +159,9 @@ class P(VLLMPatch["vllm.m:Engine"], name="p"):
         ("replace", "stepp", "x", [("P213", "error")]),
         ("add", "step", "batch", [("P212", "error")]),
         ("add", "stepp", "x", []),
-        ("wrap", "step", "call", []),
-        ('wrap(vllm="<0.1")', "step", "call", [("P222", "error")]),
+        ("wrap", "step", "call, *args, **kwargs", []),
+        ("wrap", "step", "call", [("P222", "error")]),
+        ('wrap(vllm="<0.1")', "step", "call, *args, **kwargs", [("P222", "error")]),
         ("replace\n    @staticmethod", "step", "x", [("P222", "error")]),
         ("wrap", "__eq__", "call", []),
     ],
@@ -254,7 +247,7 @@ def test_a_copied_function_is_told_with_its_release(judged):
     assert (row.use.way, origin.release) == ("replace", "0.1.0")
     assert (finding.code, finding.level) == ("P214", "warning")
     assert "--from 0.1.0 --to 0.2.0" in finding.fix
-    assert "2 lines are in one of the two only" in finding.what
+    assert "1 of its 14 lines are its own, 1 of upstream's is left out" in finding.what
 
 
 def test_code_of_its_own_is_no_copy(judged):

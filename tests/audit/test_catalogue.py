@@ -50,6 +50,10 @@ def test_it_gives_the_verdicts_that_reading_the_sources_by_hand_gave(shipped, ta
     [
         "vllm",
         "vllm.config.vllm",
+        "vllm.config.model",
+        "vllm.v1.kv_cache_interface",
+        "vllm.v1.outputs",
+        "vllm.lora.punica_wrapper.punica_base",
         "vllm.v1.core.sched.scheduler",
         "vllm.v1.engine.core",
         "vllm.v1.worker.gpu_model_runner",
@@ -70,6 +74,11 @@ def test_it_says_of_the_installed_release_what_its_files_say(shipped, module):
         assert there.shape(module, name) == here.shape(module, name)
     for name in classes:
         assert there.attributes(module, name) == here.attributes(module, name)
+        assert there.constructor(module, name) == here.constructor(module, name)
+        assert there.abstract(module, name) == here.abstract(module, name)
+        assert there.outside(module, name) == here.outside(module, name)
+        for attribute in here.attributes(module, name) or ():
+            assert there.config(module, name, attribute) == here.config(module, name, attribute)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +117,16 @@ def test_a_catalogue_that_is_added_to_is_the_one_that_is_built_at_once(make, tmp
 def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path, content):
     (tmp_path / "c.xz").write_bytes(content)
     with pytest.raises(ConfigError, match="make catalogue"):
+        Catalogue.read(tmp_path / "c.xz")
+
+
+@pytest.mark.parametrize(
+    ("text", "form"), [("releases 0.31.0 0.32.0\n@vllm 3 0\n#", "1"), ("catalogue 9 0.40.0\n#", "9")]
+)
+def test_a_catalogue_of_another_form_is_refused(tmp_path, text, form):
+    """It would lack what calls are judged by, and everything would seem to fit."""
+    (tmp_path / "c.xz").write_bytes(lzma.compress(text.encode()))
+    with pytest.raises(ConfigError, match=rf"form {form}, and this vllm-graft reads form 2.*make catalogue"):
         Catalogue.read(tmp_path / "c.xz")
 
 

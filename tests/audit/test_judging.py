@@ -15,7 +15,7 @@ def became(request, make, held):
     def judge(old, new, name="f", way="replace") -> Verdict:
         texts = [text if isinstance(text, dict) else {"m": text} for text in (old, new)]
         pair = held(request.param, make("1.0", **texts[0]), make("2.0", **texts[1]))
-        use = Use(way, "vllm.m", name, "p.py", 1)
+        use = Use(way, "vllm.m", name, "p.py", 1, passed=True)
         return Pair.of(*pair, [use]).judge(use)
 
     return judge
@@ -99,7 +99,7 @@ def test_an_added_name_that_upstream_has_now_has_grown(became):
     assert became("", "def f(): ...", way="add").state == "grown"
 
 
-def test_an_imported_function_counts_by_its_signature_alone(became):
+def test_an_imported_function_that_is_handed_on_counts_by_its_signature_alone(became):
     assert became("def f(a):\n    return 1", "def f(a, b=2):\n    return 3", way="import").state == "same"
     assert became("def f(a): ...", "def f(b): ...", way="import").state == "broken"
 

@@ -69,7 +69,9 @@ def test_a_line_that_two_sides_changed():
     new = old.replace("-= 1", "= len(self.items)")
     copy, releases = old.replace("-= 1", "-= self.weight"), {"0.10.0": old, "0.9.0": old, "0.11.0": new}
     assert nearest(copy, releases).release == "0.11.0"
-    assert nearest(copy, releases, prefer_old=True) == Origin("0.9.0", 2, 4, {"0.10.0": 2, "0.11.0": 2}, copied=True)
+    assert nearest(copy, releases, prefer_old=True) == Origin(
+        "0.9.0", 2, 4, {"0.10.0": 2, "0.11.0": 2}, copied=True, own=1
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,49 @@ from vllm_graft.testing import Session
 pytestmark = pytest.mark.server
 
 
+STUCK = """
+import multiprocessing, os, pathlib, signal, time
+def register():
+    if multiprocessing.current_process().name.startswith("EngineCore"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        pathlib.Path(os.environ["STUCK"]).write_text(str(os.getpid()))
+        time.sleep(600)
+"""
+
+
+def state_of(pid: str) -> str:
+    """The kernel's letter for a process; Z has ended, and waits for its parent to take note. Empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def test_a_start_that_is_stopped_ends_at_once(planned: Session):
+    """An engine that loads or compiles hears no signal: it is ended all the same, and has not died."""
+    planned.simulate()
+    planned.package("stuck", {"vllm.general_plugins": {"stuck": "stuck:register"}}, {"stuck": STUCK})
+    mark = planned.folder / "stuck"
+    planned.env["STUCK"] = str(mark)
+    server = planned.server()
+    environment = {name: value for name, value in {**os.environ, **planned.env}.items() if value is not None}
+    command = [sys.executable, "-m", "vllm_graft.cli", "serve", *server.arguments]
+    with (planned.folder / "serve.txt").open("w") as file:
+        process = subprocess.Popen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
+        deadline = time.monotonic() + 200
+        while not mark.exists() or not mark.read_text():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        started = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+        # Ten seconds is what is promised; a busy machine gets some more.
+        assert time.monotonic() - started < 20
+    assert state_of(mark.read_text()) in ("", "Z")
+    assert [view for view in planned.views() if view.findings()] == []
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_serve_prints_the_table_and_stops_on_a_signal(planned: Session, signum: signal.Signals):
     """`vllm-graft serve` watches the server from start to stop and leaves no process behind."""

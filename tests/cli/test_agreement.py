@@ -142,8 +142,9 @@ def audited(file: Path, release) -> set[str]:
 
 def disagreements(found: dict[str, dict], errors: set[str]) -> Iterator[str]:
     for name, one in found.items():
-        # The nearest names, in brackets, are found in other lists.
-        if one["sure"] and one["plan"].partition(" (")[0] != one["start"].partition(" (")[0]:
+        # The nearest names, in brackets, are found in other lists, and defaults are shown as they are written.
+        plan, start = (re.split(r" \(|\. The hook is", one[who])[0] for who in ("plan", "start"))
+        if one["sure"] and plan != start:
             yield f"{name}: plan says {one['plan']!r}, the start {one['start']!r}"
         if (name in errors) != bool(one["start"]) and not LEFT_TO_THE_START.search(one["start"]):
             yield f"{name}: the audit has {'an error' if name in errors else 'none'}, the start says {one['start']!r}"

@@ -104,7 +104,23 @@ def test_markdown_and_html_say_that_diffs_are_missing_where_no_source_is_here(pl
 def test_the_release_that_a_package_pins_is_its_base(plugin, capsys):
     (plugin / "pyproject.toml").write_text('[project]\nname = "p"\nversion = "1"\ndependencies = ["vllm==0.28.0"]\n')
     _, out, _ = audited(capsys, plugin, "--against", "0.30.0", "--offline")
-    assert "compared with 0.28.0 (my_plugin requires it)" in out
+    assert "compared with 0.28.0 (my_plugin pins it in pyproject.toml: vllm==0.28.0)" in out
+
+
+def test_the_newest_release_in_the_range_that_a_package_allows_is_its_base(plugin, capsys):
+    (plugin / "pyproject.toml").write_text('[project]\nname = "p"\ndependencies = ["vllm<0.29,>=0.24"]\n')
+    _, out, _ = audited(capsys, plugin, "--against", "0.30.0", "--offline")
+    assert "compared with 0.28.0 (the newest within my_plugin's vllm>=0.24,<0.29 in pyproject.toml)" in out
+
+
+def test_a_range_of_which_no_release_is_known_is_named(plugin, capsys, monkeypatch):
+    monkeypatch.setattr("vllm_graft.versions.vllm_version", lambda: None)
+    (plugin / "pyproject.toml").write_text('[project]\nname = "p"\ndependencies = ["vllm>=0.17,<0.18.1"]\n')
+    _, out, _ = audited(capsys, plugin, "--against", "0.32.0", "--offline", "--json")
+    document = json.loads(out)
+    assert document["base"] == "0.31.0"
+    within = "within my_plugin's vllm>=0.17,<0.18.1 in pyproject.toml"
+    assert document["base_because"] == f"the one before; no release is known here {within}"
 
 
 def test_a_tree_and_a_wheel_are_read_as_they_are(plugin, capsys, tmp_path):
@@ -167,7 +183,7 @@ def test_a_release_may_be_written_otherwise(plugin, capsys, name):
 def test_a_base_may_be_a_build(plugin, capsys):
     (plugin / "pyproject.toml").write_text('[project]\nname = "p"\ndependencies = ["vllm==0.28.0+cpu"]\n')
     _, out, _ = audited(capsys, plugin, "--offline")
-    assert "compared with 0.28.0 (my_plugin requires it)" in out
+    assert "compared with 0.28.0 (my_plugin pins it in pyproject.toml: vllm==0.28.0+cpu)" in out
 
 
 def test_an_installed_build_of_a_release_is_no_base_for_that_release(plugin, capsys, monkeypatch):

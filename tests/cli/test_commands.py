@@ -1,8 +1,13 @@
 """The commands that start nothing: their output, their JSON and their exit status."""
 
+import io
 import json
 import os
+import re
+import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -11,8 +16,9 @@ from vllm_graft.cli import COMMANDS, main
 from vllm_graft.cli.serve import check_plugins_variable, with_default_model
 from vllm_graft.errors import ConfigError
 from vllm_graft.ledger import Ledger
-from vllm_graft.ledger.record import Record
+from vllm_graft.ledger.record import Record, Stall
 from vllm_graft.plan import Plan, PlanItem
+from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.points import POINTS
 from vllm_graft.testing.packages import lay_out
 
@@ -32,6 +38,68 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         main([command, "--help"])
     assert caught.value.code == 0
     assert command in capsys.readouterr().out
+
+
+def test_without_a_command_they_are_listed(capsys: pytest.CaptureFixture[str]):
+    """Each with its one-line help, as ``--help`` has it; and exit status 0."""
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"\n    {command} " in shown
+
+
+def test_the_package_runs_as_a_program():
+    """``python -m vllm_graft`` is the command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_graft", "--version"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("vllm-graft ")
+
+
+def test_items_lists_what_ships_and_what_is_installed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With point, package, options and keys, as a table and as JSON; one that cannot be imported is a finding."""
+    sink = (
+        "from vllm_graft import StatSink\nclass Sink(StatSink):\n    '''Keep figures.'''\n    options = {'path': 'x'}\n"
+    )
+    entries = {"my-sink": "listed_items:Sink", "gone": "listed_items:Gone", "stray": "decimal:Decimal"}
+    lay_out(tmp_path / "site", "acme-graft", {"vllm_graft.plugins": entries}, {"listed_items": sink})
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert main(["items"]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(r"^my-sink +stats +acme-graft +path = \"x\" +-$", shown, re.MULTILINE)
+    assert re.search(r"^xtc +sampler +vllm-graft .*xtc_probability, xtc_threshold$", shown, re.MULTILINE)
+    assert "P010 error: item gone: the item 'gone' of acme-graft cannot be imported from listed_items:Gone" in shown
+    assert "P010 error: item stray: decimal:Decimal of acme-graft fulfils no contract" in shown
+    assert main(["items", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in document["items"]}
+    assert set(rows) == {*SHIPPED, "my-sink"}
+    assert (rows["my-sink"]["summary"], rows["my-sink"]["options"]) == ("Keep figures.", {"path": "x"})
+    assert [key["name"] for key in rows["xtc"]["keys"]] == ["xtc_probability", "xtc_threshold"]
+    assert len(document["findings"]) == 2
+
+
+def test_one_item_in_full(capsys: pytest.CaptureFixture[str]):
+    assert main(["items", "priority-fairness"]) == 0
+    assert "named under `scheduler` in graft.toml" in capsys.readouterr().out
+    assert main(["items", "priority-fairnes"]) == 2
+    assert "there is no item 'priority-fairnes' (did you mean 'priority-fairness'?)" in capsys.readouterr().err
+
+
+def test_points_names_contracts_that_are_there(capsys: pytest.CaptureFixture[str]):
+    """Those of vllm-graft can be imported; a point that is not bound has none."""
+    for point in POINTS:
+        assert bool(point.contracts) <= bool(point.bound)
+        for contract in point.contracts:
+            if contract.startswith("vllm_graft"):
+                load(contract, point.name, "vllm-graft")
+    assert main(["points"]) == 0
+    shown = capsys.readouterr().out
+    assert "Truncation" in shown
+    assert re.search(r"^attention +attention +not bound yet ", shown, re.MULTILINE)
 
 
 def test_points_prints_the_table(capsys: pytest.CaptureFixture[str]):
@@ -204,3 +272,82 @@ def test_serve_adds_the_embedded_model_only_where_none_is_named(monkeypatch: pyt
     assert made[:3] == ["/m", "--dtype", "bfloat16"]
     assert made.count("--dtype") == 1
     assert "--max-model-len" in made
+    assert made[-1] == "--enforce-eager"
+
+
+@pytest.mark.parametrize(
+    "word", ["--enforce-eager", "--no-enforce-eager", "--compilation_config.mode=3", "-cc.mode=3", "-O2"]
+)
+def test_the_embedded_model_is_compiled_only_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, word: str):
+    """Compiling takes minutes on a small machine."""
+    monkeypatch.setattr("vllm_graft.cli.serve.embedded_model", lambda: Path("/m"))
+    made = with_default_model([word])
+    assert made.count("--enforce-eager") == [word].count("--enforce-eager")
+
+
+class Terminal(io.StringIO):
+    """An output that says whether it is a terminal."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_watching_clears_the_screen_of_a_terminal_only(terminal: bool, monkeypatch: pytest.MonkeyPatch):
+    """What goes into a pipe or a file is text."""
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    output = Terminal(terminal=terminal)
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(time, "sleep", interrupt)
+    assert main(["status", "--watch"]) == 130
+    assert output.getvalue().startswith("\x1b[2J\x1b[H") == terminal
+    assert ("\x1b" in output.getvalue()) == terminal
+
+
+def test_the_words_of_others_do_not_reach_the_terminal_as_orders(capsys: pytest.CaptureFixture[str]):
+    """Names, reasons and errors are a plugin's or a client's: escapes and line ends in them are shown."""
+    odd = "red \x1b[31m\nS001 error: forged \ud800"
+    book = Ledger()
+    plan = Plan((PlanItem("stats", "sink", "m:C", "p", ("frontend",)),), model=odd)
+    book.begin_run("run", plan)
+    book.set_item("stats", "sink", "quarantined", odd)
+    book.open(Record.of_this_process("run", plan.hash, odd, ["frontend"], odd, "V1"))
+    assert book.record is not None
+    book.record.name, book.record.last_error = odd, odd
+    book.record.stalls = [Stall(odd, time.time(), odd, odd)]
+    book.hook("sink", odd, 50.0).count(1)
+    book.save()
+    main(["status"])
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert not any(line.startswith("S001") for line in shown.splitlines())
+    assert shown.count("forged") >= 7
+
+
+def test_the_hooks_of_an_item_are_named_with_their_cost(capsys: pytest.CaptureFixture[str]):
+    """An author with several methods must see which of them is slow."""
+    book = Ledger()
+    plan = Plan((PlanItem("scheduler", "fair", "m:C", "p", ("frontend",)),), model="m")
+    book.begin_run("run", plan)
+    book.set_item("scheduler", "fair", "applied")
+    book.open(Record.of_this_process("run", plan.hash, "m", ["frontend"], "0.32.0", "V1"))
+    for name, took in (("push", 10_000), ("pop", 900_000)):
+        book.hook("fair", name, 1000.0).count(took)
+    assert main(["status"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "fair: applied, 2 calls (push 1 p99 10 us of 1000, pop 1 p99 900 us of 1000)" in shown
+
+
+def test_status_of_something_else_that_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Not a traceback."""
+    for answer in ("null", "{}", '{"plan": {}, "processes": [1], "findings": []}'):
+        monkeypatch.setattr(urllib.request, "urlopen", lambda *_, text=answer, **__: io.StringIO(text))
+        assert main(["status", "--url", "http://127.0.0.1:9"]) == 2
+        assert "the answer is no status document of vllm-graft" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from vllm_graft import sockets
 from vllm_graft.cli import main, simulate
 from vllm_graft.cli.simulated import folder_of, given, memory_share, render, sizes, summary
 from vllm_graft.errors import ConfigError
+from vllm_graft.findings import Finding
 from vllm_graft.plugins.platforms.simulated.models import find_model
 from vllm_graft.plugins.platforms.simulated.settings import VARIABLES, Settings
 from vllm_graft.plugins.platforms.simulated.workload import Report, Result
@@ -287,6 +288,23 @@ def test_the_report_is_a_readable_table():
     assert re.search(r"^1 +the prompt is too long", shown, re.MULTILINE)
 
 
+def test_a_report_says_what_was_not_active():
+    """By whose figures it is: the scheduler, the plan, and what was put aside."""
+    plain = render(Report((), "w.toml", "m", "H200", scheduler="vLLM's own, fcfs"))
+    assert "scheduler: vLLM's own, fcfs; no plan" in plain
+    aside = Finding("S005", "warning", "scheduler fair", "is quarantined: RuntimeError: on purpose")
+    report = Report((), "w.toml", "m", "H200", plan="abc", scheduler="fair", findings=(aside,))
+    shown = render(report)
+    assert "scheduler: fair; plan abc" in shown
+    assert "S005 warning: scheduler fair: is quarantined: RuntimeError: on purpose" in shown
+    assert "not the figures of the plan" in shown
+    facts = report.as_dict()
+    assert (facts["plan"], facts["scheduler"], facts["sound"]) == ("abc", "fair", False)
+    assert facts["findings"] == [aside.as_dict()]
+    drifted = Finding("S009", "warning", "patch p", "is drifted: upstream changed")
+    assert Report((), findings=(drifted,)).sound
+
+
 QUEUE = """
 import heapq
 from vllm_graft import AdmissionQueue
@@ -348,7 +366,30 @@ def test_a_planned_scheduler_changes_the_order(graft: Session):
     graft.plan('[defaults]\nscheduler = "shortest-first"\n')
     shown = play(graft, *words).stdout
     assert "times faster than the time it models" in shown
+    assert "scheduler: shortest-first; plan " in shown
     assert order() == ["first", "short", "text", "middle", "long"]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("speed", ["virtual", "100"])
+def test_a_scheduler_that_was_put_aside_fails_the_run(graft: Session, speed: str):
+    """The figures are those of vLLM's own order then, whatever process the scheduler ran in."""
+    lines = [{"at": n / 100, "prompt_tokens": 10, "max_tokens": 5} for n in range(6)]
+    (graft.folder / "w.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    broken = QUEUE.replace(
+        "        return heapq.heappop", "        raise RuntimeError('on purpose')\n        return heapq.heappop"
+    )
+    graft.package("acme", {"vllm_graft.plugins": {"shortest-first": "acme:ShortestFirst"}}, {"acme": broken})
+    graft.plan('[defaults]\nscheduler = "shortest-first"\n')
+    line, environment = command(graft, "--speed", speed, "--workload", "w.jsonl", "--max-num-seqs", "1", "--json")
+    done = subprocess.run(line, env=environment, cwd=graft.folder, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 1, done.stderr[-3000:]
+    facts = json.loads(done.stdout)
+    assert (facts["done"], facts["scheduler"], facts["sound"]) == (6, "shortest-first", False)
+    assert len(facts["plan"]) == 12
+    assert [finding["code"] for finding in facts["findings"]] == ["S005"]
+    assert "on purpose" in facts["findings"][0]["what"]
 
 
 @pytest.fixture

@@ -35,6 +35,16 @@ def test_the_real_environment_has_no_errors_and_is_read_without_importing_vllm(t
     assert told["seconds"] < 1
 
 
+STATS = """
+from vllm.v1.metrics.loggers import StatLoggerBase
+class Stats(StatLoggerBase):
+    def __init__(self, vllm_config, engine_index=0): ...
+    def record(self, *args, **kwargs): ...
+    def log_engine_initialized(self): ...
+def register(): ...
+"""
+
+
 def test_who_does_what_a_finding_says_is_not_told_off_for_it(site, tmp_path, monkeypatch):
     """The lists that D005 and D006 propose name vLLM's own plugins too, which then have nothing to do."""
     monkeypatch.chdir(tmp_path)
@@ -42,7 +52,7 @@ def test_who_does_what_a_finding_says_is_not_told_off_for_it(site, tmp_path, mon
         "vllm.endpoint_plugins": {"routes": "mine:register"},
         "vllm.stat_logger_plugins": {"stats": "mine:Stats"},
     }
-    site.package("mine", entries, {"mine": "class Stats: ...\ndef register(): ...\n"})
+    site.package("mine", entries, {"mine": STATS})
     site.path += sys.path
     (finding,) = site.found("D006")
     site.environ["VLLM_PLUGINS"] = finding.fix.removeprefix("set VLLM_PLUGINS=").partition(", which")[0]

@@ -345,6 +345,119 @@ answer = SchedulerConfig.get_scheduler_cls(config).__name__
 """
 
 
+STEP = """
+import torch
+logits = torch.zeros(1, 4)
+for each in built.all:
+    if type(each).__name__ == "Processor":
+        each.update_state(None)
+        answer = type(each.apply(logits)).__name__
+"""
+VALIDATE = """
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.logits_processor import cached_load_custom_logitsprocs, validate_logits_processors_parameters
+cached_load_custom_logitsprocs.cache_clear()
+validate_logits_processors_parameters(None, SamplingParams())
+"""
+STAT_LOGGER = """
+from vllm.v1.metrics.loggers import StatLoggerBase
+class Mine(StatLoggerBase):
+    def __init__(self, vllm_config, engine_index=0): ...
+    def record(self, *args, **kwargs): ...
+    def log_engine_initialized(self): ...
+"""
+LOAD_STATS = """
+from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories
+answer = [factory(None, 0).__class__.__name__ for factory in load_stat_logger_plugin_factories()]
+"""
+
+
+class TestMistakes:
+    """The common mistakes of plugin authors: vLLM fails as the finding says, and is content with what it asks for."""
+
+    @pytest.fixture
+    def processor(self, beside, lay, site):
+        """Lays out a processor; what vLLM makes of it, and what the doctor says."""
+        site.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+
+        def outcome(text: str) -> tuple[str, list[str]]:
+            lay(text, PROCESSORS, "Processor")
+            errors = [beside.vllm(build() + STEP).error, beside.vllm(VALIDATE).error]
+            return "; ".join(filter(None, errors)), [finding.what for finding in site.found("D030")]
+
+        return outcome
+
+    def test_d030_a_sound_processor_is_built_and_called(self, processor):
+        assert processor(V1_PROCESSOR) == ("", [])
+
+    @pytest.mark.parametrize("name", ["is_argmax_invariant", "update_state", "apply", "__init__"])
+    def test_d030_a_processor_without_a_method_is_never_made(self, processor, name):
+        lines = [line for line in V1_PROCESSOR.splitlines() if f"def {name}(" not in line]
+        error, (what,) = processor("\n".join(lines))
+        assert error.startswith("TypeError: Can't instantiate abstract class Processor")
+        assert name in error
+        assert f"does not define {name}" in what
+
+    def test_d030_call_is_not_apply(self, processor):
+        error, (what,) = processor(V1_PROCESSOR.replace("def apply", "def __call__"))
+        assert "apply" in error
+        assert "never __call__" in what
+
+    def test_d030_a_constructor_of_its_own_making(self, processor):
+        error, (what,) = processor(V1_PROCESSOR.replace("*given", "name"))
+        assert error.startswith("TypeError: Processor.__init__() takes 2 positional arguments but 4 were given")
+        assert "__init__ cannot be called with (vllm_config, device, is_pin_memory)" in what
+
+    def test_d030_a_class_that_does_not_derive_fails_requests(self, processor):
+        error, (what,) = processor(V1_PROCESSOR.replace("(LogitsProcessor)", ""))
+        assert error == "AttributeError: type object 'Processor' has no attribute 'validate_params'"
+        assert "every request fails with an AttributeError" in what
+
+    def test_d030_logits_that_are_not_returned_are_none(self, beside, lay, site):
+        site.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        lay(V1_PROCESSOR.replace("return logits", "logits.div_(2)"), PROCESSORS, "Processor")
+        assert beside.vllm(build() + STEP).value == "NoneType"
+        (finding,) = site.found("D030")
+        assert "apply returns nothing" in finding.what
+
+    def test_d031_a_stat_logger_is_refused_or_cannot_be_made(self, beside, lay, site):
+        lay(STAT_LOGGER, STATS, "Mine")
+        assert (beside.vllm(LOAD_STATS).value, site.found("D031")) == (["Mine"], [])
+        for text, error in (
+            (STAT_LOGGER.replace("(StatLoggerBase)", ""), "must be a subclass of StatLoggerBase"),
+            (STAT_LOGGER.replace("def record", "def recorded"), "Can't instantiate abstract class Mine"),
+        ):
+            lay(text, STATS, "Mine")
+            failed = beside.vllm(LOAD_STATS).error
+            assert failed.startswith("TypeError: ")
+            assert error in failed
+            (finding,) = site.found("D031")
+            assert "stops at its start with a TypeError" in finding.what
+
+    def test_d032_a_platform_plugin_is_called_twice(self, beside, lay, site):
+        refuses = "done = False\ndef register():\n    global done\n    assert not done\n    done = True\n"
+        lay(f"{refuses}    return 'mine_plugin.Platform'\nclass Platform: ...\n", PLATFORM)
+        assert beside.vllm(CHOOSE_PLATFORM).error == "AssertionError: "
+        (finding,) = site.found("D032")
+        assert finding.level == "error"
+        (finding,) = examine_imports(site.facts())
+        assert (finding.code, finding.level) == ("D032", "error")
+
+    def test_d033_a_platform_class_that_is_not_there(self, beside, lay, site):
+        lay("def register():\n    return 'mine_plugin.Platform'\n", PLATFORM)
+        chosen = beside.vllm(CHOOSE_PLATFORM + PLATFORM_OBJECT)
+        assert chosen.error == "AttributeError: module 'mine_plugin' has no attribute 'Platform'"
+        (finding,) = site.found("D033")
+        assert (finding.level, "binds no 'Platform'" in finding.what) == ("error", True)
+
+    def test_d034_a_general_plugin_takes_the_process_along(self, beside, lay, site):
+        lay("import sys\ndef register():\n    sys.exit('no licence')\n")
+        site.environ["VLLM_PLUGINS"] = "mine"
+        assert beside.vllm(LOAD_GENERAL).error == "SystemExit: no licence"
+        (finding,) = site.found("D034")
+        assert finding.level == "error"
+
+
 class TestEngine:
     def test_d016_either_base_is_taken_with_the_same_words(self, beside, site):
         bases = {"Slow": "scheduler.Scheduler", "Fast": "async_scheduler.AsyncScheduler"}

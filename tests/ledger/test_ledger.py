@@ -1,5 +1,7 @@
 """This process's record, on disk, after a fork, and read by others."""
 
+import contextlib
+import errno
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -7,14 +9,16 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from vllm_graft.errors import LedgerError
-from vllm_graft.ledger import Ledger, folder, reading, runs
+from vllm_graft.ledger import Ledger, folder, reading, record, runs
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.points import Role
@@ -90,17 +94,148 @@ def test_a_missing_item_is_an_error_that_names_the_process():
     assert f"(engine, pid {os.getpid()} on " in finding.where
 
 
-def test_a_front_end_without_an_engine_is_not_proven():
-    """Silence of a whole role is a finding, for as long as the server runs."""
+def opened_alone() -> Ledger:
+    """A front end of which no engine and no worker has reported."""
     book = opened()
     assert book.record is not None
     book.record.roles.remove("engine")
     book.record.roles.remove("worker")
     book.save()
-    assert [(finding.code, finding.where) for finding in runs()[0].findings()] == [
-        ("S007", "engine"),
-        ("S007", "worker"),
+    return book
+
+
+def test_a_front_end_without_an_engine_is_not_proven():
+    """Silence of a whole role is a finding, for as long as the server runs."""
+    opened_alone().set_ready()
+    assert [(finding.code, finding.level, finding.where) for finding in runs()[0].findings()] == [
+        ("S007", "error", "engine"),
+        ("S007", "error", "worker"),
     ]
+    assert "see that vllm-graft is installed there" in runs()[0].findings()[0].fix
+
+
+def test_a_server_that_starts_is_not_blamed():
+    """Its engine has not reported because it is not there yet."""
+    opened_alone()
+    found = runs()[0].findings()
+    assert {(finding.code, finding.level, finding.fix) for finding in found} == {
+        ("S007", "warning", "wait until the server has started")
+    }
+    assert found[0].what == "no engine process has reported yet: the server is still starting"
+
+
+def test_an_engine_that_is_gone_is_said_to_be_gone():
+    """Not that nothing is installed there."""
+    opened_alone().set_ready()
+    dead = in_child(_open_as_engine_and_die)
+    found = {(finding.code, finding.where): finding for finding in runs()[0].findings()}
+    engine = found["S007", "engine"]
+    assert engine.what == f"no engine process runs any more: {dead.name} (pid {dead.pid}) died"
+    assert "installed" not in engine.fix
+
+
+def _open_as_engine_and_die() -> None:
+    opened("engine")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_full_disk_is_said_to_be_full(monkeypatch: pytest.MonkeyPatch):
+    """It is why nothing was recorded."""
+    opened_alone().set_ready()
+    monkeypatch.setattr(folder, "shortage", lambda place: "the disk of /x is full")
+    (finding, _) = runs()[0].findings()
+    assert finding.what == "no engine process has been recorded: the disk of /x is full"
+    assert "free space there" in finding.fix
+
+
+class SmallDisk:
+    """A disk with room for two processes; where this user may not mount one, the calls that would notice."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.place = place
+        self._patch = monkeypatch
+        command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+        self.mounted = subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+    def fill(self) -> None:
+        """Use up the rest."""
+        if not self.mounted:
+            self._patch.setattr(os, "posix_fallocate", self._refuse)
+            self._patch.setattr(record, "_fill", self._fill)
+            self._patch.setattr(folder, "shortage", lambda place: f"the disk of {place} is full")
+            return
+        with (self.place / "filling").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def free(self) -> None:
+        """Have room again."""
+        if not self.mounted:
+            self._patch.undo()
+            self._patch.setenv("GRAFT_STATE_DIR", str(self.place))
+            return
+        (self.place / "filling").unlink()
+
+    def _refuse(self, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _fill(self, path: Path, flags: int, data: bytes) -> None:
+        if flags or path.stat().st_size < len(data):
+            self._refuse()
+        path.write_bytes(data)
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]:
+    """A small disk for the records."""
+    (tmp_path / "small").mkdir()
+    made = SmallDisk(tmp_path / "small", monkeypatch)
+    monkeypatch.setenv("GRAFT_STATE_DIR", str(made.place))
+    yield made
+    if made.mounted:
+        # Counters stay mapped for as long as this process lives.
+        subprocess.run(["umount", "--lazy", str(made.place)], check=True)
+
+
+def test_a_quarantine_is_recorded_on_a_full_disk(disk: SmallDisk):
+    """The record has room to spare, and is written in place."""
+    book = opened()
+    disk.fill()
+    book.put_aside("sink", "ValueError: boom")
+    book.save()
+    assert [finding.code for finding in runs()[0].findings()] == ["S005"]
+    disk.free()
+    book.save()
+    assert [finding.code for finding in runs()[0].findings()] == ["S005"]
+
+
+def test_a_record_that_cannot_be_written_is_a_finding_until_it_is(disk: SmallDisk):
+    """What does not fit in its place either shows as out of date, and is written once there is room."""
+    book = opened()
+    disk.fill()
+    book.set_item("stats", "sink", "quarantined", "x" * 20_000)
+    book.save()
+    stale = {finding.code: finding for finding in runs()[0].findings()}
+    assert "S005" not in stale
+    assert stale["S019"].level == "error"
+    assert "could not write its record, so what is shown may be out of date: No space left" in stale["S019"].what
+    disk.free()
+    book.retry()
+    assert [finding.code for finding in runs()[0].findings()] == ["S005"]
+
+
+def test_a_process_that_could_not_record_itself_does_so_later(disk: SmallDisk):
+    """A full disk at the start hides a server only for as long as it is full."""
+    disk.fill()
+    book = opened()
+    assert runs() == []
+    live = book.view()
+    assert live is not None
+    assert live.unsaved == f"the disk of {folder.home_in(disk.place)} is full"
+    disk.free()
+    book.retry()
+    assert [process.life for process in runs()[0].processes] == ["running"]
+    assert runs()[0].findings() == []
 
 
 @pytest.mark.parametrize(
@@ -145,6 +280,74 @@ def test_a_process_that_ends_in_order_is_not_shown():
     child = in_child(opened)
     assert child.exitcode == 0
     assert runs() == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), SystemExit(3), SystemExit("no model")])
+def test_a_process_that_an_error_ends_has_died(error: BaseException):
+    """multiprocessing runs finalizers even then, which is no order; what it was is told."""
+    in_child(_open_and_raise, error)
+    (view,) = runs()
+    assert [process.life for process in view.processes] == ["died"]
+    (finding,) = view.findings()
+    assert finding.code == "S006"
+    assert finding.what.startswith(f"crashed: {type(error).__name__}: {error} at {__file__}:")
+
+
+@pytest.mark.parametrize("error", [SystemExit(), SystemExit(0), KeyboardInterrupt()])
+def test_a_process_that_was_asked_to_end_has_ended(error: BaseException):
+    """vLLM's own handlers of SIGTERM and SIGINT raise these."""
+    in_child(_open_and_raise, error)
+    assert runs() == []
+
+
+def _open_and_raise(error: BaseException) -> None:
+    opened()
+    raise error
+
+
+def test_who_was_asked_to_end_may_end_by_an_error():
+    """A worker that is gone already makes its engine fail in the middle of an orderly shutdown."""
+    in_child(_open_and_end_and_raise)
+    assert runs() == []
+
+
+def _open_and_end_and_raise() -> None:
+    opened().end_in_order()
+    raise RuntimeError("worker gone")
+
+
+def test_taking_a_process_down_does_not_undo_its_failure():
+    """The front end hears of a failed engine from the engine itself, and then stops it."""
+    book = opened()
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_open_fail_and_wait, args=(book,))
+    child.start()
+    deadline = time.monotonic() + 20
+    while not any(each.life == "died" for each in runs()[0].processes) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert child.pid is not None
+    book.take_down([child.pid])
+    child.kill()
+    child.join()
+    lives = {process.record.pid: process.life for process in runs()[0].processes}
+    assert lives == {os.getpid(): "running", child.pid: "died"}
+
+
+def _open_fail_and_wait(book: Ledger) -> None:
+    book.forked()
+    book.open(Record.of_this_process("run", PLAN.hash, "m", ["engine"], "0.32.0", "V1"))
+    book.fail("RuntimeError: boom")
+    time.sleep(60)
+
+
+def test_a_worker_that_never_became_ready_has_died():
+    """vLLM's worker_main catches what goes wrong before its loop, and ends with status 0."""
+    in_child(_open_unfinished)
+    assert [finding.what for finding in runs()[0].findings()] == ["crashed: it was never ready"]
+
+
+def _open_unfinished() -> None:
+    opened().unfinished = "it was never ready"
 
 
 def test_a_process_taken_down_with_its_server_has_not_died():
@@ -254,14 +457,6 @@ def test_a_reused_process_id_is_not_the_process():
     book.record.started -= 1
     book.save()
     assert runs()[0].processes[0].life == "died"
-
-
-def test_a_damaged_record_is_passed_over(state: Path):
-    """A reader must not fail on half a file of a dying process."""
-    opened()
-    (home,) = folder.run_folders(state)
-    (home / "99.json").write_text('{"run": ', encoding="utf-8")
-    assert len(runs()[0].processes) == 1
 
 
 def test_a_folder_that_cannot_be_used_is_an_error_when_it_was_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

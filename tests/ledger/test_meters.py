@@ -1,14 +1,19 @@
 """Counting and timing against a budget."""
 
+import functools
 import multiprocessing
 import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from vllm_graft.ledger import Cells, Guard, Meter
 from vllm_graft.ledger.cells import HOOKS, read
-from vllm_graft.ledger.guard import OVERRUNS_IN_A_ROW
+from vllm_graft.ledger.guard import OVERRUNS_IN_A_ROW, reason_of
 from vllm_graft.ledger.meters import read_block
 
 
@@ -140,3 +145,133 @@ def test_one_quick_call_forgives_the_slow_ones_before_it(monkeypatch: pytest.Mon
     monkeypatch.setattr("time.perf_counter_ns", lambda: next(ticks))
     guard = Guard(lambda value: value, lambda value: -1, Meter(Cells(), "hook", 50.0), print)
     assert [guard(index) for index in range(300)] == list(range(300))
+
+
+def call_times(monkeypatch: pytest.MonkeyPatch, seconds: list[float], pause: float = 0.0) -> None:
+    """Make the clock of a guard show these durations, call after call."""
+
+    def ticks() -> Iterator[int]:
+        now = 10**9
+        for each in seconds:
+            yield now
+            now += int(each * 1e9)
+            yield now
+            now += int(pause * 1e9)
+
+    clock = ticks()
+    monkeypatch.setattr("time.perf_counter_ns", lambda: next(clock))
+
+
+def calls_until_aside(monkeypatch: pytest.MonkeyPatch, seconds: list[float], pause: float = 0.0) -> tuple[int, str]:
+    """How many calls of these durations a plugin gets with a budget of 500 us, and why not more."""
+    call_times(monkeypatch, seconds, pause)
+    told: list[str] = []
+    guard = Guard(lambda: None, lambda: None, Meter(Cells(), "hook", 500.0), told.append)
+    for number, _ in enumerate(seconds, start=1):
+        guard()
+        if told:
+            return number, told[0]
+    return len(seconds), ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pause", "calls", "reason"),
+    [
+        ([2.0] * 9, 0.0, 2, "2 calls each took more than 1 s over the budget of 500 us (mean 2000000 us, "),
+        ([10.0] * 9, 60.0, 2, "2 calls each took more than 1 s over the budget of 500 us (mean 10000000 us, "),
+        ([0.3] * 99, 0.01, 4, "its last calls together took 1.2 s over the budget of 500 us (mean "),
+        ([0.0001, 0.05] * 99, 0.01, 44, "its last calls together took 1.0 s over the budget of 500 us (mean "),
+        ([3.0, *[0.0001] * 60], 0.0, 61, ""),
+        ([0.02, *[0.0001] * 60] * 9, 0.01, 549, ""),
+        ([3.0, 0.0001] * 3, 700.0, 6, ""),
+    ],
+    ids=["sleeps", "sleeps-now-and-then", "slow", "slow-half-the-time", "one-pause", "hiccups", "rare-pauses"],
+)
+def test_a_plugin_that_costs_far_more_than_its_budget_is_put_aside_soon(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float], pause: float, calls: int, reason: str
+):
+    """Time counts, not only calls; a machine that stood still for a moment is not the plugin's fault."""
+    number, why = calls_until_aside(monkeypatch, seconds, pause)
+    assert number == calls
+    assert why.startswith(reason) if reason else why == ""
+
+
+class Unspeakable(Exception):
+    """Cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise SystemExit("no")
+
+    __repr__ = __str__
+
+
+def cancel() -> None:
+    """Raise what ends an asyncio task."""
+    from asyncio import CancelledError
+
+    raise CancelledError
+
+
+def throw(error: BaseException) -> Callable[[], None]:
+    def plugin() -> None:
+        raise error
+
+    return plugin
+
+
+@pytest.mark.parametrize(
+    ("plugin", "said"),
+    [
+        (functools.partial(sys.exit, 3), "SystemExit: 3"),
+        (throw(SystemExit()), "SystemExit: "),
+        (throw(KeyboardInterrupt()), "KeyboardInterrupt: "),
+        (throw(GeneratorExit()), "GeneratorExit: "),
+        (cancel, "CancelledError: "),
+        (throw(Unspeakable()), "Unspeakable: (its message cannot be shown: str() raised SystemExit)"),
+        (throw(ValueError("x" * 9999)), f"ValueError: {'x' * 500}..."),
+    ],
+    ids=["sys.exit", "SystemExit", "KeyboardInterrupt", "GeneratorExit", "cancelled", "unspeakable", "endless"],
+)
+def test_whatever_a_plugin_raises_is_its_own_failure(plugin: Callable[[], None], said: str):
+    """What would end the process, and what cannot be shown, puts the plugin aside like any exception."""
+    told: list[str] = []
+    guard = Guard(plugin, lambda: "instead", Meter(Cells(), "hook", 10**6), told.append)
+    assert [guard(), guard()] == ["instead", "instead"]
+    (reason,) = told
+    assert reason.startswith(said)
+
+
+def test_a_signal_that_arrives_in_a_plugin_is_not_its_failure():
+    """Ctrl-C and a supervisor's SIGTERM still end the process; the plugin is still trusted."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(0)
+
+    def plugin(number: signal.Signals) -> None:
+        os.kill(os.getpid(), number)
+        while True:
+            threading.Event().wait(0.01)
+
+    told: list[str] = []
+    guard = Guard(plugin, print, Meter(Cells(), "hook", 10**6), told.append)
+    before = signal.signal(signal.SIGTERM, leave), signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit):
+            guard(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            guard(signal.SIGINT)
+        signal.signal(signal.SIGINT, functools.partial(leave))
+        with pytest.raises(SystemExit):
+            guard(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+    assert told == []
+    assert guard.aside == ""
+
+
+def test_a_reason_names_the_place():
+    """File and line of the innermost frame."""
+    with pytest.raises(OSError, match="gone") as caught:
+        throw(OSError("gone"))()
+    assert reason_of(caught.value).startswith(f"OSError: gone at {__file__}:")

@@ -70,7 +70,9 @@ def test_nothing_to_wrap_or_replace(engine, mark):
 def test_what_every_object_has_counts_as_absent(engine):
     """``object`` has an __init__ and a __repr__ that nobody means: they are added, not wrapped."""
     text = refused(engine, {"__repr__": wrap(lambda self, call: call())})
-    assert "there is no '__repr__' to wrap" in text
+    assert "Target has no '__repr__' of its own to wrap, only the one that every object has" in text
+    assert "did you mean" not in text
+    assert "Next: mark it @add" in text
 
     class P(VLLMPatch[Target]):
         @add

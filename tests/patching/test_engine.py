@@ -1,12 +1,15 @@
 """Applying and reverting as a whole, the report, lateness, forks, and the default engine."""
 
+import itertools
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from vllm_graft.errors import ConflictError, DeclarationError, TargetError
 from vllm_graft.patching import Engine, HookState, VLLMPatch, add, default_engine, replace, set_default_engine, wrap
+from vllm_graft.patching import engine as engine_module
 
 
 class Target:
@@ -215,8 +218,8 @@ def test_late(engine, make):
 
     class P(VLLMPatch[module.Core], name="p"):
         @wrap
-        def __init__(self, call, *args):
-            call(*args)
+        def __init__(self, call, *args, **kwargs):
+            call(*args, **kwargs)
             self.seen = True
 
         @wrap
@@ -375,3 +378,113 @@ def test_no_engine_leaves_a_finder_behind(engine):
     engine.apply([Good])
     engine.revert(Good)
     assert not any(type(finder).__name__ == "ImportWatch" for finder in sys.meta_path)
+
+
+INTERRUPTED = """
+    class First:
+        def one(self): return "one"
+        def two(self): return "two"
+
+    class Second:
+        def three(self): return "three"
+
+    def free(): return "free"
+"""
+
+
+def _interrupt_at(step, act):
+    """Raise KeyboardInterrupt at that line of the patching room, once; whether ``act`` came so far."""
+    room = str(Path(engine_module.__file__).parent)
+    left = step
+    raised = False
+
+    def watch(frame, event, arg):
+        nonlocal left, raised
+        # The search through all modules changes nothing, and has a hundred thousand lines.
+        if raised or frame.f_code.co_name == "_bindings" or not frame.f_code.co_filename.startswith(room):
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                raised = True
+                raise KeyboardInterrupt
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        act()
+    except KeyboardInterrupt:
+        if not raised:
+            raise
+    finally:
+        sys.settrace(before)
+    return raised
+
+
+def _everything_on(made, copied):
+    """What the names of the made-up module and its copy stand for, raw."""
+    owners = (made.First, made.Second, made, copied)
+    return [{name: value for name, value in vars(owner).items() if name != "__builtins__"} for owner in owners]
+
+
+def test_an_interruption_leaves_all_or_nothing(make, write):
+    """At whatever line of ours KeyboardInterrupt comes, in the middle of an apply or a revert."""
+    made = make(INTERRUPTED)
+    copied = make(f"from {made.__name__} import free")
+    later = write("def waits(): return 'waits'")
+
+    class OnFirst(VLLMPatch[made.First], name="on-first"):
+        def one(self):
+            return "patched " + self._original_one()
+
+        @replace
+        def two(self):
+            return "patched two"
+
+    class OnSecond(VLLMPatch[made.Second], name="on-second"):
+        @wrap
+        def three(self, call):
+            return "patched " + call()
+
+    class OnModule(VLLMPatch[made], name="on-module"):
+        @wrap
+        def free(call):
+            return "patched " + call()
+
+    class Waiting(VLLMPatch[later], name="waiting"):
+        @wrap
+        def waits(call):
+            return "patched " + call()
+
+    patches = [OnFirst, OnSecond, OnModule, Waiting]
+    untouched = _everything_on(made, copied)
+    finders = list(sys.meta_path)
+    interrupted = applied = 0
+    # All 2,900 lines take half a minute; a prime stride meets every loop of them at another place.
+    for step in itertools.count(0, 17):
+        engine = Engine()
+        if not _interrupt_at(step, lambda engine=engine: engine.apply(patches)):
+            break
+        interrupted += 1
+        if engine.active():
+            assert engine.active() == patches
+            applied += 1
+        else:
+            assert _everything_on(made, copied) == untouched
+            assert sys.meta_path == finders
+            assert engine.report() == []
+            engine.apply(patches)
+        assert (made.First().one(), made.First().two(), made.Second().three()) == (
+            "patched one", "patched two", "patched three",
+        )  # fmt: skip
+        assert (made.free(), copied.free()) == ("patched free", "patched free")
+        if step % 2 == 0:
+            _interrupt_at(step, engine.revert_all)
+        engine.revert_all()
+        assert _everything_on(made, copied) == untouched
+        assert sys.meta_path == finders
+    assert interrupted > 100
+    assert applied < interrupted / 2
+    engine.revert_all()
+    assert _everything_on(made, copied) == untouched

@@ -121,19 +121,19 @@ def test_two_layers_of_either_form_never_meet(engine):
     """Layers that all say ``_original_f`` find their own neighbours; nothing recurses."""
 
     class A(VLLMPatch[Target]):
-        def f(self, x):
+        def f(self, x, *, scale=1):
             return f"A({self._original_f(x)})"
 
     class B(VLLMPatch[Target]):
-        def f(self, x):
+        def f(self, x, *, scale=1):
             return f"B({self._original_f(x)})"
 
     class C(VLLMPatch[Target]):
-        def f(self, call, x):
+        def f(self, call, x, *, scale=1):
             return f"C({call(x)})"
 
     class D(VLLMPatch[Target]):
-        def f(self, x):
+        def f(self, x, *, scale=1):
             return f"D({self._original_f(x)})"
 
     engine.apply([A, B, C, D])
@@ -154,9 +154,9 @@ def test_super_starts_from_the_target(engine):
         def named(cls, call, x):
             return call(x), super().__init_subclass__()
 
-        def __init__(self, call, *args):
+        def __init__(self, call, *args, **kwargs):
             super().__init__()
-            call(*args)
+            call(*args, **kwargs)
 
     engine.apply([P])
     assert Target(4).value == 4
@@ -170,13 +170,13 @@ def test_inherited_names_are_shadowed(engine):
 
     class OnTarget(VLLMPatch[Target]):
         @wrap
-        def greet(self, call, *args):
-            return call(*args) + "!"
+        def greet(self, call, *args, **kwargs):
+            return call(*args, **kwargs) + "!"
 
     class OnBase(VLLMPatch[Base]):
         @wrap
-        def greet(self, *args):
-            return self._original_greet(*args).upper()
+        def greet(self, *args, **kwargs):
+            return self._original_greet(*args, **kwargs).upper()
 
     engine.apply([OnTarget])
     assert Target().greet("x") == "hello x!"
@@ -222,8 +222,8 @@ def test_inherited_forms(engine):
 
 def test_special_and_private_names(engine):
     class P(VLLMPatch[Target]):
-        def __init__(self, *args):
-            self._original___init__(*args)
+        def __init__(self, *args, **kwargs):
+            self._original___init__(*args, **kwargs)
             self.value += 1
 
         def __len__(self, call):
@@ -245,8 +245,8 @@ def test_special_and_private_names(engine):
 def test_classmethods_and_staticmethods(engine):
     class P(VLLMPatch[Target]):
         @classmethod
-        def named(cls, *args):
-            return ("wrapped", *cls._original_named(*args))
+        def named(cls, *args, **kwargs):
+            return ("wrapped", *cls._original_named(*args, **kwargs))
 
         @staticmethod
         @replace
@@ -478,7 +478,7 @@ def test_pickling_by_name_still_works(engine):
     """A patched function goes by its name, so it arrives as whatever stands there."""
 
     class P(VLLMPatch[Target]):
-        def f(self, call, x):
+        def f(self, call, x, *, scale=1):
             return call(x)
 
     engine.apply([P])
@@ -496,8 +496,8 @@ def test_functions_of_modules(engine, make):
     class P(VLLMPatch[module]):
         LIMIT = 10
 
-        def f(call, x, **kwargs):
-            return call(x, **kwargs) * 2
+        def f(call, x, *args, **kwargs):
+            return call(x, *args, **kwargs) * 2
 
         @staticmethod
         async def g(call):

@@ -1,13 +1,19 @@
 """From configuration to plan: which layer wins, which profile matches, and what every mistake says."""
 
+import importlib
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from vllm_graft.errors import ConfigError
+from vllm_graft.patching import PatchManager, VLLMPatch, wrap
+from vllm_graft.patching import manager as manager_module
 from vllm_graft.plan import Plan, Request, resolve
 from vllm_graft.plan.resolution import matches, model_names
+from vllm_graft.testing.packages import lay_out
 
 
 def write(text: str) -> None:
@@ -283,3 +289,101 @@ def test_a_patch_may_be_for_some_models_only(offered: Path, monkeypatch: pytest.
     assert names(plan) == ["my-sink"]
     assert plan.left_out == {"engine-patch": "is for the models *70b*, org/small, and this is org/Model-8B"}
     assert Plan.from_json(plan.to_json()) == plan
+
+
+class TestPatchesOfGeneralPlugins:
+    """Names in ``VLLM_CUSTOM_PATCHES`` that no package offers under our group."""
+
+    PLUGIN = """
+import os
+class Manager:
+    def __init__(self):
+        self.available_patches = {"Applied": object, "Swallowed": object}
+        self.applied_patches = ["Applied"]
+manager = Manager()
+"""
+    READER = "import os\nif 'Mentioned' in os.environ.get('VLLM_CUSTOM_PATCHES', ''):\n    pass\n"
+
+    @pytest.fixture
+    def plugins(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+        """Two packages with general plugins, neither of which is imported."""
+        site = tmp_path / "plugins"
+        group = "vllm.general_plugins"
+        lay_out(site, "acme-plugin", {group: {"acme": "acme_plugin:go"}}, {"acme_plugin": self.PLUGIN})
+        lay_out(site, "other-plugin", {group: {"other": "other_plugin:go"}}, {"other_plugin": self.READER})
+        monkeypatch.syspath_prepend(str(site))
+        yield site
+        for name in ("acme_plugin", "other_plugin"):
+            sys.modules.pop(name, None)
+
+    def test_before_they_are_loaded_nobody_can_tell(self, plugins, monkeypatch):
+        """The rest of the plan is there, and the name is a warning."""
+        monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "Applied,stat-logger-guard")
+        plan = resolve(Request("m"))
+        assert [item.name for item in plan] == ["stat-logger-guard"]
+        (finding,) = plan.findings
+        assert (finding.code, finding.level, finding.subject) == ("P009", "warning", "patch Applied")
+        assert "acme of acme-plugin, other of other-plugin" in finding.what
+
+    def test_a_plugin_that_vllm_does_not_load_registers_nothing(self, plugins, monkeypatch):
+        monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "Applied")
+        monkeypatch.setenv("VLLM_PLUGINS", "graft")
+        with pytest.raises(ConfigError, match=r"there is no item 'Applied'.*no general plugin registers it"):
+            resolve(Request("m"))
+
+    @pytest.mark.parametrize(
+        ("name", "code", "who"),
+        [
+            ("Applied", "P007", "acme of acme-plugin (acme_plugin.manager)"),
+            ("Swallowed", "P008", "acme of acme-plugin (acme_plugin.manager)"),
+            ("Mentioned", "P007", "other of other-plugin (other_plugin)"),
+        ],
+    )
+    def test_a_manager_of_another_kind(self, plugins, monkeypatch, name, code, who):
+        """Known by its table, or by a source that reads the variable and mentions the name."""
+        for module in ("acme_plugin", "other_plugin"):
+            importlib.import_module(module)
+        monkeypatch.setenv("VLLM_CUSTOM_PATCHES", name)
+        plan = resolve(Request("m", plugins_loaded=True))
+        assert not plan
+        (finding,) = plan.findings
+        assert (finding.code, finding.subject) == (code, f"patch {name}")
+        assert who in finding.what
+        assert Plan.from_json(plan.to_json()) == plan
+
+    def test_a_name_that_nobody_registers(self, plugins, monkeypatch):
+        importlib.import_module("acme_plugin")
+        monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "Nobody")
+        with pytest.raises(ConfigError, match=r"no item 'Nobody'.*no general plugin registers it"):
+            resolve(Request("m", plugins_loaded=True))
+
+    def test_the_file_may_not_name_them(self, plugins):
+        """It is ours alone, so a name in it that we do not know is a mistake."""
+        importlib.import_module("acme_plugin")
+        write('[defaults]\npatches = ["Applied"]\n')
+        with pytest.raises(ConfigError, match=r"graft.toml:2: there is no item 'Applied'"):
+            resolve(Request("m", plugins_loaded=True))
+
+    def test_our_own_manager_adds_to_the_catalogue(self, monkeypatch):
+        """By the name it was registered under; a second patch of that name is refused."""
+        monkeypatch.setattr(manager_module, "_registered", {})
+        PatchManager().register("ByHand", ByHand)
+        PatchManager().register("ByHand", ByHand)
+        monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "ByHand")
+        (item,) = resolve(Request("m", plugins_loaded=True)).items
+        assert (item.name, item.target, item.roles) == ("ByHand", f"{__name__}:ByHand", ("engine",))
+        PatchManager().register("ByHand", Another)
+        with pytest.raises(ConfigError, match=r"'ByHand' is registered twice: as .*ByHand of .* and as .*:Another"):
+            resolve(Request("m", plugins_loaded=True))
+
+
+class ByHand(VLLMPatch["json.decoder:JSONDecoder"], processes={"engine"}):
+    @wrap
+    def decode(self, call, *args, **kwargs):
+        return call(*args, **kwargs)
+
+
+class Another(VLLMPatch["json.decoder:JSONDecoder"]):
+    @wrap
+    def decode(self, call, *args, **kwargs):
+        return call(*args, **kwargs)

@@ -1,6 +1,8 @@
 """request-log: every finished request becomes a line, off the event loop, and trouble is not hidden."""
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,31 @@ def test_what_there_was_no_room_for_is_counted(tmp_path: Path):
     sink.close()
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert json.loads(lines[-1]) == {"dropped": 3}
+
+
+def test_the_file_is_its_owners_alone(tmp_path: Path):
+    """Who asks what is nobody else's business; a file that is there keeps its rights."""
+    before = os.umask(0)
+    try:
+        RequestLog({"path": str(tmp_path / "log.jsonl")}).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "log.jsonl").stat().st_mode) == 0o600
+    (tmp_path / "log.jsonl").chmod(0o640)
+    RequestLog({"path": str(tmp_path / "log.jsonl")}).close()
+    assert stat.S_IMODE((tmp_path / "log.jsonl").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_fifo_is_refused_at_once(tmp_path: Path, is_read: bool):
+    """Whether or not somebody reads it: its reader may go away or fall asleep at any time."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if is_read else None
+    with pytest.raises(ConfigError, match=r"fifo is a FIFO or a socket.* Next: name a file"):
+        RequestLog({"path": str(path)})
+    if reader is not None:
+        os.close(reader)
 
 
 def test_a_full_disk_is_raised_where_it_is_noticed():

@@ -129,18 +129,66 @@ def test_a_changed_file_takes_effect_while_the_server_runs(tmp_path, monkeypatch
     monkeypatch.setattr(module, "_LOOK_S", 0.0)
     path = tmp_path / "callers.toml"
     path.write_text(TEXT)
-    file = CallersFile(str(path))
-    assert who(file.now(), authorization="three") == Caller("trial", 5, 5)
+    file = CallersFile(str(path), Plan())
+
+    def three() -> Caller | None:
+        file.now()
+        assert file._looking is not None
+        file._looking.join()
+        return who(file.now(), authorization="three")
+
+    assert three() == Caller("trial", 5, 5)
     path.write_text(TEXT.replace("trial", "paying"))
     os.utime(path, (1, 1))
-    assert who(file.now(), authorization="three") == Caller("paying", 5, 5)
+    assert three() == Caller("paying", 5, 5)
     path.write_text("nonsense")
-    assert who(file.now(), authorization="three") == Caller("paying", 5, 5)
+    assert three() == Caller("paying", 5, 5)
     assert "the callers stay as they were" in caplog.text
     path.unlink()
-    assert who(file.now(), authorization="three") == Caller("paying", 5, 5)
+    assert three() == Caller("paying", 5, 5)
     path.write_text(TEXT)
+    assert three() == Caller("trial", 5, 5)
+
+
+def test_a_changed_file_must_fit_the_scheduler_too(tmp_path, caplog):
+    """Else clients would choose their tenant from the next look on, under the name that the scheduler reads."""
+    path = tmp_path / "callers.toml"
+    path.write_text(TEXT)
+    options = {"tenant_from": ["xargs"], "tenant_key": "tenant"}
+    file = CallersFile(str(path), Plan((PlanItem("scheduler", "fair", "m:C", "p", ("engine",), options),)))
+    path.write_text('tenant_key = "team"\n' + TEXT)
+    file.look()
+    assert file.now().tenant_key == "tenant"
+    assert "the callers stay as they were" in caplog.text
+    assert "reads tenants under 'tenant'" in caplog.text
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(_pipe, "is not a regular file"), (Path.mkdir, "Is a directory"), (_huge, "is larger than 8 MiB")],
+    ids=["pipe", "folder", "huge"],
+)
+def test_what_is_no_file_of_callers_is_refused_at_once(tmp_path, make, message, caplog):
+    """At the start with an error; while the server runs, the callers stay as they were."""
+    path = tmp_path / "callers.toml"
+    path.write_text(TEXT)
+    file = CallersFile(str(path), Plan())
+    path.unlink()
+    make(path)
+    with pytest.raises(ConfigError, match=message):
+        Callers.read(path)
+    file.look()
     assert who(file.now(), authorization="three") == Caller("trial", 5, 5)
+    assert message in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 import asyncio
 import hashlib
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from vllm_graft.contracts import Load, Refusal, WaitingRequest
+from vllm_graft.plan import Plan
+from vllm_graft.server.asked import Asked
 from vllm_graft.server.callers import Caller, CallersFile
 from vllm_graft.server.enforcing import ASKING
 from vllm_graft.server.gate import UNSEEN_S, Gate
@@ -76,7 +79,7 @@ class Played:
 def callers(tmp_path):
     path = tmp_path / "callers.toml"
     path.write_text(CALLERS)
-    return CallersFile(str(path))
+    return CallersFile(str(path), Plan())
 
 
 KEY = ("Authorization", "Bearer secret")
@@ -97,11 +100,47 @@ def test_a_request_that_is_let_in_is_handed_on_as_it_came(parts):
     "facts",
     [{"path": "/health"}, {"method": "GET"}, {"path": "/v1/models"}, {"path": "/tokenize"}, {"path": "/sleep"}],
 )
-def test_what_is_no_work_for_the_engine_is_not_looked_at(callers, facts):
-    """It needs no key of ours either."""
-    played = Played(admit=lambda request, load: Refusal("never"), callers=callers)
+def test_what_is_no_work_for_the_engine_is_not_looked_at(facts):
+    """The queue is not asked about it."""
+    played = Played(admit=lambda request, load: Refusal("never"))
     method = {"method": facts.pop("method")} if "method" in facts else {}
     assert played.post({}, **facts, **method) == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ping", "/metrics", "/metrics/", "/version", "/load", "/graft/status", "/base/health"]
+)
+def test_how_the_server_is_may_be_asked_by_anybody(callers, path):
+    """A probe of a load balancer has no key; the routes under /graft ask for the server's own."""
+    played = Played(callers=callers)
+    assert played.post(b"", path=path, method="GET", root_path="/base") == 200
+    assert played.asking == [None]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/abort_requests"),
+        ("GET", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("POST", "/v1/chat/completions/render"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("GET", "/v1/models"),
+        ("POST", "/sleep"),
+        ("POST", "/v1/completions/"),
+        ("POST", "/healthy"),
+        ("GET", "/of-a-later-release"),
+    ],
+)
+def test_all_else_is_for_callers_only(callers, method, path):
+    """Who is no caller sees and stops nobody's requests; who is one is known on every route."""
+    played = Played(callers=callers)
+    assert played.post({}, path=path, method=method) == 401
+    assert played.post({}, path=path, method=method, headers=[KEY]) == 200
+    assert played.asking == [ACME]
+    assert played.post({}, path=path, method="OPTIONS") == 200
 
 
 def test_a_websocket_passes():
@@ -218,6 +257,86 @@ def test_who_is_no_caller_is_turned_away(callers):
     assert played.post({"priority": 1}, headers=[("Authorization", "Bearer guess")]) == 401
     assert played.play([]) == 401
     assert played.answer[0]["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("X-Tenant", "acme")], 200),
+        ([("X-Tenant", "acme"), ("x-tenant", "mighty")], 400),
+        ([("X-Tenant", "acme"), ("X-Tenant", "acme")], 400),
+        ([("X-Tenant", "mighty, acme")], 400),
+        ([("X-Tenant", "acme"), KEY, KEY], 400),
+    ],
+)
+def test_a_header_that_says_who_asks_is_there_once(tmp_path, headers, status):
+    """One of two is the client's own; which of them the gateway wrote is not known."""
+    path = tmp_path / "callers.toml"
+    path.write_text('tenant_header = "X-Tenant"\n[[caller]]\ntenant = "acme"\n[others]\n')
+    played = Played(callers=CallersFile(str(path), Plan()))
+    assert played.post({}, headers=headers) == status
+    if status == 400:
+        assert "more than one value" in played.answer[1]["message"] or "more than once" in played.answer[1]["message"]
+
+
+LARGE = 20_000_000
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"prompt": [' + b"1," * (LARGE // 2) + b'1], "priority": 4, "vllm_xargs": {"tenant": "a"}}',
+        b'{"priority": 4, "vllm_xargs": {"tenant": "a"}, "prompt": "' + b"x" * LARGE + b'"}',
+    ],
+    ids=["numbers", "text"],
+)
+def test_a_huge_body_is_not_built_on_the_event_loop(raw):
+    """Its few fields are read in a fraction of the time that Python's parser takes."""
+    seen: list[WaitingRequest] = []
+    played = Played(admit=lambda request, load: seen.append(request))
+    assert played.post(raw) == 200
+    assert (seen[0].priority, seen[0].extra) == (4, {"tenant": "a"})
+    started = time.process_time()
+    json.loads(raw)
+    whole = time.process_time() - started
+    asked = Asked({"type": "http", "method": "POST", "path": "/v1/completions", "headers": JSON})
+    started = time.process_time()
+    asyncio.run(asked.read(_once(raw)))
+    assert time.process_time() - started < max(whole, 0.5)
+    assert set(asked.body) == {"priority", "vllm_xargs"}
+
+
+JSON = [(b"content-type", b"application/json")]
+
+
+def _once(raw):
+    async def receive():
+        return {"type": "http.request", "body": raw}
+
+    return receive
+
+
+@pytest.mark.parametrize(
+    ("raw", "priority"),
+    [
+        (b"[" * 5_000_000, 0),
+        (b'{"a": ' * 5_000_000, 0),
+        (b'{"priority": 4, "messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 0),
+        (b'{"priority": 4, "temperature": NaN}', 4),
+        ('{"priority": 4}'.encode("utf-16"), 4),
+        (b'{"priority": 1, "priority": 4}', 4),
+        (b'{"priority": ' + b"9" * 5000 + b"}", 0),
+        (b'{"priority": 4, "vllm_xargs": {"a": "' + b"x" * 100_000 + b'"}}', 4),
+    ],
+    ids=["lists", "tables", "deep", "nan", "utf-16", "twice", "digits", "large-field"],
+)
+def test_a_hostile_body_is_read_as_vllm_reads_it_or_not_at_all(raw, priority):
+    """What cannot be read is handed on for vLLM to refuse, byte for byte."""
+    seen: list[WaitingRequest] = []
+    played = Played(admit=lambda request, load: seen.append(request))
+    assert played.post(raw) == 200
+    assert seen[0].priority == priority
+    assert played.seen[0][1] == raw
 
 
 def test_the_queue_is_asked_with_the_capped_priority(callers):

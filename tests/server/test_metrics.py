@@ -1,4 +1,4 @@
-"""The queues' figures as Prometheus reads them."""
+"""The figures of queues and items as Prometheus reads them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,12 +6,21 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.cli.queues import render_queues
-from vllm_graft.ledger import Board, Figures, QueueFigures
-from vllm_graft.server.metrics import QueueCollector
+from vllm_graft.ledger import Board, Figures, Ledger, QueueFigures
+from vllm_graft.ledger.record import Record
+from vllm_graft.plan import Plan, PlanItem
+from vllm_graft.server.metrics import Exposition
 from vllm_graft.server.page import status_page
 
-prometheus = pytest.importorskip("prometheus_client")
 parser = pytest.importorskip("prometheus_client.parser")
+
+PLAN = Plan(
+    (
+        PlanItem("stats", "sink", "m:D", "p", ("frontend",)),
+        PlanItem("scheduler", "fair", "m:Q", "p", ("engine",)),
+    ),
+    model="m",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,58 +37,141 @@ def acme(value: str = "acme") -> Figures:
     return row
 
 
-def test_two_engines_show_beside_each_other(tmp_path: Path):
+def opened(home: Path) -> Ledger:
+    """The ledger of a front end whose run has a queue and a sink."""
+    book = Ledger()
+    book.begin_run("run", PLAN)
+    book.set_item("stats", "sink", "applied")
+    book.open(Record.of_this_process("run", PLAN.hash, "m", ["frontend"], "0.32.0", "V1"))
+    book.set_ready()
+    assert book.home is not None
+    return book
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """A run on disk."""
+    monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path))
+    return opened(tmp_path)
+
+
+def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample, as Prometheus would read it."""
+    families = parser.text_string_to_metric_families(text)
+    found = [
+        (sample.name, frozenset(sample.labels.items()), sample.value) for each in families for sample in each.samples
+    ]
+    assert len({(name, labels) for name, labels, _ in found}) == len(found), "a sample shows twice"
+    return {(name, labels): value for name, labels, value in found}
+
+
+def value(text: str, name: str, **labels: str) -> float | None:
+    return samples(text).get((name, frozenset(labels.items())))
+
+
+def test_two_engines_show_beside_each_other(book: Ledger):
     """Under the number that vLLM gives them, whichever process asks."""
+    assert book.home is not None
     for engine in (0, 1):
-        board = Board("fair", tmp_path / f"{engine}.board", engine)
+        board = Board("fair", book.home / f"{engine}.board", engine)
         board.publish(0, 0, 0.0)
         board.write(0, acme())
-    registry = prometheus.CollectorRegistry()
-    registry.register(QueueCollector(lambda: tmp_path))
+    text = Exposition(PLAN, lambda: book).text()
     for engine in "01":
         labels = {"engine": engine, "by": "tenant", "value": "acme"}
-        read = {
-            name: registry.get_sample_value(f"vllm_graft_queue_{name}", labels)
-            for name in ("waiting", "running", "admitted_total", "refused_total", "tokens_total", "token_share")
-        }
-        assert list(read.values()) == [3, 2, 3, 1, 70, 1.0]
+        names = ("waiting", "running", "admitted_total", "refused_total", "tokens_total", "token_share")
+        assert [value(text, f"vllm_graft_queue_{name}", **labels) for name in names] == [3, 2, 3, 1, 70, 1.0]
         waits = "vllm_graft_queue_wait_seconds"
         edges = ("0.1", "0.5", "1.0", "120.0", "+Inf")
-        found = [registry.get_sample_value(f"{waits}_bucket", {**labels, "le": edge}) for edge in edges]
-        assert found == [1, 2, 2, 2, 3]
-        assert registry.get_sample_value(f"{waits}_count", labels) == 3
-        assert registry.get_sample_value(f"{waits}_sum", labels) == 130.55
+        assert [value(text, f"{waits}_bucket", **labels, le=edge) for edge in edges] == [1, 2, 2, 2, 3]
+        assert value(text, f"{waits}_count", **labels) == 3
+        assert value(text, f"{waits}_sum", **labels) == 130.55
 
 
-def test_a_run_that_begins_later_is_read(tmp_path: Path):
-    """A collector is registered once in a process; the folder may be known after that."""
-    homes: list[Path | None] = [None]
-    registry = prometheus.CollectorRegistry()
-    registry.register(QueueCollector(lambda: homes[0]))
-    labels = {"engine": "0", "by": "tenant", "value": "acme"}
-    assert registry.get_sample_value("vllm_graft_queue_waiting", labels) is None
-    Board("fair", tmp_path / "1.board").write(0, acme())
-    homes[0] = tmp_path
-    assert registry.get_sample_value("vllm_graft_queue_waiting", labels) == 3
+def test_a_row_that_changes_is_written_anew(book: Ledger):
+    """Lines are kept between two scrapes, and only those of rows that stayed."""
+    assert book.home is not None
+    board = Board("fair", book.home / "1.board")
+    board.write(0, acme())
+    board.write(1, acme("zeta"))
+    exposition = Exposition(PLAN, lambda: book)
+    exposition.text()
+    changed = acme("zeta")
+    changed.waiting = 9
+    board.write(1, changed)
+    text = exposition.text()
+    waiting = "vllm_graft_queue_waiting"
+    assert [value(text, waiting, engine="0", by="tenant", value=name) for name in ("acme", "zeta")] == [3, 9]
+    board.write(0, None)
+    assert value(exposition.text(), waiting, engine="0", by="tenant", value="acme") is None
+
+
+def test_items_show_their_state_and_cost_by_role(book: Ledger):
+    """A quarantine can be alerted on, and a plugin's cost compared with its budget."""
+    meter = book.hook("sink", "finished", 50.0)
+    meter.count(40_000)
+    meter.count(90_000)
+    exposition = Exposition(PLAN, lambda: book)
+    hook = {"point": "stats", "item": "sink", "role": "frontend", "hook": "finished"}
+    item = {"point": "stats", "item": "sink", "role": "frontend"}
+    text = exposition.text()
+    assert value(text, "vllm_graft_item_processes", **item, state="applied") == 1
+    assert value(text, "vllm_graft_processes", role="frontend", life="running") == 1
+    assert value(text, "vllm_graft_item_calls_total", **hook) == 2
+    assert value(text, "vllm_graft_item_overruns_total", **hook) == 1
+    assert value(text, "vllm_graft_item_errors_total", **hook) == 0
+    assert value(text, "vllm_graft_item_seconds_total", **hook) == pytest.approx(130e-6)
+    assert value(text, "vllm_graft_item_p99_seconds", **hook) == pytest.approx(90e-6)
+    assert value(text, "vllm_graft_item_budget_seconds", **hook) == pytest.approx(50e-6)
+    book.put_aside("sink", "ValueError: boom")
+    book.save()
+    text = exposition.text()
+    assert value(text, "vllm_graft_item_processes", **item, state="quarantined") == 1
+    assert value(text, "vllm_graft_item_processes", **item, state="applied") is None
+    assert value(text, "vllm_graft_findings", code="S005", level="warning") == 1
+    assert book.home is not None
+    (book.home / "4194999.json").write_text("null")
+    assert value(exposition.text(), "vllm_graft_findings", code="S018", level="error") == 1
+
+
+def test_a_record_in_memory_shows_too(monkeypatch: pytest.MonkeyPatch):
+    """Where no folder can be written, of this process alone."""
+    book = Ledger()
+    book.set_item("stats", "sink", "applied")
+    book.record = Record.of_this_process("run", PLAN.hash, "m", ["frontend"], "0.32.0", "V1")
+    book.record.items = list(book._items.values())
+    text = Exposition(PLAN, lambda: book).text()
+    assert value(text, "vllm_graft_item_processes", point="stats", item="sink", role="frontend", state="applied") == 1
+
+
+def test_openmetrics_and_names_are_understood(book: Ledger):
+    """As prometheus_client's own exposition does."""
+    book.hook("sink", "finished", 50.0).count(1)
+    openmetrics = pytest.importorskip("prometheus_client.openmetrics.parser")
+    exposition = Exposition(PLAN, lambda: book)
+    text = exposition.text(openmetrics=True)
+    names = {family.name for family in openmetrics.text_string_to_metric_families(text + "# EOF\n")}
+    assert {"vllm_graft_item_calls", "vllm_graft_item_processes", "vllm_graft_queue_wait_seconds"} <= names
+    chosen = samples(exposition.text(names=["vllm_graft_item_calls_total"]))
+    assert {name for name, _ in chosen} == {"vllm_graft_item_calls_total"}
 
 
 ODD = 'a"b\\c\n<script>\x1b[2J'
 
 
-def test_a_tenant_may_call_itself_anything(tmp_path: Path):
+def test_a_tenant_may_call_itself_anything(book: Ledger):
     """Nothing of a name gets out of its place: neither in the metrics, nor on the page, nor on a terminal."""
-    Board("fair", tmp_path / "1.board").write(0, acme(ODD))
-    registry = prometheus.CollectorRegistry()
-    registry.register(QueueCollector(lambda: tmp_path))
-    text = prometheus.generate_latest(registry).decode()
-    parsed = list(parser.text_string_to_metric_families(text))
-    assert {sample.labels["value"] for family in parsed for sample in family.samples} == {ODD}
+    assert book.home is not None
+    Board("fair", book.home / "1.board").write(0, acme(ODD))
+    found = samples(Exposition(PLAN, lambda: book).text())
+    values = {dict(labels)["value"] for name, labels in found if name.startswith("vllm_graft_queue_")}
+    assert values == {ODD}
     rows = QueueFigures(1, 0, "fair", 0.0, (acme(ODD),)).as_dicts()
     shown = render_queues(rows)
     assert "\x1b" not in shown
     assert len(shown.splitlines()) == 2
-    found = {"findings": [], "plan": {"hash": ""}, "model": "m", "processes": [], "queues": rows}
-    assert "<script>" not in status_page(found)
+    page = {"findings": [], "plan": {"hash": ""}, "model": "m", "processes": [], "queues": rows}
+    assert "<script>" not in status_page(page)
 
 
 def test_people_are_shown_the_busiest():

@@ -82,9 +82,13 @@ def test_who_asks_and_who_is_turned_away(graft: Session):
     graft.env["NOTES"] = str(notes)
     graft.simulate()
     with graft.server() as server:
-        model = json.loads(server.get("/v1/models")[1])["data"][0]["id"]
-        ask = {"model": model, "prompt": "a", "max_tokens": 2}
         key = f"Bearer {KEY}"
+        model = json.loads(server.get("/v1/models", {"Authorization": key})[1])["data"][0]["id"]
+        ask = {"model": model, "prompt": "a", "max_tokens": 2}
+        assert server.get("/v1/models")[0] == 401
+        assert post(server, {"model": model, "prompt": "a"}, "/tokenize")[0] == 401
+        assert post(server, {"model": model, "prompt": "a"}, "/tokenize", Authorization=key)[0] == 200
+        assert server.get("/health")[0] == server.get("/metrics")[0] == 200
         assert post(server, ask)[0] == 401
         assert post(server, {**ask, "priority": 1}, Authorization="Bearer guess")[0] == 401
         asked = {**ask, "priority": 1, "vllm_xargs": {"tenant": "mighty", "other": "kept"}}

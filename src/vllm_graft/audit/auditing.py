@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from vllm_graft.audit.callers import uncallable, vanished
 from vllm_graft.audit.findings import is_for, misspelt, refused, reported
 from vllm_graft.audit.judging import Pair, adds, has_owner, is_dynamic, may_inherit, spelled
 from vllm_graft.audit.model import Cell, Reading, Report, Row, Use, Verdict
@@ -67,9 +68,12 @@ def _row(reading: Reading, use: Use, pairs: Sequence[Pair]) -> Row | None:
     """The row of a use; None where it is of no name of vLLM's in any of the releases."""
     cells = tuple(Cell(pair.new.version, pair.old.version, verdict(use, pair)) for pair in pairs)
     absent = bool(cells) and all(cell.verdict.state == "absent" for cell in cells)
+    if absent and use.above and use.owner.rpartition(".")[2] == use.qualname.rpartition(".")[2]:
+        # The method that hands on to it is called by nobody in a release that has none such.
+        return None
     from_elsewhere = is_dynamic if use.patch is None else may_inherit
     added = use.way in ("add", "override") and (use.patch is None or has_owner(pairs[-1].new, use))
-    if absent and (added or from_elsewhere(pairs[-1].new, use)):
+    if absent and use.way not in ("call", "read") and (added or from_elsewhere(pairs[-1].new, use)):
         return None
     return Row(reading.package, use, cells)
 
@@ -83,6 +87,10 @@ def verdict(use: Use, pair: Pair) -> Verdict:
     if use.patch is not None and not is_for(use.patch.releases, pair.new.version):
         return Verdict("", f"this body is for {use.patch.releases}")
     found = pair.judge(use)
+    if found.state in ("same", "absent") and any(vanished(use, pair.old, pair.new)):
+        return Verdict("misfit", "its code reads what is gone", found.now)
+    if found.state == "same" and (said := uncallable(use, pair.old, pair.new)):
+        return Verdict("misfit", said, found.now)
     if found.state in ("same", "body", "extended", "broken"):
         return _superfluous(use, pair) or found
     return found
@@ -117,7 +125,7 @@ def with_diffs(report: Report, text: Callable[[str, str, str], str | None]) -> R
 def _with_diff(use: Use, cell: Cell, text: Callable[[str, str, str], str | None]) -> Cell:
     import difflib
 
-    if cell.verdict.state in ("same", "absent", "") or use.way == "import":
+    if cell.verdict.state in ("same", "absent", "") or use.way in ("import", "call", "read"):
         return cell
     was = text(cell.since, use.module, use.qualname)
     module, _, qualname = cell.verdict.now.partition(":") if cell.verdict.now else (use.module, "", use.qualname)

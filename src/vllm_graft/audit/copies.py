@@ -30,7 +30,9 @@ def copies(
 def _finding(row: Row, origin: Origin, newest: str, upstream: dict[str, str | None]) -> Finding:
     use = row.use
     behind = origin.release != newest and upstream.get(newest) != upstream.get(origin.release)
-    what = f"it is a copy of {origin.release}'s: {origin.differing} lines are in one of the two only"
+    what = f"it is a copy of {origin.release}'s: {origin.own} of its {origin.of_lines} lines are its own"
+    if left_out := origin.differing - origin.own:
+        what += f", {left_out} of upstream's {'is' if left_out == 1 else 'are'} left out"
     what += f"; what upstream changed until {newest} is not in it" if behind else ""
     fix = f"carry it over: vllm-graft rebase … --from {origin.release} --to {newest}" if behind else ""
     return Finding("P214", "warning" if behind else "info", f"{use.way} {use.name}", what, use.where, fix)

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from vllm_graft.audit.callers import refuses, uncallable, vanished
 from vllm_graft.audit.judging import ReleaseFacts, located
-from vllm_graft.audit.model import Cell, Reading, Row, State, Use
+from vllm_graft.audit.model import Cell, Reading, Row, State, Use, Way
+from vllm_graft.audit.releases.classes import alternatives
 from vllm_graft.audit.releases.shape import FOREIGN, Release, Shape
 from vllm_graft.audit.uses import relies
 from vllm_graft.findings import Finding, Level
+from vllm_graft.patching import signatures
 from vllm_graft.patching.ranges import Installed, includes
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
@@ -30,6 +33,14 @@ CODES: Final[Mapping[State, str]] = {
     "absent": "P213",
 }
 
+_BY_WAY: Final[Mapping[tuple[Way, State], str]] = {
+    ("call", "misfit"): "P215",
+    ("subclass", "misfit"): "P216",
+    ("read", "gone"): "P217",
+    ("read", "absent"): "P217",
+}
+"""Codes that are for one way of using a name."""
+
 _WHAT: Final[Mapping[State, str]] = {
     "gone": "it is gone",
     "broken": "its signature has changed",
@@ -42,6 +53,13 @@ _WHAT: Final[Mapping[State, str]] = {
     "extended": "its signature has grown",
     "grown": "upstream has a name of its own there",
     "absent": "it is in neither release",
+    "misfit": "the code does not fit it",
+}
+
+_WHAT_BY_WAY: Final[Mapping[tuple[Way, State], str]] = {
+    ("call", "misfit"): "the call fails",
+    ("subclass", "misfit"): "no object of the subclass can be made",
+    ("read", "gone"): "the attribute is gone",
 }
 
 _FIX: Final[Mapping[State, str]] = {
@@ -56,8 +74,13 @@ _FIX: Final[Mapping[State, str]] = {
     "extended": "accept the new parameters and hand them on",
     "grown": "choose another name, or use upstream's",
     "absent": "correct the name, remove the code, or say with --base which release it is for",
+    "misfit": "pass what it takes now",
 }
 
+_FIX_BY_WAY: Final[Mapping[tuple[Way, State], str]] = {
+    ("subclass", "misfit"): "define the method in the subclass",
+    ("read", "gone"): "find what took its place, or read it with a default: getattr(object, name, None)",
+}
 
 _NEAR: Final = 0.87
 """How alike two names are that are taken for one, by difflib's ratio: one letter of eight."""
@@ -69,16 +92,20 @@ def reported(row: Row, releases: Mapping[str, Release]) -> Iterator[Finding]:
         state = cell.verdict.state
         old, new = releases.get(cell.since), releases.get(cell.release)
         now = located(new, row.use) if new is not None else None
+        code = _BY_WAY.get((row.use.way, state), CODES.get(state, ""))
         if _stops_silently(row.use, cell):
-            what = f"{_said(cell)}, and the code around it goes on without a word: the patch no longer applies"
+            what = f"{_said(row.use, cell)}, and the code around it goes on without a word: the patch no longer applies"
             yield _finding("P221", "error", row, cell, what, _FIX[state])
-        elif state in CODES:
-            level = _level(row.use, cell, now)
-            yield _finding(CODES[state], level, row, cell, _said(cell), _FIX[state])
+        elif code:
+            was = located(old, row.use) if old is not None else None
+            level = _level(row.use, cell, was, now)
+            fix = _FIX_BY_WAY.get((row.use.way, state), _FIX[state])
+            yield _finding(code, level, row, cell, _said(row.use, cell), fix)
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
             facts = ReleaseFacts(new)
             yield from _vanished(row, cell, old, new, facts)
             yield from _refused(row, cell, old, now, facts)
+            yield from _uncallable(row, cell, old, new)
 
 
 def is_for(releases: str, version: str) -> bool:
@@ -143,8 +170,22 @@ def _form_change(use: Use, release: Release) -> str:
     marks = {dotted(one).rpartition(".")[2] for one in use.body.decorator_list}
     mine = next((form for form in ("classmethod", "staticmethod", "property") if form in marks), "function")
     if mine == now.kind or (mine == "staticmethod" and "." not in use.qualname):
-        return ""
+        return _arguments_refused(use, now, mine)
     return f"{attribute!r} is a {now.kind} upstream and a {mine} in the patch"
+
+
+def _arguments_refused(use: Use, now: Shape, form: str) -> str:
+    """Why a hook cannot take what upstream's function takes, as a start says it."""
+    taken = alternatives(now.signature)
+    if use.body is None or form == "property" or len(taken) != 1 or now.opaque:
+        return ""
+    in_class = "." in use.qualname
+    bound = in_class and form != "staticmethod"
+    ours = signatures.written(use.body.args)
+    place = 1 if bound else 0
+    call = place if use.way == "wrap" and len(ours) > place and ours[place].name == "call" else None
+    attribute = use.qualname.rpartition(".")[2]
+    return signatures.compare(attribute, ours, signatures.listed(taken[0]), call, bound)
 
 
 def misspelt(use: Use, base: Release) -> Iterator[Finding]:
@@ -165,29 +206,37 @@ def _keeps(name: str, original: str) -> bool:
     return prefix.lower().startswith(("orig", "old", "prev", "saved", "real")) and rest == original.lstrip("_")
 
 
-def _said(cell: Cell) -> str:
+def _said(use: Use, cell: Cell) -> str:
+    state = cell.verdict.state
     detail = f": {cell.verdict.detail}" if cell.verdict.detail else ""
-    if cell.verdict.state == "absent":
-        return f"{_WHAT['absent']}, {cell.since} or {cell.release}"
-    return f"{_WHAT[cell.verdict.state]} from {cell.since} to {cell.release}{detail}"
+    if state == "absent":
+        return f"{_WHAT['absent']}, {cell.since} or {cell.release}{detail}"
+    what = _WHAT_BY_WAY.get((use.way, state), _WHAT[state])
+    if state == "misfit":
+        return f"{what} in {cell.release}{detail}"
+    return f"{what} from {cell.since} to {cell.release}{detail}"
 
 
 def _finding(code: str, level: Level, row: Row, cell: Cell, what: str, fix: str) -> Finding:
     return Finding(code, level, f"{row.use.way} {row.use.name}", what, row.use.where, fix)
 
 
-def _level(use: Use, cell: Cell, now: Shape | None) -> Level:
+def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
     state = cell.verdict.state
+    provided = cell.verdict.standing in ("caught", "unsure", "unmet") or bool(use.alternatives) or use.fallback
+    if use.way in ("call", "read") or state == "misfit":
+        return "info" if provided else "error"
     if state in ("gone", "moved", "kind", "absent"):
-        provided = cell.verdict.standing in ("caught", "unsure", "unmet") or bool(use.others) or use.fallback
         return "info" if provided else "warning" if use.way == "override" else "error"
-    if state == "broken":
-        fits = _takes_anything(use) or _still_fits(use, now)
-        return "info" if fits else "warning" if use.way == "import" or _makes_itself(use) else "error"
-    if state == "extended":
-        if use.way in ("import", "subclass") or _accepts_all(use, now):
+    if state in ("broken", "extended"):
+        if use.way in ("import", "subclass"):
+            return "warning" if state == "broken" else "info"
+        if use.made and use.qualname.endswith(".__init__"):
             return "info"
-        return "warning" if _makes_itself(use) else "error"
+        if use.body is None or now is None:
+            # A class or a value is put there, or a function that is not in sight.
+            return "warning" if state == "broken" and use.way != "delete" else "info"
+        return "error" if refuses(use, was, now) else "info"
     if state == "body":
         reviewed = use.patch is not None and cell.release in use.patch.reviewed
         return "info" if use.way not in ("replace", "delete") or reviewed else "warning"
@@ -202,43 +251,6 @@ def _stops_silently(use: Use, cell: Cell) -> bool:
     return lost and use.way in ("replace", "wrap", "delete") and cell.verdict.standing != "runs"
 
 
-def _takes_anything(use: Use) -> bool:
-    return use.body is not None and use.body.args.vararg is not None and use.body.args.kwarg is not None
-
-
-def _makes_itself(use: Use) -> bool:
-    """Whether it is the constructor of a class of the package, which upstream may call or not."""
-    return use.way == "override" and use.qualname.endswith((".__init__", ".__new__"))
-
-
-def _still_fits(use: Use, now: Shape | None) -> bool:
-    """Whether the function in the place of upstream's takes what upstream's takes now: it may take more."""
-    if use.body is None or now is None or any(token.startswith("*") for token in now.signature):
-        return False
-    taken = use.body.args
-    own = [one.arg for one in [*taken.posonlyargs, *taken.args]]
-    needed = {*own[: len(own) - len(taken.defaults)]}
-    needed |= {one.arg for one, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if default is None}
-    by_name = {*own, *(one.arg for one in taken.kwonlyargs)}
-    tokens = now.signature[1:]
-    positional = [token.lstrip("/").removesuffix("=") for token in tokens if not token.startswith("kw ")]
-    keywords = {token.removeprefix("kw ").removesuffix("=") for token in tokens if token.startswith("kw ")}
-    required = {token.removeprefix("kw ").lstrip("/") for token in tokens if not token.endswith("=")}
-    in_order = own[: len(positional)] == positional
-    return in_order and needed <= required and (taken.kwarg is not None or keywords <= by_name)
-
-
-def _accepts_all(use: Use, now: Shape | None) -> bool:
-    """Whether the function that stands in the place of upstream's takes whatever upstream's takes."""
-    if use.body is None or now is None:
-        return True
-    taken = use.body.args
-    if taken.kwarg is not None:
-        return True
-    own = {one.arg for one in [*taken.posonlyargs, *taken.args, *taken.kwonlyargs]}
-    return all(name in own for name in _parameters(now))
-
-
 def _parameters(shape: Shape) -> list[str]:
     tokens = shape.signature[1:]
     return [token.removeprefix("kw ").removesuffix("=") for token in tokens if token[:1] not in "*/"]
@@ -247,18 +259,13 @@ def _parameters(shape: Shape) -> list[str]:
 def _vanished(row: Row, cell: Cell, old: Release, new: Release, facts: ReleaseFacts) -> Iterator[Finding]:
     """Attributes that the code reads from ``self``, that the class had, and that it has no more."""
     use = row.use
-    relied = relies(use) if use.body is not None and "." in use.qualname else None
-    if relied is None or not relied.attributes:
-        return
     owner = use.qualname.rpartition(".")[0]
-    had, has = old.attributes(use.module, owner), new.attributes(use.module, owner)
-    if had is None or has is None:
-        return
-    for name, line in relied.attributes.items():
-        if name in had and name not in has and facts.runs(use.branches, line):
-            what = f"the code reads self.{name}, which {owner} had in {cell.since} and has no more in {cell.release}"
-            place = f"{use.body_file or use.file}:{line}"
-            yield Finding("P210", "error", f"{use.way} {use.name}", what, place, "find what took its place")
+    for name, line in vanished(use, old, new):
+        if not facts.runs(use.branches, line):
+            continue
+        what = f"the code reads self.{name}, which {owner} had in {cell.since} and has no more in {cell.release}"
+        place = f"{use.body_file or use.file}:{line}"
+        yield Finding("P210", "error", f"{use.way} {use.name}", what, place, "find what took its place")
 
 
 def _refused(row: Row, cell: Cell, old: Release, now: Shape | None, facts: ReleaseFacts) -> Iterator[Finding]:
@@ -273,3 +280,11 @@ def _refused(row: Row, cell: Cell, old: Release, now: Shape | None, facts: Relea
             what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
             place = f"{use.body_file or use.file}:{line}"
             yield Finding("P211", "error", f"{use.way} {use.name}", what, place, "pass what it takes now")
+
+
+def _uncallable(row: Row, cell: Cell, old: Release, new: Release) -> Iterator[Finding]:
+    """An override that upstream's callers do not fit, and did not fit in the base."""
+    if said := uncallable(row.use, old, new):
+        what = f"what upstream passes the override does not take in {cell.release}, nor in {cell.since}: {said}"
+        fix = "accept the parameters and hand them on, or choose a name of your own"
+        yield Finding("P218", "warning", f"{row.use.way} {row.use.name}", what, row.use.where, fix)

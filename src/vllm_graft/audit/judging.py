@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from vllm_graft.audit.callers import judge_call, judge_read, lacking
 from vllm_graft.audit.model import Branch, Condition, Guard, Outcome, Standing, Use, Verdict, standing
 from vllm_graft.audit.releases.shape import FOREIGN, NOT_OURS, Release, Shape
 
 SAME: Final = Verdict("same")
 
-_COMPILED: Final = re.compile(r"\.([a-z0-9_]*_C(_\w+)?|cumem_allocator|spinloop|_rust_\w+)\.")
+_METHODS: Final = frozenset({"function", "classmethod", "staticmethod"})
+
+_COMPILED: Final = re.compile(r"^vllm\.(\w+\.)?([a-z0-9_]*_C(_\w+)?|cumem_allocator|spinloop|_rust_\w+)\.")
 """The modules of vLLM that are no Python: ``_C``, ``_moe_C``, ``_C_stable_libtorch``."""
 
 
@@ -42,7 +45,7 @@ class ReleaseFacts:
         known = self._release.attributes(owner.module, owner.qualname) or frozenset()
         if name in known or self._release.shape(f"{owner.module}.{name}", "") is not None:
             return True
-        return None if self._release.is_open(owner.module, owner.qualname) else False
+        return None if owner.qualname and self._release.outside(owner.module, owner.qualname) else False
 
     def standing(self, guard: Guard) -> Standing:
         """What a guard makes of the code behind it in this release."""
@@ -88,13 +91,13 @@ class Pair:
             return replace(self._missing(use, found, stands), standing=stands)
         if stands == "unmet":
             return Verdict("", f"it does not run in {self.new.version}, by a test for a name", standing=stands)
-        if found.state and self.before.standing(use.guard) == "skipped":
+        if found.state not in ("", "misfit") and self.before.standing(use.guard) == "skipped":
             return Verdict("same", f"the code is not for {self.old.version}")
         return replace(found, standing=stands)
 
     def _missing(self, use: Use, found: Verdict, stands: Standing) -> Verdict:
         """What a missing name comes to: nothing where the code has something else in its place."""
-        elsewhere = next((name for name in use.others if self.after.has(*name)), None)
+        elsewhere = next((name for name in use.alternatives if self.after.has(*name)), None)
         if elsewhere is not None:
             return Verdict("", f"{':'.join(elsewhere)} is in its place")
         if stands == "runs":
@@ -106,24 +109,48 @@ class Pair:
         return found
 
     def _judge(self, use: Use) -> Verdict:
+        if use.way == "call":
+            return judge_call(use, self.old, self.new)
+        if use.way == "read":
+            return judge_read(use, self.old, self.new)
+        if missing := lacking(use, self.old, self.new):
+            names = ", ".join(map(repr, missing))
+            return Verdict(
+                "misfit", f"it does not define {names}, which {'is' if len(missing) == 1 else 'are'} abstract"
+            )
         was, now = located(self.old, use), located(self.new, use)
         if (was is None or now is None) and (why := _unread(use)):
             return Verdict("", why)
         if use.way == "add" and use.patch is not None and now is not None:
             return Verdict("grown", f"upstream has a {now.kind} of this name", now.name)
         if was is None:
-            return _new_name(use, now)
+            return _new_name(use, now, self.new)
         if now is None:
-            return _lost(use, was, self)
+            return SAME if self._answered(use) else _lost(use, was, self)
         if was.kind == FOREIGN or (now.kind == FOREIGN and (use.way == "import" or was.module.startswith(NOT_OURS))):
+            return SAME
+        if use.way == "import" and {was.kind, now.kind} <= _METHODS and "." in use.qualname:
+            # How a method is called is told of where it is called.
             return SAME
         if was.kind != now.kind:
             return Verdict("kind", f"a {was.kind} is a {now.kind} now", _elsewhere(was, now))
         if use.way == "import":
-            return _imported(was, now)
+            return _imported(was, now) if use.passed else SAME
         if now.inherited and not was.inherited:
             return Verdict("inherited", f"{_class(use)} no longer defines it: {now.name} is what runs", now.name)
         return self._compared(was, now, use)
+
+    def _answered(self, use: Use) -> bool:
+        """Whether a class may have from outside vLLM now what it does not define any more."""
+        above = _container(use)
+        found = [located(release, above) if above is not None else None for release in (self.old, self.new)]
+        if any(shape is None or shape.kind != "class" for shape in found):
+            return False
+        old, new = (
+            release.outside(shape.module, shape.qualname) if shape is not None else frozenset()
+            for release, shape in zip((self.old, self.new), found, strict=True)
+        )
+        return bool(new - old)
 
     def _compared(self, was: Shape, now: Shape, use: Use) -> Verdict:
         elsewhere = _elsewhere(was, now)
@@ -220,12 +247,14 @@ def may_inherit(release: Release, use: Use) -> bool:
         return False
     name = use.qualname.rpartition(".")[2]
     special = name.startswith("__") and name.endswith("__")
-    return special or release.is_open(found.module, found.qualname)
+    return special or bool(release.outside(found.module, found.qualname))
 
 
-def _new_name(use: Use, now: Shape | None) -> Verdict:
+def _new_name(use: Use, now: Shape | None, new: Release) -> Verdict:
     if now is None:
         return Verdict("absent")
+    if use.way == "override" and use.qualname.rpartition(".")[2] in new.abstract(use.module, _class(use)):
+        return Verdict("same", "upstream asks for it now")
     if use.way in ("add", "override"):
         return Verdict("grown", f"upstream has a {now.kind} of this name now", now.name)
     return Verdict("same", "it is new")
@@ -255,7 +284,7 @@ def moved(was: Shape, old: Release, new: Release) -> Shape | None:
 
 
 def _imported(was: Shape, now: Shape) -> Verdict:
-    """For code that calls a function its signature counts, and not how it is done."""
+    """For code that hands a function on its signature counts, and not how it is done; calls in sight are uses."""
     if was.signature == now.signature:
         return SAME
     state, detail = signature_change(was.signature, now.signature)

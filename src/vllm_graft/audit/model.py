@@ -9,7 +9,7 @@ from typing import Final, Literal, Protocol
 
 from vllm_graft.findings import Finding
 
-Way = Literal["replace", "wrap", "add", "delete", "override", "subclass", "import"]
+Way = Literal["replace", "wrap", "add", "delete", "override", "subclass", "import", "call", "read"]
 """How a package uses a name of vLLM.
 
 replace:   puts something of its own in its place: an assignment, ``setattr``, a patch
@@ -19,14 +19,16 @@ delete:    takes the name away
 override:  defines a method in a subclass that upstream's class has too
 subclass:  derives a class from it
 import:    imports or mentions it
+call:      calls it, constructs an object of it, or calls a method that it has
+read:      reads an attribute of an object of it
 """
 
 PATCHES: Final[tuple[Way, ...]] = ("replace", "wrap", "add", "delete")
 """The ways that change vLLM itself."""
 
 State = Literal[
-    "same", "body", "extended", "broken", "moved", "gone", "kind", "inherited", "uncalled", "fixed", "grown", "absent",
-    "",
+    "same", "body", "extended", "broken", "misfit", "moved", "gone", "kind", "inherited", "uncalled", "fixed", "grown",
+    "absent", "",
 ]  # fmt: skip
 """What became of a name between two releases.
 
@@ -34,6 +36,7 @@ same:       nothing that counts
 body:       the code changed, the signature did not
 extended:   the signature has new parameters that need not be given
 broken:     the signature changed otherwise
+misfit:     it is there, and the code that uses it does not fit it: an argument, an attribute, a method that is lacking
 moved:      it is elsewhere now
 gone:       it is nowhere
 kind:       it is something else now: a class became a function, a method a property
@@ -158,6 +161,33 @@ def standing(guard: Guard, facts: Facts) -> Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a call passes, as far as it is in plain sight.
+
+    positional:        how many arguments stand before the first ``*``
+    keywords:          those passed by name
+    unpacks:           whether there is a ``*``
+    unpacks_keywords:  whether there is a ``**``
+    """
+
+    positional: int = 0
+    keywords: tuple[str, ...] = ()
+    unpacks: bool = False
+    unpacks_keywords: bool = False
+
+    @classmethod
+    def of(cls, node: ast.Call) -> Arguments:
+        """The arguments of a call."""
+        stars = [place for place, one in enumerate(node.args) if isinstance(one, ast.Starred)]
+        return cls(
+            positional=stars[0] if stars else len(node.args),
+            keywords=tuple(one.arg for one in node.keywords if one.arg is not None),
+            unpacks=bool(stars),
+            unpacks_keywords=any(one.arg is None for one in node.keywords),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Use:
     """One place where a package leans on vLLM.
 
@@ -168,7 +198,7 @@ class Use:
     line:      and the line
     owner:     what it belongs to in the package: a patch, or the class or function around it; empty at the top level
     guard:     what stands around it: tests of the version or for a name, a ``try`` that catches a name's absence
-    others:    the names of vLLM that the code has in the same place where this one is missing
+    alternatives: the names of vLLM that the code has in the same place where this one is missing
     fallback:  whether it has something of its own in that place
     body:      the function that stands in the place of upstream's, where reading finds it
     body_file: the file that it stands in
@@ -176,6 +206,17 @@ class Use:
     patch:     what the patch says of itself, where it is a ``VLLMPatch``
     own:       the attributes that the package itself puts on the object that the body is given
     branches:  the tests in the file of the body
+    passed:    of an imported name: whether it is handed on as a value, so that calls of it are not all in sight
+    arguments: of a call: what it passes
+    bound:     of a call: whether it goes through an object or ``super()``, so that the first parameter is given
+    path:      the attributes that lead from an object of the class to what is called or read
+    guessed:   whether only the name of a variable, such as ``model_config``, says what the object is
+    above:     of a call: whether it goes to ``super()``
+    others:    of a method that is called: where else it may come from, as the bases stand in order; of a subclass: the
+               other classes of vLLM that it derives from
+    mixed:     of a subclass and its methods: whether a base from elsewhere may have what vLLM's classes do not
+    made:      of a subclass and its methods: whether the package itself calls the constructor
+    concrete:  of a subclass: whether objects of it are made, so that it has to define every abstract method
     """
 
     way: Way
@@ -185,7 +226,7 @@ class Use:
     line: int
     owner: str = ""
     guard: Guard = Guard()
-    others: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
+    alternatives: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
     fallback: bool = field(default=False, repr=False, compare=False)
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None = field(default=None, repr=False, compare=False)
     body_file: str = field(default="", repr=False, compare=False)
@@ -193,11 +234,22 @@ class Use:
     patch: Declared | None = None
     own: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     branches: Sequence[Branch] = field(default=(), repr=False, compare=False)
+    passed: bool = False
+    arguments: Arguments | None = None
+    bound: bool = False
+    path: tuple[str, ...] = ()
+    guessed: bool = False
+    above: bool = False
+    others: tuple[tuple[str, str], ...] = ()
+    concrete: bool = False
+    mixed: bool = False
+    made: bool = False
 
     @property
     def name(self) -> str:
-        """Module and qualified name."""
-        return f"{self.module}:{self.qualname}" if self.qualname else self.module
+        """Module and qualified name, with the attributes that are read on from there."""
+        whole = ".".join([*filter(None, [self.qualname]), *self.path])
+        return f"{self.module}:{whole}" if whole else self.module
 
     @property
     def where(self) -> str:
@@ -207,7 +259,7 @@ class Use:
     @property
     def guarded(self) -> bool:
         """Whether the code itself has something to say of the name's absence, or of the releases it runs in."""
-        return bool(self.guard) or bool(self.others) or self.fallback
+        return bool(self.guard) or bool(self.alternatives) or self.fallback
 
     @property
     def changes_vllm(self) -> bool:
@@ -223,7 +275,9 @@ class Reading:
     files:     how many were read
     tests:     how many of its tests were left out
     version:   that of the distribution, where there is one
-    base:      the release of vLLM that it says it is for, where it pins one; empty otherwise
+    base:      the release of vLLM that it pins; empty where it does not
+    allowed:   the releases that it allows, such as ">=0.24,<0.29"; empty where there is no upper bound
+    stated_in: the file that says so
     """
 
     package: str
@@ -233,6 +287,8 @@ class Reading:
     tests: int = 0
     version: str = ""
     base: str = ""
+    allowed: str = ""
+    stated_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)

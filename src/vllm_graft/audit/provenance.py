@@ -27,6 +27,8 @@ class Origin:
     release:    the nearest; empty where there was none to compare with
     differing:  how many lines are in one of the two and not in the other
     of_lines:   how many lines the function has
+    own:        how many of its lines upstream's function does not have; the rest of ``differing`` are upstream's that
+                it does not have
     others:     the differing lines of every other release
     copied:     whether it is a copy at all: leaving out the signature and lines that occur in any function, such as
                 ``else:`` or ``return``, more lines of the two are common to both than differ
@@ -37,6 +39,7 @@ class Origin:
     of_lines: int
     others: Mapping[str, int] = field(default_factory=dict)
     copied: bool = False
+    own: int = 0
 
 
 def nearest(text: str, candidates: Mapping[str, str], *, prefer_old: bool = False) -> Origin:
@@ -58,6 +61,7 @@ def nearest(text: str, candidates: Mapping[str, str], *, prefer_old: bool = Fals
         of_lines=len(own),
         others={release: count for release, count in distances.items() if release != best},
         copied=_is_copy(own, texts[best]),
+        own=len(own) - _common(own, texts[best]),
     )
 
 

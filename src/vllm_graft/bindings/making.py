@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
 
 from vllm_graft.contracts.item import Item
 from vllm_graft.errors import GraftError, StartError
 from vllm_graft.ledger import Ledger
+from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.plan.catalogue import load
+
+_LOG: Final = logging.getLogger("vllm.graft")
+SLOW_START_S: Final = 10.0
+"""How often the log says that a start still waits for a plugin."""
 
 T = TypeVar("T", bound=Item)
 
@@ -27,13 +36,14 @@ def make(
     None.
     """
     try:
-        made = load(item.target, item.name, item.package)(dict(item.options))
+        with say_if_slow(f"{item.point} {item.name!r} is made"):
+            made = load(item.target, item.name, item.package)(dict(item.options))
         if not isinstance(made, contract):
             names = [each.__name__ for each in (contract if isinstance(contract, tuple) else (contract,))]
             raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {' and no '.join(names)}")
         fit(made)
-    except Exception as error:
-        reason = str(error) if isinstance(error, GraftError) else f"{type(error).__name__}: {error}"
+    except BaseException as error:
+        reason = why_not(error)
         ledger.set_item(item.point, item.name, "refused", reason)
         ledger.save()
         if not plan.strict:
@@ -46,3 +56,27 @@ def make(
     ledger.set_item(item.point, item.name, "applied")
     ledger.save()
     return made
+
+
+def why_not(error: BaseException) -> str:
+    """Why an item could not be made or set up, in words for its record; what a signal raised is raised again."""
+    if raised_by_signal(error):
+        raise error
+    return str(error) if isinstance(error, GraftError) else reason_of(error)
+
+
+@contextmanager
+def say_if_slow(doing: str) -> Iterator[None]:
+    """Say in the log, again and again, that a start waits for a plugin: from outside it looks as if vLLM hung."""
+    started, done = time.monotonic(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(SLOW_START_S):
+            seconds = time.monotonic() - started
+            _LOG.warning("vllm-graft: the start has waited for %.0f s while %s", seconds, doing)
+
+    threading.Thread(target=watch, name="graft-slow-start", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()

@@ -11,17 +11,24 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import multiprocessing
+import os
+import socket
+import sys
 from typing import TYPE_CHECKING
 
 from vllm_graft import ledger
 from vllm_graft.errors import StartError
-from vllm_graft.ledger import reading
+from vllm_graft.ledger.record import process_name
 
 if TYPE_CHECKING:
     from typing import Any
 
 REPORT = "graft_report"
-"""The method of every worker that the front end calls by ``collective_rpc``."""
+"""The method of every engine core that the front end calls, and of every worker that the engine core calls."""
+
+TIMEOUT_S = 60.0
+"""How long an engine waits for its workers, and the front end for its engines."""
 
 
 class Reporter:
@@ -29,21 +36,48 @@ class Reporter:
 
     def graft_report(self) -> str:
         """The records of this worker's machine and run, as a JSON list of processes."""
+        from vllm_graft.boot.process import process
+
+        process.watch.start()
         return json.dumps(rows_here())
 
 
+def report_worker(worker: Any) -> str:
+    """Return a worker's report, or an object that names a worker which has none or failed to make one.
+
+    It never raises: after one worker's error vLLM's multi-process executor leaves the other workers' answers unread,
+    and takes them for answers of the next call. It travels by value, so that it runs on a node without vllm-graft too.
+    """
+    name = multiprocessing.current_process().name
+    stranger = {"name": name, "roles": ["worker"], "host": socket.gethostname(), "pid": os.getpid()}
+    try:
+        report = getattr(worker, "graft_report", None)
+        return str(report()) if report is not None else json.dumps(stranger)
+    except Exception as error:
+        return json.dumps({**stranger, "last_error": f"{type(error).__name__}: {error}"})
+
+
+def report_engine(executor: Any) -> list[str]:
+    """Return the records of an engine core's machine, and the report of each of its workers."""
+    import cloudpickle
+
+    # An engine forked from a front end without a plan has the method too, and no record.
+    stranger = {"name": process_name(), "roles": ["engine"], "host": socket.gethostname(), "pid": os.getpid()}
+    own = json.dumps(rows_here() or stranger)
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return [own, *executor.collective_rpc(report_worker, timeout=TIMEOUT_S)]
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
 def rows_here() -> list[dict[str, object]]:
-    """Every process of this run that recorded on this machine; this one from memory, which is never stale."""
+    """Every process of this run that recorded on this machine, after a look at this one's patches."""
     from vllm_graft.boot.process import process
 
     process.look()
-    own = ledger.current().view()
-    if own is None:
-        return []
-    home = ledger.current().home
-    view = reading.read_run(home) if home is not None else None
-    others = [row for row in view.rows() if row["pid"] != own.record.pid] if view is not None else []
-    return [*others, own.as_dict()]
+    return ledger.current().rows()
 
 
 def _compose(users: str) -> type:

@@ -5,6 +5,7 @@ They are few, on functions that kept their shape from 0.26 to 0.32, and every on
 - ``EngineArgs.create_engine_config``  the model's name is known: resolve the plan and inject it
 - ``AsyncLLM`` and ``LLMEngine``       the engine client: hand in stat loggers, compare records with the plan
 - ``EngineCore.__init__``              an engine in the front end's process, or forked from it
+- the loops of engine cores and workers, which are watched, and whose errors are recorded
 - ``load_endpoint_plugins``            the routes under ``/graft``, and the comparison before an API server serves
 - the managers' ``shutdown``           vLLM takes its children down, which is no unclean end of theirs
 """
@@ -12,7 +13,7 @@ They are few, on functions that kept their shape from 0.26 to 0.32, and every on
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
 from vllm_graft.errors import PatchError
@@ -21,7 +22,6 @@ from vllm_graft.points import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
 _WHY = "vLLM has no hook between parsing the arguments and starting the processes"
 
@@ -67,17 +67,48 @@ class EngineInPlace(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.eng
         call(vllm_config, *args, **kwargs)
 
 
-class EngineReports(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.engine-reports", why=_WHY):
-    """Have an engine core look whether its patches are still in place when its workers are asked for their records."""
+class EngineLoop(VLLMPatch["vllm.v1.engine.core:EngineCoreProc"], name="graft.engine-loop", why=_WHY):
+    """Watch the engine's steps, and record an error that ends them before anybody is told of it."""
 
     @wrap
-    def collective_rpc(self, call: Callable[..., Any], method: Any, *args: Any, **kwargs: Any) -> Any:
-        from vllm_graft.boot.extension import REPORT
-        from vllm_graft.boot.process import process
+    def run_busy_loop(self, call: Callable[..., None]) -> None:
+        from vllm_graft.boot.loops import run_engine
 
-        if method == REPORT:
-            process.look()
-        return call(method, *args, **kwargs)
+        run_engine(self, call)
+
+
+class ParallelEngineLoop(
+    VLLMPatch["vllm.v1.engine.core:DPEngineCoreProc"], name="graft.parallel-engine-loop", why=_WHY
+):
+    """The same for the engines of data parallelism, whose loop is another."""
+
+    @wrap
+    def run_busy_loop(self, call: Callable[..., None]) -> None:
+        from vllm_graft.boot.loops import run_engine
+
+        run_engine(self, call)
+
+
+class WorkerLoop(VLLMPatch["vllm.v1.executor.multiproc_executor:WorkerProc"], name="graft.worker-loop", why=_WHY):
+    """The same for a worker in a process of its own."""
+
+    @wrap
+    def worker_busy_loop(self, call: Callable[..., None]) -> None:
+        from vllm_graft.boot.loops import run_worker
+
+        run_worker(call)
+
+
+class EngineReports(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.engine-reports", why=_WHY):
+    """Give an engine core the method that front ends call for its records and those of its workers.
+
+    An engine core without it has no plan. vLLM answers the call with an error then, before any worker hears of it.
+    """
+
+    def graft_report(self) -> list[str]:
+        from vllm_graft.boot.extension import report_engine
+
+        return report_engine(self.model_executor)
 
 
 class Endpoints(VLLMPatch["vllm.plugins"], name="graft.endpoints", why=_WHY):
@@ -109,19 +140,25 @@ class ServerProcesses(VLLMPatch["vllm.v1.utils:APIServerProcessManager"], name="
 
 
 OWN = (
-    EngineArguments, AsyncClient, OfflineClient, EngineInPlace, EngineReports, Endpoints, EngineProcesses,
-    ServerProcesses,
+    EngineArguments, AsyncClient, OfflineClient, EngineInPlace, EngineReports, EngineLoop, ParallelEngineLoop,
+    WorkerLoop, Endpoints, EngineProcesses, ServerProcesses,
 )  # fmt: skip
 """Every place of ours."""
 
+_IN_CHILDREN: Final[dict[Role, tuple[type[VLLMPatch[Any]], ...]]] = {
+    "engine": (EngineReports, EngineLoop, ParallelEngineLoop),
+    "worker": (WorkerLoop,),
+}
+"""Those that concern a child of vLLM's which is no front end."""
+
 
 def install(engine: Engine, role: Role | None) -> None:
-    """Put our places in where a front end is, or may yet be; of vLLM's other children an engine core has one.
+    """Put our places in where a front end is, or may yet be; vLLM's other children have few.
 
     A place that this vLLM does not have is no reason to disturb a server that plans nothing: it is remembered by the
     engine's report, and refuses a plan (see ``missing``).
     """
-    places = OWN if role in (None, "frontend") else (EngineReports,) if role == "engine" else ()
+    places = OWN if role is None or role == "frontend" else _IN_CHILDREN.get(role, ())
     for place in places:
         with contextlib.suppress(PatchError):
             engine.apply([place])

@@ -23,10 +23,13 @@ from vllm_graft.patching.declare import declared
 from vllm_graft.plan import Plan, PlanItem, Run, carried, carried_run, drop
 from vllm_graft.plan.catalogue import load
 from vllm_graft.points import Role
+from vllm_graft.text import make_printable
 from vllm_graft.versions import vllm_version
 
 LOG: Final = logging.getLogger("vllm.graft")
 """Below vLLM's own logger, so that its handlers and levels apply in every process."""
+
+LOG.addFilter(make_printable)
 
 
 OWN_PREFIX: Final = "graft."
@@ -49,6 +52,7 @@ class Process:
         self.engine.on_change = self._patch_changed
         self._classes: dict[str, Patch] = {}
         self._patchset = ""
+        self.watch = ledger.Watch(ledger.current(), self.look)
 
     def patchset(self) -> str:
         """The hash of every patch the plan names, in whatever process it is asked for."""
@@ -66,6 +70,9 @@ class Process:
         if book.record is None:
             version = vllm_version() or ""
             book.open(Record.of_this_process(run.id, plan.hash, plan.model, sorted(self.roles), version, run.runner))
+            if named_role() == "worker":
+                # vLLM's worker_main catches what goes wrong before its loop begins, and ends with status 0.
+                book.unfinished = "it ended before it was ready; its error is in the server's log"
         else:
             book.add_role(role)
             book.save()
@@ -146,12 +153,19 @@ class Process:
                 book.note_hook(name, f"{hook.target}.{hook.attribute}", hook.cell)
 
     def look(self) -> None:
-        """Notice what others have done since to the targets of planned patches."""
-        disturbed = self.engine.disturbed()
-        for name, patch in self._classes.items():
+        """Notice what others have done since to the targets of planned patches, and say so once."""
+        book, disturbed = ledger.current(), self.engine.disturbed()
+        for name, patch in list(self._classes.items()):
+            known = book.record.item(name) if book.record is not None else None
+            overwritten = known is not None and known.state == "overwritten"
             if patch in disturbed:
-                ledger.current().set_item("patch", name, "overwritten", disturbed[patch].what)
-                ledger.current().save()
+                book.set_item("patch", name, "overwritten", disturbed[patch].what)
+                if not overwritten:
+                    LOG.error("vllm-graft: S010: patch %s is overwritten: %s", name, disturbed[patch])
+                    book.save()
+            elif overwritten:
+                self._note_patch(name, patch)
+                book.save()
 
     def _announce(self, plan: Plan) -> None:
         record = ledger.current().record
@@ -168,6 +182,7 @@ class Process:
 
     def leave(self) -> None:
         """Put everything back, so that this process can take another plan: patches, record, what was carried."""
+        self.watch.stop()
         for kind in self._classes.values():
             self.engine.revert(kind)
         ledger.current().close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import secrets
 import sys
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 EXTENSION: Final = "vllm_graft.boot.extension.WorkerExtension"
 """The worker extension a planned server runs with, composed with the user's own."""
 
+_LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
+
 _BY_HAND: Final = "EngineArgs(...).create_engine_config()"
 
 
@@ -37,8 +40,10 @@ def engine_config(
     """What ``EngineArgs.create_engine_config`` does with us: the plan first, then vLLM's own configuration."""
     if disabled():
         return call(*given, **named)
-    plan = resolve(Request(args.model, _served(args), args.additional_config))
+    # EngineArgs.__post_init__ has had vLLM call every general plugin, on 0.26 to 0.32.
+    plan = resolve(Request(args.model, _served(args), args.additional_config, plugins_loaded=True))
     _refuse_second(plan)
+    _say_findings(plan)
     for name, reason in plan.left_out.items():
         LOG.info("vllm-graft: %s %s: it is left out", name, reason)
     if not plan:
@@ -163,6 +168,13 @@ def _begin(plan: Plan, extension: str) -> Run:
     return run
 
 
+def _say_findings(plan: Plan) -> None:
+    """Say what the resolution noticed, once: a child that resolves the plan again has nothing to add."""
+    if child_role() is None:
+        for finding in plan.findings:
+            LOG.log(_LEVELS[finding.level], "vllm-graft: %s", finding.explain())
+
+
 def _say_where_samplers_run(plan: Plan) -> None:
     if plan.of("sampler") and not sampling.v2_takes_samplers():
         LOG.warning(
@@ -229,6 +241,8 @@ def _refuse_config_by_hand(config: Any, plan: Plan | None) -> None:
         served = model.served_model_name
         names = (served,) if isinstance(served, str) else tuple(served or ())
         plan = resolve(Request(model.model, names, config.additional_config))
+        for finding in plan.findings:
+            LOG.log(_LEVELS[finding.level], "vllm-graft: %s", finding.explain())
     if not plan:
         return
     message = StartError(

@@ -11,18 +11,22 @@ from typing import Final
 from vllm_graft.errors import GraftError
 
 COMMANDS: Final = (
-    "demo", "serve", "simulate", "status", "plan", "doctor", "audit", "lock", "diff", "rebase", "points", "model",
+    "demo", "serve", "simulate", "status", "plan", "doctor", "audit", "lock", "diff", "rebase", "items", "points",
+    "model",
 )  # fmt: skip
 """Every command, in the order the help shows them; each is a module of this package."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; an error of ours is one paragraph on stderr and status 2."""
+    """Run one command, or list them where none is named; an error of ours is one paragraph on stderr and status 2."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser(words)
     args, rest = parser.parse_known_args(words)
     if rest and not getattr(args, "takes_rest", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if args.command is None:
+        parser.print_help()
+        return 0
     args.rest = rest
     try:
         return int(importlib.import_module(f"{__name__}.{args.command}").run(args))
@@ -44,7 +48,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         prog="vllm-graft", description="Extend vLLM without forking it: contracts, patches, and proof of what runs."
     )
     parser.add_argument("--version", action="version", version=f"vllm-graft {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:
         module = importlib.import_module(f"{__name__}.{name}")
         # No abbreviations: `serve` hands unknown arguments to vLLM, and ours must not swallow one of them.

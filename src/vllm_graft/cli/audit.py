@@ -22,7 +22,10 @@ HELP = "say what a vLLM release does to the patches, overrides and imports of pa
 
 _PACKAGES: Final = "an installed package, a file or a folder; without any, every installed plugin of vLLM"
 _AGAINST: Final = "a release, 'installed' or 'latest'; several times; the newest in the catalogue without it"
-_BASE: Final = "the release to compare with; without it the one that the package pins, else the installed one"
+_BASE: Final = (
+    "the release to compare with; without it the one that the package pins, the newest that its range allows, "
+    "or the installed one"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,16 +115,30 @@ def _base(
     args: argparse.Namespace, library: Library, readings: list[Reading], against: list[Release]
 ) -> tuple[Release, str]:
     """The release that others are compared with, and why it was chosen."""
-    from vllm_graft.audit.releases.library import same_release
-    from vllm_graft.versions import vllm_version
-
     if args.base:
         return library.release(args.base), "--base"
     if args.matrix:
         return against[0], "the oldest in the catalogue"
     for reading in readings:
         if reading.base:
-            return library.release(reading.base), f"{reading.package} requires it"
+            why = f"{reading.package} pins it in {reading.stated_in}: vllm{reading.allowed}"
+            return library.release(reading.base), why
+    unknown = ""
+    for reading in (one for one in readings if one.allowed):
+        within = f"within {reading.package}'s vllm{reading.allowed} in {reading.stated_in}"
+        newest = library.newest_within(reading.allowed)
+        if newest is not None:
+            return library.release(newest), f"the newest {within}"
+        unknown = unknown or f"; no release is known here {within}"
+    release, why = _unstated(library, against)
+    return release, f"{why}{unknown}"
+
+
+def _unstated(library: Library, against: list[Release]) -> tuple[Release, str]:
+    """The release to compare with where no package says which it is for."""
+    from vllm_graft.audit.releases.library import same_release
+    from vllm_graft.versions import vllm_version
+
     installed = vllm_version()
 
     def is_wanted(version: str) -> bool:

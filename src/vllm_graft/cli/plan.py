@@ -15,6 +15,7 @@ from vllm_graft.patching.review import Reviewer
 from vllm_graft.patching.trial import attempt
 from vllm_graft.plan import Plan, PlanItem, Request, resolve
 from vllm_graft.plan.catalogue import load
+from vllm_graft.text import printable
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range, vllm_version
 
 HELP = "show what would be active for a model, where, and where each value came from (a dry run)"
@@ -39,22 +40,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Resolve and print the plan; exit status 1 where something in it would be refused."""
     plan = resolve(Request(args.model, tuple(args.served_model_name), _json(args.additional_config)))
-    findings = findings_of(plan)
+    findings = [*plan.findings, *findings_of(plan)]
     if args.json:
         print(json.dumps({**plan.as_dict(), "findings": [found.as_dict() for found in findings]}, indent=2))
         return exit_status(findings)
     for name, reason in plan.left_out.items():
-        print(f"{name} {reason}: it is left out")
+        print(printable(f"{name} {reason}: it is left out"))
     if not plan:
         print(f"nothing is planned for {args.model}: vLLM would run as it is")
         return 0
     rows = [(item.name, item.point, "+".join(item.roles), item.package, _options(item), item.origin) for item in plan]
-    print(f"plan {plan.hash} for {plan.model}")
+    print(printable(f"plan {plan.hash} for {plan.model}"))
     print(table(("ITEM", "POINT", "ACTIVE IN", "PACKAGE", "OPTIONS", "FROM"), rows))
     print(f"on_failure = {plan.on_failure} ({plan.origins.get('on_failure', 'default')})", end=", ")
     print(f"endpoint = {str(plan.endpoint).lower()} ({plan.origins.get('endpoint', 'default')})")
     if plan.callers:
-        print(f"callers = {plan.callers} ({plan.origins['callers']})")
+        print(printable(f"callers = {plan.callers} ({plan.origins['callers']})"))
     if findings:
         print(show_findings(findings))
     return exit_status(findings)

@@ -43,6 +43,8 @@ def _in_full(point: Point) -> str:
 
 
 def _contracts(point: Point) -> str:
+    if not point.bound:
+        return "not bound yet"
     return "\n".join(contract.partition(":")[2] for contract in point.contracts) or "-"
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from vllm_graft.cli.table import table
 from vllm_graft.ledger.figures import busiest
+from vllm_graft.text import printable
 
 _HEAD: Final = (
     "QUEUE", "PID", "BY", "VALUE", "WAITING", "RUNNING", "ADMITTED", "REFUSED", "ENDED", "ABORTED",
@@ -39,8 +40,7 @@ def _cells(row: Mapping[str, object]) -> list[str]:
 
 def _name(row: Mapping[str, object]) -> str:
     """A value is a client's word: nothing in it may reach the terminal as anything but a letter."""
-    text = str(row["value"])
-    shown = text if text.isprintable() else repr(text)[1:-1]
+    shown = printable(str(row["value"]))
     return shown if len(shown) <= 40 else shown[:39] + "…"
 
 

@@ -15,6 +15,7 @@ from vllm_graft.errors import ConfigError, SetupError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.testing.models import embedded_model
 from vllm_graft.testing.server import Server
+from vllm_graft.text import printable
 from vllm_graft.versions import vllm_version
 
 HELP = "start the vLLM API server with the plan (and the embedded model where none is named)"
@@ -24,6 +25,12 @@ _EMBEDDED_DEFAULTS = (
     ("--dtype", "float32"),
     ("--max-model-len", "2048"),
 )
+
+_COMPILING = (
+    *("--enforce-eager", "--no-enforce-eager", "--compilation-config", "--optimization-level"),
+    *("-cc", "-O"),
+)
+"""How the arguments of vLLM that choose compilation begin; without one of them the embedded model is not compiled."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +63,7 @@ def is_sound(arguments: Sequence[str]) -> bool:
     for finding in errors:
         print(finding.explain(), file=sys.stderr)
     for finding in warnings:
-        print(f"{finding.code} warning: {finding.subject}: {finding.what}", file=sys.stderr)
+        print(printable(f"{finding.code} warning: {finding.subject}: {finding.what}"), file=sys.stderr)
     if errors:
         print("vllm-graft: nothing was started. Next: mend the above, or start with --no-doctor", file=sys.stderr)
     elif warnings:
@@ -140,6 +147,8 @@ def with_default_model(arguments: list[str]) -> list[str]:
         return list(arguments)
     model = embedded_model()
     added = [part for name, value in _EMBEDDED_DEFAULTS if not has(arguments, name) for part in (name, value)]
+    if not any(word.replace("_", "-").startswith(_COMPILING) for word in arguments):
+        added.append("--enforce-eager")
     print(f"vllm-graft: no model named, serving the embedded one with {' '.join(added)}", file=sys.stderr)
     return [str(model), *arguments, *added]
 

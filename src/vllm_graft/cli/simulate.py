@@ -94,7 +94,9 @@ def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], wor
     if args.per_request:
         rows = "".join(json.dumps(result.as_dict()) + "\n" for result in report.results)
         _write(args.per_request, rows, "w")
-    return 130 if report.interrupted else 0
+    if report.interrupted:
+        return 130
+    return 0 if report.sound else 1
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

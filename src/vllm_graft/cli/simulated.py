@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.cli.model import ProgressLine
-from vllm_graft.cli.table import table
+from vllm_graft.cli.table import show_findings, table
 
 if TYPE_CHECKING:
     from vllm_graft.plugins.platforms.simulated.devices import Device
@@ -55,6 +55,10 @@ def render(report: Report) -> str:
         parts.append(_groups(facts["groups"]))
     if facts["reasons"]:
         parts.append(table(("REQUESTS", "TURNED AWAY OR CUT OFF BECAUSE"), _reasons(facts["reasons"])))
+    if report.findings:
+        parts.append(show_findings(report.findings))
+    if not report.sound:
+        parts.append("These are not the figures of the plan: what is named above was not active until the end.")
     return "\n\n".join(parts)
 
 
@@ -67,7 +71,8 @@ def _headline(facts: Mapping[str, Any]) -> str:
     how = "asynchronous" if facts["async_scheduling"] else "synchronous"
     return (
         f"{state}{facts['model']} on a modelled {facts['device']}, vLLM {facts['vllm']}, {how} scheduling, "
-        f"KV cache of {facts['kv_tokens']} tokens\n{facts['workload']}: {pace}"
+        f"KV cache of {facts['kv_tokens']} tokens\nscheduler: {facts['scheduler']}; "
+        f"{'plan ' + facts['plan'] if facts['plan'] else 'no plan'}\n{facts['workload']}: {pace}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +16,7 @@ from vllm_graft.cli.table import paint, show_findings, table
 from vllm_graft.errors import SetupError
 from vllm_graft.findings import Finding, exit_status
 from vllm_graft.ledger import RunView, runs, state_folder
+from vllm_graft.text import printable
 
 HELP = "show what is active in every process of every running server; exit 1 if something planned is missing"
 
@@ -36,13 +38,15 @@ def run(args: argparse.Namespace) -> int:
     """Print once, or again and again until interrupted."""
     while True:
         servers = [ask(args.url, args.api_key)] if args.url else [view.as_dict() for view in runs()]
-        if args.watch is not None and not args.json:
+        if args.watch is not None and not args.json and sys.stdout.isatty():
             print("\x1b[2J\x1b[H", end="")
         findings = [Finding.from_dict(_texts(row)) for server in servers for row in _rows(server["findings"])]
         print(json.dumps(servers, indent=2) if args.json else render(servers, findings, everyone=args.all), flush=True)
         if args.watch is None:
             return exit_status(findings)
         time.sleep(args.watch)
+        if not args.json and not sys.stdout.isatty():
+            print()
 
 
 def render(servers: Sequence[Mapping[str, object]], findings: Sequence[Finding], *, everyone: bool = False) -> str:
@@ -51,7 +55,7 @@ def render(servers: Sequence[Mapping[str, object]], findings: Sequence[Finding],
         return f"no server with a plan runs here (records: {state_folder() or 'none'})"
     parts = [render_server(server, everyone=everyone) for server in servers]
     parts += [
-        paint(f"last error in {row['name']} (pid {row['pid']}): {row['last_error']}", "yellow")
+        paint(printable(f"last error in {row['name']} (pid {row['pid']}): {row['last_error']}"), "yellow")
         for server in servers
         for row in _rows(server["processes"])
         if row["last_error"]
@@ -67,18 +71,18 @@ def render_server(server: Mapping[str, object], *, everyone: bool = False) -> st
     shown = [row for row in _rows(server["processes"]) if everyone or row["life"] != "ended"]
     rows = [
         (
-            str(row["name"]),
+            printable(str(row["name"])),
             str(row["pid"]),
-            "+".join(str(role) for role in _list(row["roles"])),
-            f"{row['life']} ({row['start_method']})",
-            f"{row['vllm']} {row['runner']}".strip(),
+            printable("+".join(str(role) for role in _list(row["roles"]))),
+            printable(f"{row['life']} ({row['start_method']})"),
+            printable(f"{row['vllm']} {row['runner']}".strip()),
             "\n".join(_item(item) for item in _rows(row["items"])) or "nothing needed here",
         )
         for row in shown
     ]
     head = ("PROCESS", "PID", "ROLE", "LIFE", "VLLM", "ITEMS")
     queues = render_queues(_rows(server.get("queues", [])))  # a server of another version may have none
-    return "\n".join(filter(None, [f"{server['model']}  plan {plan['hash']}", table(head, rows), queues]))
+    return "\n".join(filter(None, [printable(f"{server['model']}  plan {plan['hash']}"), table(head, rows), queues]))
 
 
 def render_run(view: RunView) -> str:
@@ -92,8 +96,7 @@ def ask(url: str, key: str | None) -> dict[str, object]:
     headers = {"Accept": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=90) as answer:
-            found: dict[str, object] = json.load(answer)
-            return found
+            return _checked(json.load(answer), address)
     except urllib.error.HTTPError as error:
         raise SetupError(
             f"the server answered {error.code} {error.reason}", where=address, fix=_next(error.code)
@@ -102,6 +105,17 @@ def ask(url: str, key: str | None) -> dict[str, object]:
         raise SetupError(
             f"no answer: {error}", where=address, fix="see that the server runs and the address is right"
         ) from error
+
+
+def _checked(found: object, address: str) -> dict[str, object]:
+    """The answer, where it is a status document; SetupError where something else answers at that address."""
+    if isinstance(found, dict) and isinstance(found.get("plan"), dict):
+        rows = [found.get(name) for name in ("processes", "findings")]
+        if all(isinstance(each, list) and all(isinstance(row, dict) for row in each) for each in rows):
+            return found
+    raise SetupError(
+        "the answer is no status document of vllm-graft", where=address, fix="see that the address is that of a server"
+    )
 
 
 def _next(code: int) -> str:
@@ -115,16 +129,31 @@ def _next(code: int) -> str:
 def _item(item: Mapping[str, object]) -> str:
     state = str(item["state"])
     tone = {"applied": "green", "armed": "green", "quarantined": "yellow", "drifted": "yellow"}.get(state, "red")
-    calls = f", {item['calls']} calls" if item["calls"] else ""
+    number = "1 call" if item["calls"] == 1 else f"{item['calls']} calls"
+    calls = f", {number}{_hooks(item)}" if item["calls"] else ""
     reason = f" ({item['reason']})" if item["reason"] and state not in ("applied", "armed") else ""
-    return f"{item['name']}: {paint(state, tone)}{calls}{_cost(item)}{reason}"
+    return f"{printable(str(item['name']))}: {paint(printable(state), tone)}{printable(calls + reason)}"
 
 
-def _cost(item: Mapping[str, object]) -> str:
+def _hooks(item: Mapping[str, object]) -> str:
+    """What was called, and what it cost where it has a budget; the calls of each where there are several."""
     hooks = item["hooks"]
     assert isinstance(hooks, Mapping)
-    shown = [hook for hook in hooks.values() if hook["budget_us"] and hook["calls"]]
-    return "".join(f", p99 {hook['p99_us']:.0f} us of {hook['budget_us']:g}" for hook in shown)
+    called = {name: hook for name, hook in hooks.items() if hook["calls"]}
+    shown = [
+        " ".join(filter(None, [short_hook(name), str(hook["calls"]) if len(called) > 1 else "", _cost(hook)]))
+        for name, hook in called.items()
+    ]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def short_hook(name: str) -> str:
+    """A hook's name for people: of a patched method without its module."""
+    return name.rpartition(":")[2]
+
+
+def _cost(hook: Mapping[str, object]) -> str:
+    return f"p99 {hook['p99_us']:.0f} us of {hook['budget_us']:g}" if hook["budget_us"] else ""
 
 
 def _rows(value: object) -> list[dict[str, object]]:

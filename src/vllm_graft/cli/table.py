@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -10,20 +11,28 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from vllm_graft.findings import Finding, worst_first
+from vllm_graft.text import printable_lines
 
 _COLOURS: Final = {"green": "32", "red": "31", "yellow": "33", "dim": "2", "bold": "1"}
+_PAINT: Final = re.compile(rf"(\x1b\[(?:0|{'|'.join(_COLOURS.values())})m)")
 
 
 def paint(text: str, colour: str) -> str:
-    """The text in a colour, on a terminal that wants colours; the bare text elsewhere."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
-        return text
-    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+    """The text in a colour, on a terminal that wants colours; the bare text elsewhere, without control characters."""
+    text = printable_lines(text)
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if _coloured() else text
+
+
+def _coloured() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
-    """Aligned columns under a head. A cell may hold several lines; the last column is wrapped to fit the terminal."""
-    cells = [[cell.split("\n") for cell in row] for row in rows]
+    """Aligned columns under a head. A cell may hold several lines; the last column is wrapped to fit the terminal.
+
+    Of control characters a cell keeps line breaks and the colours of ``paint``.
+    """
+    cells = [[_safe(cell).split("\n") for cell in row] for row in rows]
     widths = [
         max([len(title), *(len(line) for row in cells for line in row[index])]) for index, title in enumerate(head)
     ]
@@ -36,6 +45,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None 
         for index in range(max(len(cell) for cell in row)):
             lines.append(_line([cell[index] if index < len(cell) else "" for cell in row], widths))
     return "\n".join(lines)
+
+
+def _safe(cell: str) -> str:
+    parts = _PAINT.split(cell) if _coloured() else [cell]
+    return "".join(part if _PAINT.fullmatch(part) else printable_lines(part) for part in parts)
 
 
 def show_findings(findings: Iterable[Finding]) -> str:

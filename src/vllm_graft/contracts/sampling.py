@@ -34,6 +34,9 @@ class Chosen(Item):
     step may cost, 0 the point's own budget."""
     window: int = 0
     """How many of a request's last tokens are wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
+    row_budget_us: ClassVar[float] = 0.0
+    """What a step may cost besides for each request that the server runs at a time, where rows are worked on one by one
+    on the host; the option ``budget_us`` counts more."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -66,7 +69,7 @@ class Chosen(Item):
 class SamplingStrategy(Chosen):
     """Changes the logits of the requests that ask for it. Lives in each worker.
 
-    ``open`` takes a request in; ``step`` changes its rows, in place, once per step for the whole batch. ::
+    ``open`` takes a request in; ``step`` changes its rows, once per step for the whole batch. ::
 
         class Flatten(SamplingStrategy):
             keys = (Key("flatten", "float", 1.0, low=0.01, high=1.0, switch=True, help="1 changes nothing"),)
@@ -89,18 +92,19 @@ class SamplingStrategy(Chosen):
 
     stage: ClassVar[Stage] = "transform"
     whole: ClassVar[bool] = False
-    """Whether ``step`` changes either all of its rows or, when it raises, none, and never lets a token come back that
-    is -inf. Without this promise the rows are copied before each step: a failure is undone, and what a grammar or vLLM
-    has forbidden stays forbidden."""
+    """Whether ``step`` never lets a token come back that is -inf. Without this promise each step is compared with the
+    rows as they were, so that what a grammar or vLLM has forbidden stays forbidden. vllm-graft's own strategies that
+    promise it work on vLLM's logits in place; with them a step that raises has changed nothing, too."""
 
     def open(self, slot: int, params: Params) -> bool:
         """A request enters under this slot, whoever had it before; returns whether its logits are to be changed."""
         raise NotImplementedError(f"{type(self).__name__} must implement open(slot, params)")
 
-    def step(self, logits: torch.Tensor, rows: Rows) -> None:
-        """Change rows of the logits in place: ``logits`` is [rows, vocabulary] in float32.
+    def step(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
+        """Change the logits of ``rows`` in place, or return new ones: ``logits`` is [rows, vocabulary] in float32.
 
-        May be called more than once for the same position, and must then do the same again.
+        It is a copy of the rows that are this strategy's, numbered as ``rows.rows`` says. NaN and +inf are refused. May
+        be called more than once for the same position, and must then do the same again.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement step(logits, rows)")
 
@@ -137,7 +141,7 @@ class Truncation(SamplingStrategy):
         """The least logit that stays, for each row; -inf lets all stay."""
         raise NotImplementedError(f"{type(self).__name__} must implement threshold(stats, rows)")
 
-    def step(self, logits: torch.Tensor, rows: Rows) -> None:
+    def step(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
         """Not called: the binding merges the thresholds of all truncations."""
         raise NotImplementedError("truncations are merged: implement threshold(stats, rows)")
 

@@ -1,7 +1,8 @@
 """What runs in a child process of ``children.py``: import one plugin and say how that went. It imports nothing of ours.
 
 Started as a script with one argument, a JSON object: the file for the report, the path, the module, the attribute, and
-whether to call what is found there. The report is written after each stage, so that a crash tells how far it came.
+whether to call what is found there, which is then done twice. The report is written after each stage, so that a crash
+tells how far it came.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ def main() -> None:
         report["stage"] = "call" if task["call"] else "done"
         _write(task["report"], report)
         if task["call"]:
+            found()  # type: ignore[operator]
+            report["stage"] = "second call"
+            _write(task["report"], report)
             found()  # type: ignore[operator]
             report["stage"] = "done"
             report["cuda"] = _has_cuda()

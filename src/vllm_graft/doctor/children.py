@@ -5,6 +5,7 @@ D009  a platform plugin whose detector fails, which vLLM passes over
 D010  a plugin that cannot be imported
 D025  bfloat16 that stops the process, on CPUs
 D029  a general plugin whose function fails, which stops every vLLM process
+D032  a platform or general plugin whose function fails when it is called again
 
 Platform and general plugins are called, as vLLM does before there is an engine; what they change is gone with the
 child. They are not called in the middle of importing vLLM, as a platform plugin is in earnest: one that fails only
@@ -26,6 +27,7 @@ from vllm_graft.doctor import child, engine, plans
 from vllm_graft.doctor.facts import Facts
 from vllm_graft.doctor.packages import GROUPS, OURS, Entry
 from vllm_graft.doctor.processes import Ended, run
+from vllm_graft.doctor.rules import d032_second_call
 from vllm_graft.findings import Finding, worst_first
 
 TITLES: Final = {
@@ -94,7 +96,9 @@ def examine_imports(
 
 def _imported(facts: Facts, entry: Entry, timeout_s: float) -> Iterator[Finding]:
     report = _ask(facts, entry, timeout_s)
-    if report.failure and report.stage == "call":
+    if report.failure and report.stage == "second call":
+        yield _second_call_fails(facts, entry, report)
+    elif report.failure and report.stage == "call":
         yield _detector_fails(entry, report) if entry.group == _PLATFORMS else _call_fails(facts, entry, report)
     elif report.failure:
         yield _import_fails(facts, entry, report, timeout_s)
@@ -160,6 +164,17 @@ def _call_fails(facts: Facts, entry: Entry, report: _Report) -> Finding:
         f"its function {report.failure}, and vLLM does not catch that: every process stops, the command line included",
         f"{entry.package}: {entry.value}",
         f"mend what it needs, leave it out by VLLM_PLUGINS, or uninstall {entry.package}",
+    )
+
+
+def _second_call_fails(facts: Facts, entry: Entry, report: _Report) -> Finding:
+    return Finding(
+        d032_second_call.CODE,
+        "error" if entry.group == _PLATFORMS and facts.loads(entry) else "warning",
+        _subject(entry),
+        f"its function {report.failure} when it is called a second time; {d032_second_call.CONSEQUENCES[entry.group]}",
+        f"{entry.package}: {entry.value}",
+        "have it do nothing where everything is registered already",
     )
 
 

@@ -12,10 +12,10 @@ from vllm_graft.boot import DISABLE_VARIABLE, SIMULATE_VARIABLE
 from vllm_graft.doctor import modules
 from vllm_graft.doctor.packages import OURS
 from vllm_graft.errors import ConfigError
+from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import SHIPPED, Registered, load
 from vllm_graft.plan.layers import (
     CONFIG_VARIABLE,
-    PATCHES_VARIABLE,
     Layer,
     Named,
     find_file,
@@ -23,10 +23,12 @@ from vllm_graft.plan.layers import (
     from_environment,
     read_file,
 )
+from vllm_graft.plan.managers import GENERAL, PATCHES_VARIABLE, GeneralPlugin, undecided
 from vllm_graft.plan.resolution import (
     ALL,
     Request,
     check_option_owners,
+    foreign,
     items_of,
     layers_of,
     merge_names,
@@ -76,6 +78,21 @@ def problems(facts: Facts) -> list[ConfigError]:
     except ConfigError as error:
         return [error]
     return list({str(error): error for error in _faults(facts, weak, strong)}.values())
+
+
+def undecided_patches(facts: Facts) -> list[Finding]:
+    """What is to be said of names in ``VLLM_CUSTOM_PATCHES`` that only a general plugin could register."""
+    layer, plugins = from_environment(facts.environ), _general_plugins(facts)
+    if layer is None or not plugins:
+        return []
+    known = _known(facts, POINTS[0], {})
+    return [undecided(named.value, plugins) for named in layer.names["patches"] if foreign(named, known)]
+
+
+def _general_plugins(facts: Facts) -> list[GeneralPlugin]:
+    entries = [entry for entry in facts.in_group(GENERAL) if facts.loads(entry)]
+    found = [GeneralPlugin(entry.name, entry.package, entry.module) for entry in entries]
+    return [plugin for plugin in found if plugin.registers_patches]
 
 
 def planned(facts: Facts) -> dict[str, set[str]]:
@@ -133,6 +150,8 @@ def _faults(facts: Facts, weak: list[Layer], strong: list[Layer]) -> Iterator[Co
     options: dict[str, dict[str, tuple[OptionValue, str]]] = merge_options([*weak, *strong])
     for key, named in _chosen(weak, strong):
         known = _known(facts, keys()[key], options)
+        if key == "patches" and foreign(named, known) and _general_plugins(facts):
+            continue
         try:
             items_of(key, [named], known, options)
         except ConfigError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -23,11 +23,17 @@ from vllm_graft.patching.upstream.sources import File
 
 Kind = Literal["class", "function", "value", "unknown"]
 Answer = Literal["yes", "no", "unknown"]
+Method = ast.FunctionDef | ast.AsyncFunctionDef
 
 _FOREIGN: Final = frozenset(
     {*sys.stdlib_module_names, "builtins", "numpy", "pydantic", "torch", "transformers", "triton"}
 )
 """Packages whose classes derive from nothing of vLLM's: they are not read."""
+
+_MARKERS: Final = frozenset(
+    {"builtins:object", "abc:ABC", "typing:Generic", "typing:Protocol", "typing_extensions:Protocol"}
+)
+"""Bases without members of their own."""
 
 _DEEP: Final = 24
 """How many re-exports are followed before it is taken for a circle."""
@@ -75,6 +81,29 @@ class Reading:
         if any(_same(name, one) for name in (thing.name, *thing.bases) for one in wanted):
             return "yes"
         return "no" if thing.whole else "unknown"
+
+    def lineage(self, what: Entry | str) -> tuple[Place, ...] | None:
+        """A class and every class above it, nearest first; None where one of them, or what decorates it, is not known.
+
+        Bases that only mark a class, such as ``ABC``, are left out: they define nothing that a caller looks for.
+        """
+        found = self._meanings(*_split(what))
+        line: list[Place] = []
+        while found:
+            place = found.pop(0)
+            if isinstance(place, str) and place in _MARKERS:
+                continue
+            if not isinstance(place, Place) or place.cls is None or len(place.nodes) > 1 or place.cls.decorator_list:
+                return None
+            if place not in line:
+                line.append(place)
+            for base in place.cls.bases:
+                named = dotted(base.value if isinstance(base, ast.Subscript) else base)
+                meanings = self._expression(place.module, named, _DEEP) if named else []
+                if len(meanings) != 1:
+                    return None
+                found += meanings
+        return tuple(line) or None
 
     def mentions(self, what: Entry | str, word: str) -> bool:
         """Whether the text of the module that a name stands in has a word in it."""
@@ -175,6 +204,26 @@ class Environment:
         if not isinstance(spec, ModuleSpec) or text is None:
             return None
         return File(spec.origin or module, text, spec.submodule_search_locations is not None)
+
+
+def methods_of(lineage: Iterable[Place]) -> dict[str, Method]:
+    """The method that each name stands for in a class: that of the nearest class which defines it."""
+    found: dict[str, Method] = {}
+    for place in lineage:
+        for node in place.cls.body if place.cls is not None else ():
+            if isinstance(node, Method):
+                found.setdefault(node.name, node)
+    return found
+
+
+def is_abstract(method: Method) -> bool:
+    """Whether a method is marked as abstract."""
+    return any(dotted(mark).rpartition(".")[2] == "abstractmethod" for mark in method.decorator_list)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a sentence: one, or several with "and" before the last."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _split(what: Entry | str) -> tuple[str, str]:

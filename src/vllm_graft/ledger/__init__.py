@@ -5,6 +5,7 @@
 - ``Guard``     calls a plugin; one that raises or overruns again and again is put aside
 - ``Board``     what an engine core publishes: its load in each step, the figures of its queue
 - ``Boards``    reads those of a run, cheaply and again and again
+- ``Watch``     looks after the process: signs of life, stalls, records that could not be written
 - ``runs``      reads the records of every server on this machine
 - ``missing``   compares records with the plan: what a process lacks, as findings
 
@@ -18,8 +19,9 @@ from vllm_graft.ledger.folder import state_folder
 from vllm_graft.ledger.guard import Guard
 from vllm_graft.ledger.ledger import Ledger, current
 from vllm_graft.ledger.meters import Meter, Reading
-from vllm_graft.ledger.reading import ProcessView, RunView, missing, runs
+from vllm_graft.ledger.reading import ProcessView, Records, RunView, missing, runs
 from vllm_graft.ledger.record import ItemState, Record
+from vllm_graft.ledger.watch import Progress, Watch
 
 __all__ = [
     "Board",
@@ -31,10 +33,13 @@ __all__ = [
     "Ledger",
     "Meter",
     "ProcessView",
+    "Progress",
     "QueueFigures",
     "Reading",
     "Record",
+    "Records",
     "RunView",
+    "Watch",
     "current",
     "missing",
     "read_figures",

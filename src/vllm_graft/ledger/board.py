@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import mmap
 import os
+import stat
 import time
 import zlib
 from collections.abc import Iterator
@@ -169,6 +170,7 @@ class _View:
         self.ended = False
         self._lives = True
         self._stamp = 0.0
+        self._unpacked: dict[int, tuple[bytes, Figures]] = {}
         self._pid, self._started, self._engine, self._item = 0, 0, 0, ""
         self.look()
 
@@ -207,8 +209,11 @@ class _View:
             for _ in range(_TRIES):
                 if not self._map[at]:
                     break
-                row = Figures.unpack(bytes(self._map[at : at + SIZE]))
+                data = bytes(self._map[at : at + SIZE])
+                known = self._unpacked.get(at)
+                row = known[1] if known is not None and known[0] == data else Figures.unpack(data)
                 if row is not None:
+                    self._unpacked[at] = (data, row)
                     yield row
                     break
 
@@ -234,12 +239,19 @@ def _made(path: Path) -> mmap.mmap:
 
 def _opened(path: Path | str) -> _View | None:
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size != _TOTAL:
-                return None
-            return _View(mmap.mmap(file.fileno(), _TOTAL, access=mmap.ACCESS_READ))
+        # Without waiting: what lies in the place of a board may be a FIFO.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size != _TOTAL:
+            return None
+        return _View(mmap.mmap(descriptor, _TOTAL, access=mmap.ACCESS_READ))
     except (OSError, ValueError):
         return None
+    finally:
+        os.close(descriptor)
 
 
 def _listed(home: Path | None) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """Counters in a memory-mapped file: one addition to count, no input or output, still readable after a crash.
 
-The file is an array of unsigned 64-bit cells. A header says whether the process ended in order; each hook then owns a
+The file is an array of unsigned 64-bit cells. A header says how the process ended, whether its record is up to date and
+when it last gave a sign of life; each hook then owns a
 block of cells (see ``meters.py`` for what they mean). Two threads that count at the same instant may lose a count:
 these are statistics, and a lock would cost more than what is counted.
 """
@@ -13,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from vllm_graft.ledger.folder import read_file
+
 BLOCK: Final = 24
 """Cells per hook."""
 
@@ -20,12 +23,28 @@ HOOKS: Final = 340
 """Hooks one process can count; further ones share the last block."""
 
 ENDED: Final = 0
-"""The header's cell that is not 0 once the end of the process, when it comes, is in order."""
+"""The header's cell that says how the process ends; 0 while nobody has said anything."""
+
+ORDERLY: Final = 1
+"""The value of that cell once the end of the process, when it comes, is in order."""
 
 CLOSED: Final = 2
 """The value of that cell when the record was closed and the process lives on."""
 
-_SIZE: Final = (1 + HOOKS) * BLOCK
+FAILED: Final = 3
+"""The value of that cell when the process ends because of an error."""
+
+UNSAVED: Final = 1
+"""The header's cell that is not 0 while the record on disk is older than what the process knows."""
+
+BEAT: Final = 2
+"""The header's cell with the last sign of life, in milliseconds since the epoch; 0 where nothing watches."""
+
+LAST: Final = HOOKS * BLOCK
+"""The first cell of the last block."""
+
+SIZE: Final = 8 * (1 + HOOKS) * BLOCK
+"""The bytes of the file."""
 
 
 class Cells:
@@ -62,34 +81,34 @@ class Cells:
         self.renew(path)
         self.cells.cast("B")[:] = counted
 
-    def end(self, value: int = 1) -> None:
-        """Mark that the process ends in order, or with ``CLOSED`` that its record does."""
+    def end(self, value: int = ORDERLY) -> None:
+        """Mark how the process ends, or with ``CLOSED`` that only its record does."""
         self.cells[ENDED] = value
 
     def _open(self, path: Path | None) -> memoryview:
         if path is None:
-            return memoryview(bytearray(8 * _SIZE)).cast("Q")
+            return memoryview(bytearray(SIZE)).cast("Q")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             # A sparse file on a full disk would be a bus error at the first count, not an exception here.
-            os.posix_fallocate(descriptor, 0, 8 * _SIZE)
-            self._map = mmap.mmap(descriptor, 8 * _SIZE)
+            os.posix_fallocate(descriptor, 0, SIZE)
+            self._map = mmap.mmap(descriptor, SIZE)
         finally:
             os.close(descriptor)
         return memoryview(self._map).cast("Q")
 
 
 def mark_ended(path: Path) -> None:
-    """Mark in another process's file that its end, when it comes, is in order."""
+    """Mark in another process's file that its end, when it comes, is in order, unless it has said otherwise itself."""
     with path.open("r+b") as file:
-        file.seek(8 * ENDED)
-        file.write((1).to_bytes(8, sys.byteorder))
+        if not any(file.read(8)):
+            file.seek(8 * ENDED)
+            file.write(ORDERLY.to_bytes(8, sys.byteorder))
 
 
-def read(path: Path) -> memoryview | None:
-    """The cells another process wrote, or None where there are none."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    return memoryview(data).cast("Q") if len(data) == 8 * _SIZE else None
+def read(path: Path) -> memoryview:
+    """Read the cells that another process wrote; OSError or ValueError where that cannot be done."""
+    data = read_file(path, SIZE)
+    if len(data) != SIZE:
+        raise ValueError(f"it has {len(data)} bytes instead of {SIZE}")
+    return memoryview(data).cast("Q")

@@ -24,6 +24,10 @@ KEPT_S: Final = 24 * 3600
 """How long the records of a run that did not end in order stay visible."""
 
 
+ROOM: Final = 128 * 1024
+"""The bytes that the files of one more process may need."""
+
+
 def state_folder(create: bool = False) -> Path | None:
     """The folder of records. None where nothing can be written: records then live in memory only.
 
@@ -58,13 +62,45 @@ def make_run_folder(state: Path, run: str) -> Path:
     return folder
 
 
-def run_folders(state: Path) -> Iterator[Path]:
-    """Every run's folder, oldest first."""
+def run_folders(state: Path) -> list[Path]:
+    """Every run's folder, oldest first; LedgerError where they cannot be listed."""
     try:
         found = [entry for entry in (state / "runs").iterdir() if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise LedgerError(
+            f"the folder {state / 'runs'} cannot be read: {error.strerror}",
+            where=VARIABLE if os.environ.get(VARIABLE) else "",
+            fix="give this user access to it, or remove it",
+        ) from error
+    return sorted(found, key=_written)
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most so many bytes; OSError or ValueError for anything else.
+
+    Nothing here waits: a FIFO in the place of a record would otherwise hold the reader up until somebody writes to it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError("it is not a regular file")
+        if facts.st_size > limit:
+            raise ValueError(f"it has {facts.st_size} bytes, and at most {limit} are read")
+        return file.read(limit)
+
+
+def shortage(place: Path) -> str:
+    """Say that the disk of a folder is full; empty where it has room for another record."""
+    try:
+        facts = os.statvfs(place)
     except OSError:
-        return
-    yield from sorted(found, key=_written)
+        return ""
+    if facts.f_bavail * facts.f_frsize < ROOM or (facts.f_files and not facts.f_favail):
+        return f"the disk of {place} is full"
+    return ""
 
 
 def _written(folder: Path) -> float:
@@ -78,7 +114,7 @@ def _written(folder: Path) -> float:
 def too_old(folder: Path) -> bool:
     """Whether a run that has ended was last written longer ago than records are kept."""
     try:
-        newest = max((entry.stat().st_mtime for entry in folder.iterdir()), default=folder.stat().st_mtime)
+        newest = max((entry.lstat().st_mtime for entry in folder.iterdir()), default=folder.stat().st_mtime)
     except OSError:
         return False
     return time.time() - newest > KEPT_S

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import signal
+import threading
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import CodeType, TracebackType
 from typing import Final, Generic, ParamSpec, TypeVar
 
 from vllm_graft.ledger.meters import Meter
@@ -15,6 +19,19 @@ R = TypeVar("R")
 OVERRUNS_IN_A_ROW: Final = 100
 """A plugin is put aside after this many calls in a row over budget: a slow phase passes, a slow plugin does not."""
 
+LONG_CALL_NS: Final = 1_000_000_000
+LONG_CALLS_WITHIN_NS: Final = 600_000_000_000
+"""A plugin is put aside at the second call within ten minutes that is over budget by a second. One is forgiven: the
+first call may compile something, and a machine may be suspended."""
+
+EXCESS_NS: Final = 1_000_000_000
+"""A plugin is put aside once its calls took this much longer than their budgets, in total. Time between calls pays a
+tenth of itself back, so this is a plugin that holds its process up for more than a tenth of the time."""
+
+_PAY_BACK: Final = 10
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
+_LONGEST_MESSAGE: Final = 500
+
 
 class Guard(Generic[P, R]):
     """Calls one hook of one plugin, and stops calling it once it has failed.
@@ -24,11 +41,12 @@ class Guard(Generic[P, R]):
     meter:    counts, times and knows the budget
     on_aside: told once, with the reason, when the plugin is put aside
 
-    An exception puts the plugin aside at once: what it left behind cannot be trusted. So do
-    ``OVERRUNS_IN_A_ROW`` calls in a row over the budget.
+    An exception puts the plugin aside at once, ``SystemExit`` and ``KeyboardInterrupt`` included unless a signal raised
+    them: what the plugin left behind cannot be trusted. So do ``OVERRUNS_IN_A_ROW`` calls in a row over the budget, two
+    calls over it by ``LONG_CALL_NS``, and calls over it by ``EXCESS_NS`` in total.
     """
 
-    __slots__ = ("_call", "_fallback", "_in_a_row", "_meter", "_on_aside", "aside")
+    __slots__ = ("_call", "_ended", "_excess", "_fallback", "_in_a_row", "_long_ended", "_meter", "_on_aside", "aside")
 
     def __init__(
         self,
@@ -42,6 +60,9 @@ class Guard(Generic[P, R]):
         self._meter = meter
         self._on_aside = on_aside
         self._in_a_row = 0
+        self._long_ended = 0
+        self._excess = 0
+        self._ended = 0
         self.aside = ""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -51,30 +72,101 @@ class Guard(Generic[P, R]):
         started = time.perf_counter_ns()
         try:
             result = self._call(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
+            if raised_by_signal(error):
+                raise
             self._meter.count(time.perf_counter_ns() - started)
             self._meter.error()
             self._put_aside(reason_of(error))
             return self._fallback(*args, **kwargs)
-        if not self._meter.count(time.perf_counter_ns() - started):
+        took = time.perf_counter_ns() - started
+        if not self._meter.count(took):
             self._in_a_row = 0
-        else:
-            self._in_a_row += 1
-            if self._in_a_row >= OVERRUNS_IN_A_ROW:
-                reading = self._meter.reading()
-                self._put_aside(
-                    f"{self._in_a_row} calls in a row over the budget of {reading.budget_us:g} us "
-                    f"(mean {reading.mean_us:.0f} us, max {reading.max_us:.0f} us)"
-                )
+        elif reason := self._overrun(started, took):
+            self._put_aside(reason)
         return result
+
+    def _overrun(self, started: int, took: int) -> str:
+        """Count a call over budget; returns why the plugin must be put aside, or nothing."""
+        over = took - self._meter.budget_ns
+        self._in_a_row += 1
+        long_again = False
+        if over >= LONG_CALL_NS:
+            long_again = bool(self._long_ended) and started - self._long_ended < LONG_CALLS_WITHIN_NS
+            self._long_ended = started + took
+        paid_back = (started - self._ended) // _PAY_BACK if self._ended else 0
+        # One call never suffices, however long: that may be the machine's fault.
+        self._excess = max(0, self._excess - paid_back) + min(over, EXCESS_NS // 2)
+        self._ended = started + took
+        if long_again:
+            return f"2 calls each took more than {LONG_CALL_NS / 1e9:g} s over {self._budget()}"
+        if self._excess >= EXCESS_NS:
+            return f"its last calls together took {self._excess / 1e9:.1f} s over {self._budget()}"
+        if self._in_a_row >= OVERRUNS_IN_A_ROW:
+            return f"{self._in_a_row} calls in a row over {self._budget()}"
+        return ""
+
+    def _budget(self) -> str:
+        reading = self._meter.reading()
+        return f"the budget of {reading.budget_us:g} us (mean {reading.mean_us:.0f} us, max {reading.max_us:.0f} us)"
+
+    @property
+    def name(self) -> str:
+        """The item and its hook that is called."""
+        return self._meter.key.replace("\t", ".")
 
     def _put_aside(self, reason: str) -> None:
         self.aside = reason
         self._on_aside(reason)
 
 
+def raised_by_signal(error: BaseException) -> bool:
+    """Whether a signal handler raised this while a plugin happened to run: then it is not the plugin's.
+
+    Python runs handlers in the main thread only. One written in Python has its own frame in the traceback. The one
+    behind Ctrl-C is not: its KeyboardInterrupt appears at an instruction that raises nothing by itself.
+    """
+    if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
+        return False
+    frames = list(_frames(error.__traceback__))
+    handlers = {code for code in map(_handler_code, _SIGNALS) if code is not None}
+    if any(frame.tb_frame.f_code in handlers for frame in frames):
+        return True
+    if not isinstance(error, KeyboardInterrupt) or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return False
+    return bool(frames) and not _raises(frames[-1])
+
+
 def reason_of(error: BaseException) -> str:
-    """An exception in one line: what it is and where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    """An exception in one line: what it is and where it was raised. Never raises, whatever the exception does."""
+    try:
+        text = str(error)
+    except BaseException as failure:
+        if raised_by_signal(failure):
+            raise
+        text = f"(its message cannot be shown: str() raised {type(failure).__name__})"
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[:_LONGEST_MESSAGE]}..."
+    frames = list(_frames(error.__traceback__))
+    place = f" at {frames[-1].tb_frame.f_code.co_filename}:{frames[-1].tb_lineno}" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _handler_code(number: signal.Signals) -> CodeType | None:
+    """The code of a signal's handler, where that is written in Python; asyncio's is a bound method in a partial."""
+    handler: object = signal.getsignal(number)
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)
+
+
+def _raises(trace: TracebackType) -> bool:
+    """Whether the instruction at which a traceback ends is a ``raise``."""
+    code = trace.tb_frame.f_code.co_code
+    return dis.opname[code[trace.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")

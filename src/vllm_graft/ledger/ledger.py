@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing.util
+import sys
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from vllm_graft.errors import LedgerError
+from vllm_graft.findings import Finding
 from vllm_graft.ledger import folder, reading, record
 from vllm_graft.ledger.board import SUFFIX, Board
-from vllm_graft.ledger.cells import CLOSED, Cells, mark_ended
+from vllm_graft.ledger.cells import BEAT, CLOSED, ENDED, FAILED, UNSAVED, Cells, mark_ended
+from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.meters import Meter
 from vllm_graft.ledger.reading import ProcessView
-from vllm_graft.ledger.record import Hook, ItemState, Record, State
+from vllm_graft.ledger.record import Hook, ItemState, Record, Stall, State
 from vllm_graft.plan.plan import Plan
 from vllm_graft.points import Role
 
@@ -31,6 +37,10 @@ class Ledger:
         self._items: dict[str, ItemState] = {}
         self._lock = threading.Lock()
         self._board: Board | None = None
+        self._begun: tuple[str, Plan] | None = None
+        self._unsaved = ""
+        self.unfinished = ""
+        """What has gone wrong if the process ends now without an error, as a worker does that vLLM could not start."""
 
     @property
     def home(self) -> Path | None:
@@ -42,12 +52,18 @@ class Ledger:
         state = folder.state_folder(create=True)
         if state is None:
             return
+        self._begun = (run, plan)
         try:
             reading.sweep(state)
-            home = folder.make_run_folder(state, run)
-            record.write(plan.to_json(), home / reading.PLAN_FILE)
-        except OSError as error:
-            self._stay_in_memory(error)
+            self._write_plan(state)
+        except (OSError, LedgerError) as error:
+            self._stay_in_memory(error, state)
+
+    def _write_plan(self, state: Path) -> None:
+        if self._begun is not None:
+            run, plan = self._begun
+            record.write(plan.to_json(), folder.make_run_folder(state, run) / reading.PLAN_FILE)
+            self._begun = None
 
     def open(self, opened: Record) -> None:
         """Begin the record, on disk where a folder can be written, else in memory."""
@@ -57,21 +73,43 @@ class Ledger:
         try:
             if state is None:
                 raise OSError("no folder can be written")
-            path = folder.make_run_folder(state, opened.run) / f"{opened.pid}.json"
-            self.cells.move(path.with_suffix(".cells"))
-            self._path = path
+            self._move_to(state, opened)
         except OSError as error:
-            self._stay_in_memory(error)
+            self._stay_in_memory(error, state)
         self.save()
         multiprocessing.util.Finalize(None, self._end, args=(opened.pid,), exitpriority=0)
 
-    def _stay_in_memory(self, error: OSError) -> None:
+    def _move_to(self, state: Path, opened: Record) -> None:
+        path = folder.make_run_folder(state, opened.run) / f"{opened.pid}.json"
+        self.cells.move(path.with_suffix(".cells"))
+        self._path = path
+
+    def _stay_in_memory(self, error: OSError | LedgerError, state: Path | None) -> None:
+        reason = folder.shortage(state) if state is not None else ""
+        self._unsaved = reason or str(error)
         _LOG.warning(
             "vllm-graft: this process's record stays in memory (%s); `vllm-graft status` cannot see it, "
             "GET /graft/status can. Next: set %s to a folder with room",
-            error,
+            self._unsaved,
             folder.VARIABLE,
         )
+
+    def retry(self) -> None:
+        """Write what could not be written before, as soon as there is room again."""
+        if self.record is None or not self._unsaved:
+            return
+        state = folder.state_folder()
+        if state is None or folder.shortage(state):
+            return
+        try:
+            self._write_plan(state)
+            if self._path is None:
+                self._move_to(state, self.record)
+        except OSError:
+            return
+        self.save()
+        if not self._unsaved:
+            _LOG.info("vllm-graft: the record %s is written again", self._path)
 
     def set_item(self, point: str, name: str, state: State, reason: str = "") -> None:
         """Say how one planned item stands in this process."""
@@ -119,6 +157,35 @@ class Ledger:
             self.record.roles.append(role)
             self.save()
 
+    def set_ready(self) -> None:
+        """Say that the engine of this front end has started: what is missing from now on does not come any more."""
+        if self.record is not None and not self.record.ready:
+            self.record.ready = True
+            self.save()
+
+    def set_stalls(self, stalls: list[Stall]) -> None:
+        """Say what holds this process up; written when that changes."""
+        if self.record is not None and stalls != self.record.stalls:
+            self.record.stalls = stalls
+            self.save()
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self.cells.cells[BEAT] = int(time.time() * 1000)
+
+    def fail(self, reason: str) -> None:
+        """Say that an error ends this process; whoever takes it down afterwards does not make that an orderly end."""
+        if self.record is None or self.cells.cells[ENDED]:
+            return
+        self.record.failure = reason
+        self.cells.end(FAILED)
+        self.save()
+
+    def end_in_order(self) -> None:
+        """Say that this process was asked to end, whatever ends it."""
+        if not self.cells.cells[ENDED]:
+            self.cells.end()
+
     def put_aside(self, item: str, reason: str) -> None:
         """An item failed while serving: show it as quarantined."""
         state = self._items.get(item)
@@ -138,7 +205,27 @@ class Ledger:
         if self.record is None:
             return None
         figures = self._board.figures() if self._board is not None else None
-        return ProcessView(self.record, "running", reading.readings(self.record.items, self.cells.cells), figures)
+        counted = self.cells.cells
+        beat = counted[BEAT] / 1000
+        known = reading.readings(self.record.items, counted)
+        return ProcessView(self.record, "running", known, figures, beat, self._unsaved)
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return every process of this run that recorded on this machine; this one from memory, never stale."""
+        return self.look_around()[0]
+
+    def look_around(self) -> tuple[list[dict[str, object]], list[Finding]]:
+        """Return what ``rows`` does, and what could not be read of the others."""
+        own, home = self.view(), self.home
+        if own is None:
+            return [], []
+        mine = own.as_dict(live=True)
+        run = reading.read_run(home) if home is not None else None
+        if run is None:
+            return [mine], []
+        others = [row for row in run.rows() if row["pid"] != own.record.pid]
+        damaged = [each for each in run.damaged if not Path(each.where).name.startswith(f"{own.record.pid}.")]
+        return [*others, mine], damaged
 
     def save(self) -> None:
         """Write the record. Never on the step path."""
@@ -148,7 +235,13 @@ class Ledger:
             try:
                 record.write(self.record.to_json(), self._path)
             except OSError as error:
-                _LOG.warning("vllm-graft: the record %s cannot be written: %s", self._path, error)
+                if not self._unsaved:
+                    _LOG.warning("vllm-graft: the record %s cannot be written: %s", self._path, error)
+                self._unsaved = folder.shortage(self._path.parent) or str(error)
+                self.cells.cells[UNSAVED] = error.errno or errno.EIO
+            else:
+                self._unsaved = ""
+                self.cells.cells[UNSAVED] = 0
 
     def take_down(self, pids: Iterable[int]) -> None:
         """These processes and their children are being stopped: those that live now are taken down, and do not die."""
@@ -179,15 +272,31 @@ class Ledger:
             self._board.move(None)
         self.record = None
         self._path = None
+        self._begun = None
+        self._unsaved = ""
+        self.unfinished = ""
         self._lock = threading.Lock()
 
     def _end(self, pid: int) -> None:
         if self.record is not None and self.record.pid == pid:
+            # multiprocessing runs finalizers while the error that ends a child is still on its way out.
+            error = sys.exc_info()[1]
+            if error is not None and not is_orderly(error):
+                self.fail(reason_of(error))
+            elif error is None and self.unfinished:
+                self.fail(self.unfinished)
             # An error of the last moments may still be on its way to the disk, by a thread that ends with the process.
             self.save()
-            self.cells.end()
+            self.end_in_order()
             if self._board is not None:
                 self._board.end()
+
+
+def is_orderly(error: BaseException) -> bool:
+    """Whether a process that ends by this exception was asked to end."""
+    if isinstance(error, SystemExit):
+        return error.code in (None, 0)
+    return isinstance(error, KeyboardInterrupt)
 
 
 _current = Ledger()

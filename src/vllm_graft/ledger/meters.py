@@ -27,10 +27,11 @@ _DEFAULT_US: Final = 1000.0
 class Meter:
     """Counts and times the calls of one hook. ``count`` takes well under a microsecond."""
 
-    __slots__ = ("_at", "_first", "_max", "_tally", "_total", "budget_ns", "budget_us")
+    __slots__ = ("_at", "_first", "_max", "_tally", "_total", "budget_ns", "budget_us", "key")
 
     def __init__(self, tally: Cells, key: str, budget_us: float | None) -> None:
         self._tally = tally
+        self.key = key
         self._at = tally.allot(key)
         self._total = self._at + TOTAL_NS
         self._max = self._at + MAX_NS

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar, get_args
 
-from vllm_graft.points import Role
+from vllm_graft.ledger import cells
+from vllm_graft.points import ROLES, Role
+
+T = TypeVar("T")
 
 SCHEMA: Final = 1
+
+_MISSING: Final = object()
 
 State = Literal["applied", "armed", "refused", "late", "dead", "drifted", "overwritten", "quarantined", "skipped"]
 """applied: in force; armed: will be, when its module is imported; refused: not, and why; late: applied after the
@@ -46,8 +53,29 @@ class ItemState:
 
 
 @dataclass(slots=True)
+class Stall:
+    """Something that a process has been held up by for a while.
+
+    what:  what does not go on, as a clause without a subject
+    since: when it began, in seconds since the epoch
+    where: the line of code that the thread is at
+    item:  the plugin that is being called, where one is
+    """
+
+    what: str
+    since: float
+    where: str = ""
+    item: str = ""
+
+
+@dataclass(slots=True)
 class Record:
-    """What one process says of itself."""
+    """What one process says of itself.
+
+    ready:   in a front end: its engine has started
+    failure: the error that ended the process
+    stalls:  what holds it up at the moment
+    """
 
     run: str
     plan: str
@@ -65,6 +93,9 @@ class Record:
     since: float
     items: list[ItemState] = field(default_factory=list)
     last_error: str = ""
+    ready: bool = False
+    failure: str = ""
+    stalls: list[Stall] = field(default_factory=list)
     schema: int = SCHEMA
 
     @classmethod
@@ -98,21 +129,150 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str) -> Record:
-        """The record that ``to_json`` wrote."""
-        data = json.loads(text)
-        rows = data.pop("items")
-        record = cls(**data)
-        record.items = [ItemState(**{**row, "hooks": [Hook(**hook) for hook in row["hooks"]]}) for row in rows]
-        return record
+        """Parse what ``to_json`` wrote; ValueError where a value is missing or of the wrong kind.
+
+        Keys that this version does not know are left out: the writer may be newer.
+        """
+        try:
+            data = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+        row = Row(data, "the record")
+        return cls(
+            run=row.text("run"),
+            plan=row.text("plan"),
+            model=row.text("model"),
+            pid=row.integer("pid", 1, _LARGEST),
+            parent=row.integer("parent", 0, _LARGEST),
+            started=row.integer("started", 0, _LARGEST),
+            namespace=row.text("namespace"),
+            host=row.text("host"),
+            name=row.text("name"),
+            start_method=row.text("start_method"),
+            vllm=row.text("vllm"),
+            runner=row.text("runner"),
+            schema=row.integer("schema", 0, _LARGEST),
+            roles=[row.choice("roles", role, ROLES) for role in row.list("roles")],
+            since=row.number("since", 0, _LARGEST),
+            items=[_item(Row(each, "an item")) for each in row.list("items")],
+            last_error=row.text("last_error", ""),
+            ready=row.get("ready", False) is True,
+            failure=row.text("failure", ""),
+            stalls=[_stall(Row(each, "a stall")) for each in row.list("stalls", [])],
+        )
+
+
+_LARGEST: Final = 2**53
+
+
+class Row:
+    """A JSON object whose values are checked as they are read; ValueError names the one that is wrong."""
+
+    def __init__(self, data: object, what: str) -> None:
+        if not isinstance(data, dict):
+            raise ValueError(f"{what} is {_kind(data)} instead of an object")
+        self._data = data
+
+    def get(self, name: str, default: object = _MISSING) -> object:
+        """A value of any kind."""
+        found = self._data.get(name, default)
+        if found is _MISSING:
+            raise ValueError(f"{name!r} is missing")
+        return found
+
+    def text(self, name: str, default: object = _MISSING) -> str:
+        """A string."""
+        found = self.get(name, default)
+        if not isinstance(found, str):
+            raise ValueError(f"{name!r} is {_kind(found)} instead of a string")
+        return found
+
+    def list(self, name: str, default: object = _MISSING) -> Sequence[object]:
+        """A list."""
+        found = self.get(name, default)
+        if not isinstance(found, list):
+            raise ValueError(f"{name!r} is {_kind(found)} instead of a list")
+        return found
+
+    def number(self, name: str, least: float, most: float) -> float:
+        """A number within bounds."""
+        found = self.get(name)
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise ValueError(f"{name!r} is {_kind(found)} instead of a number")
+        if not least <= found <= most:
+            raise ValueError(f"{name!r} is not between {least} and {most}")
+        return found
+
+    def integer(self, name: str, least: int, most: int) -> int:
+        """A whole number within bounds."""
+        found = self.number(name, least, most)
+        if not isinstance(found, int):
+            raise ValueError(f"{name!r} is not a whole number")
+        return found
+
+    def choice(self, name: str, found: object, among: tuple[T, ...]) -> T:
+        """One of several values."""
+        for each in among:
+            if found == each:
+                return each
+        raise ValueError(f"{name!r} has a value that is not among {', '.join(map(str, among))}")
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else f"a {type(value).__name__}"
+
+
+def _item(row: Row) -> ItemState:
+    state = row.choice("state", row.get("state"), get_args(State))
+    hooks = [_hook(Row(each, "a hook")) for each in row.list("hooks")]
+    return ItemState(row.text("point"), row.text("name"), state, row.text("reason"), hooks)
+
+
+def _hook(row: Row) -> Hook:
+    budget = None if row.get("budget_us") is None else row.number("budget_us", 0, 1e12)
+    return Hook(row.text("name"), row.integer("cell", 0, cells.LAST), budget)
+
+
+def _stall(row: Row) -> Stall:
+    return Stall(row.text("what"), row.number("since", 0, _LARGEST), row.text("where"), row.text("item"))
 
 
 def write(text: str, path: Path) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of it, and only its owner can."""
+    """Write a file so that a reader sees the old one or the new one, never half of it, and only its owner can.
+
+    The file is padded with blanks. On a full disk it is then written in place, which needs no more room: a reader may
+    meet half of it for a moment, which is better than one that never hears of a change.
+    """
+    data = text.encode()
+    size = _PAGE * (2 + len(data) // _PAGE)
     temporary = path.with_suffix(f".{os.getpid()}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    temporary.replace(path)
+    try:
+        try:
+            _fill(temporary, os.O_CREAT | os.O_TRUNC, data.ljust(size))
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        temporary.replace(path)
+    except OSError as error:
+        if error.errno not in FULL or not path.exists() or path.stat().st_size < len(data):
+            raise
+        _fill(path, 0, data.ljust(path.stat().st_size))
+
+
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The errors of a disk, a quota or a limit that is used up."""
+
+_PAGE: Final = 4096
+
+
+def _fill(path: Path, flags: int, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
+    finally:
+        os.close(descriptor)
 
 
 def process_name() -> str:

@@ -27,9 +27,10 @@ patches by name and reads ``VLLM_CUSTOM_PATCHES``. ``patchset_hash`` names a set
 The other modules, from the bottom up: ``functions.py`` reads code objects, ``target.py`` finds classes and modules,
 ``hooks.py`` and ``marks.py`` read a patch's body, ``ranges.py`` compares versions, ``upstream/`` reads vLLM's code from
 disk, ``lock.py`` and ``review.py`` hold it against what a person has read, ``neighbours.py`` knows who may stand beside
-whom, ``checks.py`` and ``unsound.py`` hold the rules, ``surgery.py`` and ``layers.py`` make functions, ``slot.py`` is
-the onion on one attribute, ``slots.py`` all of them, ``copies.py`` what other modules took from them, ``imports.py``
-waits for modules, ``stack.py`` notices what runs already, ``report.py`` and ``tally.py`` say what became of it all.
+whom, ``checks.py``, ``signatures.py`` and ``unsound.py`` hold the rules, ``surgery.py`` and ``layers.py`` make
+functions, ``caches.py`` keeps them behind ``functools.cache``, ``slot.py`` is the onion on one attribute, ``slots.py``
+all of them, ``copies.py`` what other modules took from them, ``imports.py`` waits for modules, ``stack.py`` notices
+what runs already, ``report.py`` and ``tally.py`` say what became of it all.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from vllm_graft.patching.functions import (
     parameter_at,
 )
 from vllm_graft.patching.hooks import Hook, Kind, call_position
+from vllm_graft.patching.signatures import mismatch
 from vllm_graft.patching.surgery import accessors
 from vllm_graft.patching.target import Owner
 
@@ -88,6 +89,7 @@ def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: obje
     else:
         _check_form(declaration, hook, present)
         _check_function_kind(declaration, hook, present)
+        _check_signature(declaration, hook, present)
         _check_accessors(declaration, hook, present)
     return kind
 
@@ -98,6 +100,12 @@ def _kind(declaration: Declaration, hook: Hook, owner: Owner, present: object) -
         return "add" if present is ABSENT else "replace"
     if hook.kind == "add" and present is not ABSENT:
         raise refuse_addition(declaration, name)
+    if hook.kind != "add" and present is ABSENT and hasattr(object, name) and isinstance(owner, type):
+        raise TargetError(
+            f"{owner.__qualname__} has no {name!r} of its own to {hook.kind}, only the one that every object has",
+            where=declaration.where,
+            fix="mark it @add, and call super() for what every object does",
+        )
     if hook.kind != "add" and present is ABSENT:
         raise refuse_absent(declaration, hook, nearest(name, names_like(dir(owner), name)))
     return hook.kind
@@ -188,6 +196,26 @@ def refuse_function_kind(declaration: Declaration, hook: Hook, theirs: str, mine
         f"{hook.attribute!r} is a {theirs} function on the target and a {mine} function in the patch",
         where=declaration.where,
         fix=f"write the hook as a {theirs} function",
+    )
+
+
+def _check_signature(declaration: Declaration, hook: Hook, present: object) -> None:
+    """A hook that cannot take upstream's arguments would end the first call, and with it the engine."""
+    if hook.form == "property":
+        return
+    (ours,), (theirs,) = functions_in(hook.value), functions_in(present)
+    position = call_position(hook.form, declaration.target.is_class)
+    call = position if hook.kind == "wrap" and parameter_at(ours, position) == "call" else None
+    bound = declaration.target.is_class and hook.form != "staticmethod"
+    problem = mismatch(hook.attribute, ours, theirs, call, bound)
+    if problem:
+        raise refuse_signature(declaration, problem)
+
+
+def refuse_signature(declaration: Declaration, problem: str) -> TargetError:
+    """The error where a hook cannot take upstream's arguments."""
+    return TargetError(
+        problem, where=declaration.where, fix="give the hook upstream's parameters, or *args and **kwargs"
     )
 
 

@@ -25,7 +25,7 @@ class Copies:
     def note(self, slots: Iterable[Slot]) -> None:
         """Remember what stands on these targets now."""
         for slot in slots:
-            if isinstance(slot.owner, ModuleType) and isinstance(slot.base, FunctionType):
+            if isinstance(slot.owner, ModuleType) and (slot.is_cached or isinstance(slot.base, FunctionType)):
                 held = self._stood.setdefault(slot, {id(slot.base): slot.base})
                 now = slot.placed[slot.attribute]
                 held[id(now)] = now

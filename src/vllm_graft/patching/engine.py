@@ -52,7 +52,8 @@ class Engine:
     def apply(self, patches: Iterable[Patch]) -> list[HookState]:
         """Apply patches as a whole, and say what became of each hook; those active already are left as they are.
 
-        A target whose module is not imported yet is armed. A PatchError leaves every target as it was.
+        A target whose module is not imported yet is armed. Whatever is raised, KeyboardInterrupt included, leaves every
+        target as it was.
         """
         wanted = [declared(patch) for patch in dict.fromkeys(patches)]
         batch = [Entry(patch, next(self._orders)) for patch in wanted if not self.is_active(patch)]
@@ -64,7 +65,7 @@ class Engine:
                 _settle(entry, reviewer)
                 declaration = entry.patch.declaration
                 owners[entry] = owner_now(declaration.target, declaration.where, places)
-        with lock():
+        with lock(), self._all_or_nothing(batch):
             self._land([(entry, owner) for entry, owner in owners.items() if owner is not None], batch)
             self._entries.update((entry.patch.declaration.name, entry) for entry in batch)
             self._arm([entry for entry, owner in owners.items() if owner is None])
@@ -79,8 +80,8 @@ class Engine:
             failure = self._slots.commit(self._slots.plan_without(patch))
             if failure is not None:
                 raise failure[1]
-            entry.become("reverted")
             entry.owner, entry.awaited = None, False
+            entry.become("reverted")
             self._watch()
 
     def revert_all(self) -> None:
@@ -206,8 +207,26 @@ class Engine:
         declaration = entry.patch.declaration
         with self._blaming(entry, [entry]):
             owner = resolved(declaration.target, declaration.where)
-        with lock():
+        with lock(), self._all_or_nothing([entry]):
             self._land([(entry, owner)], [entry])
+
+    @contextmanager
+    def _all_or_nothing(self, batch: Sequence[Entry]) -> Iterator[None]:
+        """Put everything back if anything is raised: a refusal stays in the report, an interruption leaves no trace."""
+        slots, entries = self._slots.snapshot(), dict(self._entries)
+        awaited = [entry for entry in batch if entry.awaited]
+        try:
+            yield
+        except BaseException as error:
+            self._slots.restore(slots)
+            if not isinstance(error, PatchError):
+                self._entries = entries
+            for entry in batch:
+                entry.owner, entry.awaited = None, entry in awaited
+                if entry.awaited and not isinstance(error, PatchError):
+                    _await(entry)
+            self._watch()
+            raise
 
     @contextmanager
     def _blaming(self, entry: Entry, batch: Sequence[Entry]) -> Iterator[None]:

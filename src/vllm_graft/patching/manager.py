@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from vllm_graft.errors import ConfigError, ConflictError, GraftError, nearest
@@ -16,6 +18,14 @@ logger = logging.getLogger(__name__)
 
 CUSTOM_PATCHES = "VLLM_CUSTOM_PATCHES"
 """The environment variable with the names of patches, separated by commas; ``*`` stands for all."""
+
+
+_registered: dict[str, list[Patch]] = {}
+
+
+def registered() -> list[tuple[str, Patch]]:
+    """Every name under which a manager of the default engine knows a patch in this process."""
+    return [(name, patch) for name, patches in _registered.items() for patch in patches]
 
 
 class _on_class_too:
@@ -60,6 +70,8 @@ class PatchManager:
                 where=patch_class.declaration.where,
                 fix="register it under another name",
             )
+        if self._engine is None and patch_class not in _registered.setdefault(name, []):
+            _registered[name].append(patch_class)
         logger.debug("registered patch %s", name)
 
     @_on_class_too
@@ -87,12 +99,20 @@ class PatchManager:
         return True
 
     def apply_from_env(self) -> None:
-        """Apply the patches that ``VLLM_CUSTOM_PATCHES`` names."""
+        """Apply the patches that ``VLLM_CUSTOM_PATCHES`` names.
+
+        While vLLM loads general plugins, a name that is not registered here is left to others, and said: another plugin
+        may register it yet. When the engine's arguments are read, the name that nobody has registered stops the start.
+        """
         names = [name.strip() for name in os.environ.get(CUSTOM_PATCHES, "").split(",") if name.strip()]
         if "*" in names:
             names = list(self.available_patches)
+        others = [name for name in names if name not in self.available_patches and _vllm_loads_plugins()]
         for name in names:
-            self.apply_patch(name)
+            if name not in others:
+                self.apply_patch(name)
+        if others:
+            logger.info("not registered here and left to other packages: %s", ", ".join(others))
         logger.info("patches active: %s", ", ".join(self.applied_patches) or "none")
 
     def _known(self, name: str) -> Patch:
@@ -103,3 +123,13 @@ class PatchManager:
             where=CUSTOM_PATCHES,
             fix="name a registered patch, or register this one first",
         )
+
+
+def _vllm_loads_plugins() -> bool:
+    """Whether this is called by a general plugin, from vLLM's own loop over them."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "load_general_plugins" and frame.f_globals.get("__name__") == "vllm.plugins":
+            return True
+        frame = frame.f_back
+    return False

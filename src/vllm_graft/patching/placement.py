@@ -11,11 +11,11 @@ import builtins
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
-from vllm_graft.errors import TargetError, nearest
-from vllm_graft.patching import checks, unsound
+from vllm_graft.errors import nearest
+from vllm_graft.patching import checks, signatures
 from vllm_graft.patching.declare import Declaration
-from vllm_graft.patching.functions import FunctionKind, functions_in, kind_of
-from vllm_graft.patching.hooks import Hook
+from vllm_graft.patching.functions import FunctionKind, functions_in, kind_of, parameter_at
+from vllm_graft.patching.hooks import Hook, call_position
 from vllm_graft.patching.target import missing_name, not_a_class
 from vllm_graft.patching.upstream.finder import Finder, Place, ReadModule
 from vllm_graft.patching.upstream.fingerprint import Function
@@ -35,8 +35,6 @@ _HARMLESS: Final = frozenset({"dataclass", "final", "runtime_checkable", "config
 _METACLASSES: Final = frozenset({"ABCMeta", "_ProtocolMeta"})
 _EMPTY_BASES: Final = frozenset({"ABC", "Generic", "Protocol"})
 """Of ``typing`` some are made in C, from Python 3.12 on."""
-
-_CACHES: Final = frozenset({"cache", "lru_cache"})
 
 
 def check(declaration: Declaration, bodies: Sequence[Hook], finder: Finder) -> bool:
@@ -100,13 +98,10 @@ def _check_hook(declaration: Declaration, hook: Hook, finder: Finder, module: Re
 
 
 def _check_kind(declaration: Declaration, hook: Hook, place: Place, *, in_class: bool) -> bool:
-    """Refuse what is another kind of thing than the hook: a value, a property, a coroutine, a cached function."""
+    """Refuse what is another kind of thing than the hook: a value, a property, a coroutine."""
     if len(place.nodes) > 1 and place.kind != "property":
         return False
     node = place.nodes[-1]
-    if _decorators(node) & _CACHES:
-        what, fix = unsound.cached(hook.attribute)
-        raise TargetError(what, where=declaration.where, fix=fix)
     form = _form(place)
     if form is None:
         return False
@@ -117,6 +112,13 @@ def _check_kind(declaration: Declaration, hook: Hook, place: Place, *, in_class:
         mine, theirs = kind_of(ours), _function_kind(node)
         if mine != theirs:
             raise checks.refuse_function_kind(declaration, hook, theirs, mine)
+        position = call_position(hook.form, in_class)
+        call = position if hook.kind == "wrap" and parameter_at(ours, position) == "call" else None
+        bound = in_class and hook.form != "staticmethod"
+        upstream = signatures.written(node.args)
+        own = signatures.parameters(ours)
+        if own is not None and (problem := signatures.compare(hook.attribute, own, upstream, call, bound)):
+            raise checks.refuse_signature(declaration, problem)
     # A property may lack an accessor, a validator is captured, and so is the default of a field.
     captured = in_class and (hook.form in ("property", "value") or _is_validator(node))
     return not captured

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 
 from vllm_graft.errors import ConflictError
-from vllm_graft.patching import checks, layers, neighbours, surgery
+from vllm_graft.patching import caches, checks, layers, neighbours, surgery
 from vllm_graft.patching.checks import ABSENT
 from vllm_graft.patching.declare import Patch
 from vllm_graft.patching.functions import Function, described, functions_in, innermost, parameter_at
@@ -72,6 +72,9 @@ class Layer:
         made = self._copy(function, slot)
         if self.kind == "wrap":
             made = self._wrapping(function, made, surgery.single(beneath), self.hit)
+        elif slot.is_cached:
+            # Counted at each miss: to exchange the function after its first call would lose what that call cached.
+            made = layers.counted(made, self.hit)
         elif not self.proven:
             made = layers.counted(made, surgery.once_when_traced(lambda: slot.first_call(self)))
         self.codes.append(layers.code_under(made))
@@ -108,6 +111,10 @@ class Layer:
         return property(getter, setter, deleter, getattr(beneath, "__doc__", None) if self.kind == "wrap" else None)
 
 
+SlotState = tuple[tuple[Layer, ...], dict[str, object]]
+"""The layers of a slot, and what stands under each name on its target."""
+
+
 class Slot:
     """The layers on one attribute, and what was there before them."""
 
@@ -118,7 +125,9 @@ class Slot:
         self.inherited = checks.inherited(owner, attribute) if self.base is ABSENT else ABSENT
         self.layers: tuple[Layer, ...] = ()
         self.placed: dict[str, object] = {attribute: self.base}
-        self._bottom = self.base
+        self._bottom = caches.uncached(self.base)
+        self.is_cached = self._bottom is not self.base
+        self._cached: tuple[object, object] | None = None
         if self.inherited is not ABSENT and isinstance(owner, type):
             plain = checks.upstream_form(self.inherited) in ("value", "class", "callable")
             self._bottom = self.inherited if plain else surgery.from_bases(owner, attribute, self.inherited)
@@ -131,15 +140,18 @@ class Slot:
     def upstream(self, layers: Sequence[Layer]) -> object:
         """What a hook meets under this name: the target's own, an inherited one, or what a patch added."""
         if self.base is not ABSENT:
-            return self.base
+            return self._bottom
         if self.inherited is not ABSENT:
             return self.inherited
         return next((layer.hook.value for layer in layers if layer.kind == "add"), ABSENT)
 
     def upstream_function(self) -> FunctionType | None:
         """The first plain function of what was there before, for its name and signature."""
-        found = functions_in(self.inherited if self.base is ABSENT else self.base)
+        found = self._upstream_functions()
         return found[0] if found else None
+
+    def _upstream_functions(self) -> tuple[FunctionType, ...]:
+        return functions_in(self.inherited if self.base is ABSENT else self._bottom)
 
     def with_layer(self, layers: Sequence[Layer], new: Layer) -> tuple[Layer, ...]:
         """The layers and a new one in its place; ConflictError where two patches define the same name."""
@@ -194,26 +206,46 @@ class Slot:
             if layer.alias:
                 placed[layer.alias] = top
             top = layer.over(top, self)
-        placed[self.attribute] = top
+        placed[self.attribute] = self._with_cache(top) if layers else top
         self.put_back((tuple(layers), placed))
 
-    def snapshot(self) -> tuple[tuple[Layer, ...], dict[str, object]]:
+    def _with_cache(self, top: object) -> object:
+        """The layers behind a cache where upstream has one; the same cache as long as they are the same."""
+        if not self.is_cached:
+            return top
+        if self._cached is None or self._cached[0] is not top:
+            self._cached = (top, caches.recached(self.base, top))
+        return self._cached[1]
+
+    def snapshot(self) -> SlotState:
         """What ``put_back`` takes to restore this very state."""
         return self.layers, self.placed
 
-    def put_back(self, state: tuple[tuple[Layer, ...], dict[str, object]]) -> None:
+    def is_in(self, state: SlotState) -> bool:
+        """Whether nothing has been put here since that snapshot; what a stranger has done does not count."""
+        return self.layers is state[0] and self.placed is state[1]
+
+    def bare(self) -> SlotState:
+        """The state without any layer: what was there before."""
+        return (), {self.attribute: self.base}
+
+    def put_back(self, state: SlotState) -> None:
         """Set what the state names and remove what it does not, the private names first in and last out."""
         layers, placed = state
+        before = self.placed
+        # Every name is known before it is set, so that whoever is interrupted here can take it off again.
+        self.placed = {**dict.fromkeys(placed, ABSENT), **before}
         try:
             for name, value in placed.items():
                 self._set(name, value)
             for name in self.placed.keys() - placed.keys():
                 self._set(name, ABSENT)
+            self.layers, self.placed = layers, placed
         except BaseException:
-            for name in placed.keys() | self.placed.keys():
-                self._set(name, self.placed.get(name, ABSENT))
+            for name in self.placed:
+                self._set(name, before.get(name, ABSENT))
+            self.placed = before
             raise
-        self.layers, self.placed = layers, placed
 
     def _set(self, name: str, value: object) -> None:
         current = checks.own(self.owner, name)
@@ -245,7 +277,7 @@ class Slot:
 
     def codes(self) -> list[CodeType]:
         """The code objects that run when the attribute is called."""
-        upstream = functions_in(self.inherited if self.base is ABSENT else self.base)
+        upstream = self._upstream_functions()
         ours = [code for layer in self.layers for code in layer.codes]
         return [innermost(function).__code__ for function in upstream] + ours
 

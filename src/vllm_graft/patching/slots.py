@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from vllm_graft.errors import ConflictError, TargetError
@@ -13,7 +13,7 @@ from vllm_graft.patching.declare import Declaration, Patch
 from vllm_graft.patching.functions import ORIGINAL
 from vllm_graft.patching.hooks import Hook
 from vllm_graft.patching.report import Entry
-from vllm_graft.patching.slot import Layer, Slot
+from vllm_graft.patching.slot import Layer, Slot, SlotState
 from vllm_graft.patching.tally import Tally
 from vllm_graft.patching.target import Owner
 
@@ -47,7 +47,7 @@ class Slots:
             layers = changes.get(slot, slot.layers)
             record = entry.hooks[hook.attribute]
             record.kind = kind = checks.check_hook(declaration, hook, owner, slot.upstream(layers))
-            record.note = record.note or _inherited(owner, slot)
+            record.note = record.note or _inherited(owner, slot) or _cached(slot)
             counts = hook.form not in ("property", "value")
             record.at = tally.allot(f"{declaration.name} {declaration.target} {hook.attribute}") if counts else None
             layer = Layer(
@@ -75,25 +75,48 @@ class Slots:
 
     def commit(self, changes: Changes) -> tuple[Slot, TargetError] | None:
         """Bring every slot to its layers; or leave all as they were, and say which one Python would not let be set."""
-        done: list[Slot] = []
-        before = {slot: slot.snapshot() for slot in changes}
-        self._copies.note(changes)
-        for slot, layers in changes.items():
-            try:
-                slot.become(layers)
-            except Exception as error:
-                for other in reversed(done):
-                    other.put_back(before[other])
-                failed = TargetError(
-                    f"Python would not set it: {error}", where=str(slot), fix="leave this attribute out of the patch"
-                )
-                failed.__cause__ = error
-                return slot, failed
-            done.append(slot)
-        for slot in changes:
-            self._keep(slot)
-        self._follow(changes)
+        before = self.snapshot()
+        try:
+            for slot in changes:
+                self._held.setdefault((id(slot.owner), slot.attribute), slot)
+            self._copies.note(changes)
+            for slot, layers in changes.items():
+                try:
+                    slot.become(layers)
+                except Exception as error:
+                    self.restore(before)
+                    failed = TargetError(
+                        f"Python would not set it: {error}",
+                        where=str(slot),
+                        fix="leave this attribute out of the patch",
+                    )
+                    failed.__cause__ = error
+                    return slot, failed
+            self._prune()
+            self._follow(changes)
+        except BaseException:
+            self.restore(before)
+            raise
         return None
+
+    def snapshot(self) -> dict[Slot, SlotState]:
+        """What ``restore`` takes to bring every target back to this state."""
+        return {slot: slot.snapshot() for slot in self}
+
+    def restore(self, before: Mapping[Slot, SlotState]) -> None:
+        """Bring every target that was changed since back to its state, however far the change has come."""
+        touched = {slot: state for slot, state in before.items() if not slot.is_in(state)}
+        touched.update((slot, slot.bare()) for slot in self if slot not in before)
+        self._held.update(((id(slot.owner), slot.attribute), slot) for slot in before)
+        for slot, state in touched.items():
+            slot.put_back(state)
+        self._prune()
+        self._follow(touched)
+
+    def _prune(self) -> None:
+        for key, slot in list(self._held.items()):
+            if not slot.layers:
+                del self._held[key]
 
     def _follow(self, slots: Iterable[Slot]) -> None:
         for name in self._copies.follow(slots):
@@ -108,13 +131,6 @@ class Slots:
                 self._copies.note([slot])
                 slot.become(slot.layers)
         self._follow(self)
-
-    def _keep(self, slot: Slot) -> None:
-        key = (id(slot.owner), slot.attribute)
-        if slot.layers:
-            self._held[key] = slot
-        else:
-            self._held.pop(key, None)
 
     def release(self, patch: Patch) -> None:
         """Take a patch away from contents that are about to be thrown away, whoever has changed them since."""
@@ -133,6 +149,10 @@ def _inherited(owner: Owner, slot: Slot) -> str:
         return ""
     base = next(each for each in owner.__mro__[1:] if slot.attribute in vars(each))
     return f"it is inherited from {base.__module__}:{base.__qualname__}; other subclasses of that are not changed"
+
+
+def _cached(slot: Slot) -> str:
+    return "it is behind functools.cache: the hook is too, and the cache has started empty" if slot.is_cached else ""
 
 
 def _alias(declaration: Declaration, hook: Hook, owner: Owner) -> str:

@@ -39,6 +39,7 @@ class LocalTally:
     def allot(self, key: str) -> int:
         """The index of the cell of ``key``, made on first use."""
         if key not in self._indices:
-            self._indices[key] = len(self.cells)
+            # The cell before its index: whoever is interrupted between them leaves a spare cell, and no index too many.
             self.cells.append(0)
+            self._indices[key] = len(self.cells) - 1
         return self._indices[key]

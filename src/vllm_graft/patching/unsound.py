@@ -10,10 +10,10 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Callable, Mapping
-from functools import _lru_cache_wrapper
 from typing import Final
 
 from vllm_graft.errors import TargetError
+from vllm_graft.patching import caches
 from vllm_graft.patching.declare import Declaration
 from vllm_graft.patching.hooks import Hook
 from vllm_graft.patching.target import Owner
@@ -113,17 +113,17 @@ def _compiled(hook: Hook, owner: Owner, present: object) -> Refusal | None:
         )
     if home.partition(".")[0] == "triton":
         return f"{name!r} is a Triton kernel", "patch the Python function that launches it"
-    if isinstance(present, _lru_cache_wrapper):
-        return cached(name)
+    if caches.uncached(present) is not present:
+        return (
+            f"{name!r} is behind functools.cache, and {_named(owner)} inherits it: the cache is the base's",
+            "patch the class that defines it",
+        )
+    if isinstance(present, caches.Cache):
+        return (
+            f"{name!r} is behind functools.cache, and what it stands around is no Python function",
+            "patch the function that calls it",
+        )
     return None
-
-
-def cached(name: str) -> Refusal:
-    """The refusal of a function behind ``functools.cache``."""
-    return (
-        f"{name!r} is behind functools.cache, which has no Python code to stand around",
-        "patch the function that calls it, or what it calls",
-    )
 
 
 def _named(owner: Owner) -> str:

@@ -1,12 +1,14 @@
 """What a plan may name: the items that ship with the package, and those that other packages offer.
 
 Other packages offer contracts and patches under the entry-point group ``vllm_graft.plugins``, name to class. They are
-found by metadata alone; a class is imported only when a plan names it.
+found by metadata alone; a class is imported only when a plan names it. Patches that a general plugin has registered
+with a ``PatchManager`` in this process count too.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -61,7 +63,27 @@ def catalogue() -> dict[str, Registered]:
                 fix=f"uninstall one of the two, or have {package} rename it",
             )
         found[entry.name] = offered
+    for offered in _registered():
+        known = found.setdefault(offered.name, offered)
+        if known.target != offered.target:
+            raise ConfigError(
+                f"the patch {offered.name!r} is registered twice: as {known.target} of {known.package} and as "
+                f"{offered.target} of {offered.package}",
+                where="PatchManager.register",
+                fix="register one of the two under another name",
+            )
     return found
+
+
+def _registered() -> list[Registered]:
+    """What this process has registered with a ``PatchManager``."""
+    manager = sys.modules.get("vllm_graft.patching.manager")
+    if manager is None:
+        return []
+    return [
+        Registered(name, f"{patch.__module__}:{patch.__qualname__}", patch.declaration.package)
+        for name, patch in manager.registered()
+    ]
 
 
 def load(target: str, name: str, package: str) -> type:

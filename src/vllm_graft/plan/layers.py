@@ -14,10 +14,10 @@ from vllm_graft import points
 from vllm_graft.contracts.item import OptionValue
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.plan.lines import Lines
+from vllm_graft.plan.managers import PATCHES_VARIABLE
 
 FILE: Final = "graft.toml"
 CONFIG_VARIABLE: Final = "GRAFT_CONFIG"
-PATCHES_VARIABLE: Final = "VLLM_CUSTOM_PATCHES"
 
 Where = Callable[[tuple[str | int, ...], str | None], str]
 """Says where a key stands: its path inside the layer, and the string in its list if one is meant."""

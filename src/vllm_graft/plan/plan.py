@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from vllm_graft.contracts.item import OptionValue
+from vllm_graft.findings import Finding
 from vllm_graft.points import Role
 
 OnFailure = Literal["stop", "warn"]
@@ -47,6 +48,7 @@ class Plan:
     origins:    where the single values came from
     left_out:   what was named and is not for this model, each with the reason
     callers:    the file that says who may ask; empty where there is none
+    findings:   what the resolution noticed and does not decide
     """
 
     items: tuple[PlanItem, ...] = ()
@@ -56,6 +58,7 @@ class Plan:
     origins: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     callers: str = ""
+    findings: tuple[Finding, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.items or self.callers)
@@ -93,6 +96,7 @@ class Plan:
             "callers": self.callers,
             "origins": dict(self.origins),
             "left_out": dict(self.left_out),
+            "findings": [finding.as_dict() for finding in self.findings],
             "items": [{**asdict(item), "roles": list(item.roles), "options": dict(item.options)} for item in self],
         }
 
@@ -113,4 +117,5 @@ class Plan:
             data["origins"],
             data.get("left_out", {}),
             data.get("callers", ""),
+            tuple(Finding.from_dict(row) for row in data.get("findings", ())),
         )

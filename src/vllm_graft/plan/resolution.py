@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from vllm_graft import points
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import Registered, catalogue, load
 from vllm_graft.plan.layers import (
     File,
@@ -21,6 +22,7 @@ from vllm_graft.plan.layers import (
     from_environment,
     read_file,
 )
+from vllm_graft.plan.managers import PATCHES_VARIABLE, general_plugins, manager_of, undecided
 from vllm_graft.plan.plan import OnFailure, Plan, PlanItem
 
 ALL = "*"
@@ -28,11 +30,16 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a start says of itself before the plan is known: the model as given, its served names, the arguments."""
+    """What a start says of itself before the plan is known: the model as given, its served names, the arguments.
+
+    ``plugins_loaded`` says that vLLM has called all general plugins in this process, and they have registered what they
+    have.
+    """
 
     model: str
     served: tuple[str, ...] = ()
     additional_config: object = None
+    plugins_loaded: bool = False
 
 
 def resolve(request: Request) -> Plan:
@@ -50,6 +57,7 @@ def resolve(request: Request) -> Plan:
     if not any(names.values()) and not options and not callers:
         return Plan(model=request.model)
     known = catalogue()
+    findings = _leave_to_others(names, known, plugins_loaded=request.plugins_loaded)
     items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
     left_out = _of_other_models(items, model_names(request.model, request.served))
     check_option_owners(options, known)
@@ -62,7 +70,31 @@ def resolve(request: Request) -> Plan:
         origins={key: origin for key, (_, origin) in settings.items()},
         left_out=left_out,
         callers=callers,
+        findings=tuple(findings),
     )
+
+
+def _leave_to_others(
+    names: dict[str, list[Named]], known: Mapping[str, Registered], *, plugins_loaded: bool
+) -> list[Finding]:
+    """Take out of the patches those that a general plugin of another package registers, and say so of each."""
+    chosen = names.get("patches", [])
+    unknown = [each for each in chosen if foreign(each, known)]
+    plugins = general_plugins() if unknown else []
+    found: dict[str, Finding] = {}
+    for each in unknown:
+        if not plugins_loaded and plugins:
+            found[each.value] = undecided(each.value, plugins)
+        elif plugins_loaded and (manager := manager_of(each.value, plugins)):
+            found[each.value] = manager.finding(each.value)
+    if found:
+        names["patches"] = [each for each in chosen if each not in unknown or each.value not in found]
+    return list(found.values())
+
+
+def foreign(named: Named, known: Mapping[str, Registered]) -> bool:
+    """Whether a name may be one of another package's manager: nobody offers it, and only the variable names it."""
+    return named.origin == PATCHES_VARIABLE and named.value != ALL and named.value not in known
 
 
 def _of_other_models(items: Iterable[PlanItem], names: Iterable[str]) -> dict[str, str]:
@@ -209,8 +241,9 @@ def _item(
 ) -> PlanItem:
     entry = known.get(named.value)
     if entry is None:
+        registers = ", and no general plugin registers it" if foreign(named, known) else ""
         raise ConfigError(
-            f"there is no item {named.value!r}{nearest(named.value, known)}",
+            f"there is no item {named.value!r}{nearest(named.value, known)}{registers}",
             where=named.origin,
             fix="correct the name, or install the package that offers it",
         )

@@ -30,7 +30,7 @@ R = TypeVar("R")
 def attach_gate(app: FastAPI, plan: Plan, book: Ledger) -> None:
     """Put the gate innermost, where the plan has something for it: whatever vLLM adds later stands before it."""
     item, queue = _queue(plan, book)
-    callers = CallersFile(plan.callers) if plan.callers else None
+    callers = CallersFile(plan.callers, plan) if plan.callers else None
     if callers is not None:
         book.set_item("endpoint", "callers", "applied")
     if queue is None and callers is None:

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
+import stat
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -34,6 +37,9 @@ _TOP: Final = ("tenant_key", "tenant_header", "key_header", "caller", "others")
 _CALLER: Final = ("tenant", "key_sha256", "best_priority", "priority")
 _OTHERS: Final = ("tenant", "best_priority", "priority")
 _LOOK_S: Final = 5.0
+_NAME_IT: Final = "name a file of callers in `callers`"
+_LARGEST: Final = 8 << 20
+"""More bytes than any file of callers has: fifty thousand of them take 8 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class Callers:
     def read(cls, path: str | Path) -> Callers:
         """Read and check a file; every fault is a ConfigError with its place."""
         try:
-            data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            data = tomllib.loads(_content(path).decode("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             fix = "correct `callers`, or make the file readable"
             raise ConfigError(f"cannot be read: {error}", where=str(path), fix=fix) from None
@@ -108,6 +114,17 @@ class Callers:
         if named and self.others is not None:
             return Caller(named, self.others.best_priority, self.others.priority)
         return self.others
+
+
+def _content(path: str | Path) -> bytes:
+    """Read a regular file of at most ``_LARGEST`` bytes; a pipe would wait for a writer for ever."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ConfigError("is not a regular file", where=str(path), fix=_NAME_IT)
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ConfigError(f"is larger than {_LARGEST >> 20} MiB", where=str(path), fix=_NAME_IT)
+    return content
 
 
 class _Reader:
@@ -198,25 +215,39 @@ _HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
 class CallersFile:
     """The callers of a file that may change while the server runs; a file that has become wrong changes nothing."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, plan: Plan) -> None:
         self._path = Path(path)
+        self._plan = plan
         self._stamp = self._seen()
-        self._callers = Callers.read(path)
+        self._callers = self._read()
         self._looked = time.monotonic()
+        self._looking: threading.Thread | None = None
 
     def now(self) -> Callers:
-        """The callers as the file has them; it is looked at every few seconds."""
-        if time.monotonic() - self._looked >= _LOOK_S:
+        """Return the callers as the file had them when it was last looked at, which happens every few seconds."""
+        busy = self._looking is not None and self._looking.is_alive()
+        if not busy and time.monotonic() - self._looked >= _LOOK_S:
             self._looked = time.monotonic()
-            seen = self._seen()
-            if seen != self._stamp:
-                self._stamp = seen
-                self._read_again()
+            # A slow disk or a long file must not hold up the event loop.
+            self._looking = threading.Thread(target=self.look, name="graft-callers", daemon=True)
+            self._looking.start()
         return self._callers
+
+    def look(self) -> None:
+        """Read the file again where it has changed."""
+        seen = self._seen()
+        if seen != self._stamp:
+            self._stamp = seen
+            self._read_again()
+
+    def _read(self) -> Callers:
+        callers = Callers.read(self._path)
+        callers.fits(self._plan)
+        return callers
 
     def _read_again(self) -> None:
         try:
-            self._callers = Callers.read(self._path)
+            self._callers = self._read()
             _LOG.info("vllm-graft: %s has changed: %d callers by key", self._path, len(self._callers.by_key))
         except ConfigError as error:
             _LOG.error("vllm-graft: the callers stay as they were: %s", error)

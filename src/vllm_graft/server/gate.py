@@ -29,6 +29,9 @@ Admit = Callable[[WaitingRequest, Load], Refusal | None]
 UNSEEN_S: Final = 0.2
 """How long a request that was let in may be missing from the load that the engines publish."""
 
+OPEN: Final = frozenset({"/health", "/ping", "/ready", "/readyz", "/load", "/version", "/metrics"})
+"""What somebody who is no caller may ask: how the server is, and nothing of any request."""
+
 _NOBODY: Final = Refusal("no caller of this server has that key", status=401)
 
 _WORDS: Final = {
@@ -64,14 +67,14 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that is turned away; hand on all others as they came."""
         asked = Asked.of(scope)
-        if asked is None:
+        if asked is None or (self._callers is None and not asked.is_work):
             await self._app(scope, receive, send)
             return
         asking = self._who(asked)
-        if self._callers is not None and asking is None:
-            await _turn_away(scope, send, _NOBODY)
+        if isinstance(asking, Refusal):
+            await _turn_away(scope, send, asking)
             return
-        if self._admit is not None:
+        if self._admit is not None and asked.is_work:
             receive = await asked.read(receive)
             refusal = None if asked.gone else self._ask(_with(asked.waiting(), asking))
             if refusal is not None:
@@ -83,12 +86,25 @@ class Gate:
         finally:
             ASKING.reset(before)
 
-    def _who(self, asked: Asked) -> tuple[str, Caller] | None:
+    def _who(self, asked: Asked) -> tuple[str, Caller] | Refusal | None:
+        """Say who asks, after the name under which the tenant travels; None where that does not matter."""
         if self._callers is None:
             return None
         callers = self._callers.now()
+        for name in filter(None, (callers.key_header, callers.tenant_header)):
+            # The first may be the client's and the last the gateway's, or the other way round.
+            if len(asked.headers(name)) > 1:
+                return Refusal(f"the header {name} is sent more than once", status=400)
+        named = asked.header(callers.tenant_header).strip() if callers.tenant_header else ""
+        if "," in named and named not in callers.by_tenant:
+            # Some gateways join what comes more than once.
+            return Refusal(f"the header {callers.tenant_header} has more than one value", status=400)
         caller = callers.who(asked.header)
-        return None if caller is None else (callers.tenant_key, caller)
+        if caller is not None:
+            return callers.tenant_key, caller
+        # The routes under /graft ask for the server's own key.
+        is_open = asked.path in OPEN or asked.path.startswith("/graft/") or asked.is_preflight
+        return None if is_open else _NOBODY
 
     def _ask(self, request: WaitingRequest) -> Refusal | None:
         assert self._admit is not None

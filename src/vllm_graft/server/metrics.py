@@ -1,113 +1,240 @@
-"""The queues' figures on the server's own ``/metrics``, read from the engines' boards when somebody asks.
+"""Our part of the server's ``/metrics``: the queues' figures, and how every planned item stands and what it costs.
 
-With several API servers vLLM puts ``PROMETHEUS_MULTIPROC_DIR`` into the environment, and each scrape makes a registry
-of its own that adds up the files of all of them. Nothing can be registered there beforehand, so a route of ours then
-goes before vLLM's: the same registry, and our collector in it. Whichever server is asked reads the same boards, so the
-figures show once.
+Both are read from the files of the run when somebody asks, so whichever API server is asked gives the same figures. A
+route of ours goes before vLLM's: it writes vLLM's registry as vLLM does and appends our lines. It runs in a thread, not
+on the event loop, and keeps the lines of rows that have not changed: a thousand tenants are twenty thousand lines, and
+prometheus_client would take half a second to write them.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+import gzip
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
-from vllm_graft.ledger import Boards, Figures, QueueFigures, current
+from vllm_graft.ledger import Boards, Figures, Ledger, ProcessView, QueueFigures, Records, current
 from vllm_graft.ledger.figures import EDGES
+from vllm_graft.ledger.reading import findings_of
+from vllm_graft.plan import Plan
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from prometheus_client.metrics_core import Metric
     from starlette.requests import Request
     from starlette.responses import Response
 
-_PREFIX: Final = "vllm_graft_queue_"
-_LABELS: Final = ("engine", "by", "value")
+Kind = Literal["gauge", "counter", "histogram"]
 
-_GAUGES: Final[dict[str, str]] = {
-    "waiting": "Requests that wait.",
-    "running": "Requests that were admitted and have not ended.",
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric with its samples, each a line of the text format."""
+
+    name: str
+    kind: Kind
+    words: str
+    lines: Sequence[str]
+
+    def text(self, *, openmetrics: bool) -> str:
+        """The family in the text format; of a counter OpenMetrics wants the name without its ending."""
+        name = self.name.removesuffix("_total") if openmetrics else self.name
+        return f"# HELP {name} {self.words}\n# TYPE {name} {self.kind}\n{''.join(self.lines)}"
+
+
+_QUEUE: Final = "vllm_graft_queue_"
+_WAITS: Final = _QUEUE + "wait_seconds"
+
+_QUEUE_FIGURES: Final[dict[str, tuple[str, Kind, str]]] = {
+    "waiting": ("waiting", "gauge", "Requests that wait."),
+    "running": ("running", "gauge", "Requests that were admitted and have not ended."),
+    "admitted": ("admitted_total", "counter", "Requests that were admitted, each once."),
+    "refused": ("refused_total", "counter", "Requests that engine core turned away."),
+    "ended": ("ended_total", "counter", "Requests that ended after they were admitted."),
+    "aborted": ("aborted_total", "counter", "Requests that were gone before they were admitted."),
+    "tokens": ("tokens_total", "counter", "Tokens that were scheduled, of prompts and answers."),
 }
-_COUNTERS: Final[dict[str, str]] = {
-    "admitted": "Requests that were admitted, each once.",
-    "refused": "Requests that engine core turned away.",
-    "ended": "Requests that ended after they were admitted.",
-    "aborted": "Requests that were gone before they were admitted.",
-    "tokens": "Tokens that were scheduled, of prompts and answers.",
-}
 
 
-class QueueCollector:
-    """Reads the boards of this run; registered like any collector of prometheus_client's."""
+class QueueLines:
+    """The figures of the queues as families; lines of rows that have not changed are kept between two scrapes."""
 
-    def __init__(self, home: Callable[[], Path | None] = lambda: current().home) -> None:
-        self._home = home
-        self._boards = Boards(None)
-        self._read: Path | None = None
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, str, str], tuple[Figures, str, tuple[str, ...]]] = {}
 
-    def collect(self) -> Iterator[Metric]:
+    def families(self, queues: Sequence[QueueFigures]) -> Iterator[Family]:
         """Every family, each with a sample for each engine and each value of each label."""
-        home = self._home()
-        if home != self._read:
-            self._boards, self._read = Boards(home), home
-        return families(self._boards.figures())
+        before, self._kept = self._kept, {}
+        rows = []
+        for queue in queues:
+            for row in queue.rows:
+                key = (queue.engine, row.label, row.value)
+                kept = before.get(key)
+                if kept is None or kept[0] is not row:
+                    labels = _labels(engine=str(queue.engine), by=row.label, value=row.value)
+                    kept = (row, labels, tuple(_row_lines(row, labels)))
+                self._kept[key] = kept
+                rows.append(kept)
+        for index, (name, kind, words) in enumerate(_QUEUE_FIGURES.values()):
+            yield Family(_QUEUE + name, kind, words, [lines[index] for _, _, lines in rows])
+        shares = (share for queue in queues for share in queue.shares())
+        lines = [_sample(_QUEUE + "token_share", kept[1], share) for kept, share in zip(rows, shares, strict=True)]
+        yield Family(_QUEUE + "token_share", "gauge", "Share of the last minute's tokens.", lines)
+        yield Family(_WAITS, "histogram", "From arrival to the first admission.", [lines[-1] for _, _, lines in rows])
 
 
-def families(queues: Sequence[QueueFigures]) -> Iterator[Metric]:
-    """The figures as families of metrics."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-    rows = [((str(queue.engine), row.label, row.value), row) for queue in queues for row in queue.rows]
-    for kind, described in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-        for name, words in described.items():
-            family = kind(_PREFIX + name, words, labels=_LABELS)
-            for labels, row in rows:
-                family.add_metric(labels, getattr(row, name))
-            yield family
-    shares = GaugeMetricFamily(_PREFIX + "token_share", "Share of the last minute's tokens.", labels=_LABELS)
-    for (labels, _), share in zip(rows, [each for queue in queues for each in queue.shares()], strict=True):
-        shares.add_metric(labels, share)
-    yield shares
-    waits = HistogramMetricFamily(_PREFIX + "wait_seconds", "From arrival to the first admission.", labels=_LABELS)
-    for labels, row in rows:
-        waits.add_metric(labels, _buckets(row), row.wait_sum)
-    yield waits
-
-
-def _buckets(row: Figures) -> list[tuple[str, int]]:
-    below, found = 0, []
+def _row_lines(row: Figures, labels: str) -> Iterator[str]:
+    for field, (name, _, _) in _QUEUE_FIGURES.items():
+        yield _sample(_QUEUE + name, labels, getattr(row, field))
+    below, lines = 0, []
     for edge, number in zip((*map(str, EDGES), "+Inf"), row.buckets, strict=True):
         below += number
-        found.append((edge, below))
-    return found
+        lines.append(f'{_WAITS}_bucket{{{labels},le="{edge}"}} {below}\n')
+    yield "".join([*lines, _sample(_WAITS + "_count", labels, below), _sample(_WAITS + "_sum", labels, row.wait_sum)])
 
 
-def attach(app: FastAPI) -> None:
-    """Have the application's ``/metrics`` show the figures."""
-    collector = QueueCollector()
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        _register(collector)
-        return
+_ITEM: Final = "vllm_graft_item_"
+
+_ELSEWHERE: Final = ("S007",)
+"""Findings that need the records of all machines, and only those of this one are read here."""
+
+
+def item_families(views: Sequence[ProcessView], plan: Plan, damaged: int = 0) -> Iterator[Family]:
+    """How the planned items stand in the processes of this machine, and what they cost: by item and role.
+
+    Processes of one role are added up, so that the number of lines does not depend on theirs.
+    """
+    living = [view for view in views if view.life in ("running", "unknown")]
+    lives = Counter((_role(view), view.life) for view in views if view.life != "ended")
+    yield _family("vllm_graft_processes", "gauge", "Processes of this server.", ("role", "life"), lives.items())
+    states = Counter((item.point, item.name, _role(view), item.state) for view in living for item in view.record.items)
+    words = "Processes in which a planned item is in this state."
+    yield _family(_ITEM + "processes", "gauge", words, ("point", "item", "role", "state"), states.items())
+    yield from _cost_families(views)
+    findings = Counter[Key](
+        (finding.code, finding.level)
+        for finding in findings_of([view.as_dict() for view in views], plan)
+        if finding.code not in _ELSEWHERE
+    )
+    if damaged:
+        findings["S018", "error"] = damaged
+    words = "Findings of vllm-graft status on this machine."
+    yield _family("vllm_graft_findings", "gauge", words, ("code", "level"), findings.items())
+
+
+def _cost_families(views: Sequence[ProcessView]) -> Iterator[Family]:
+    calls, errors, overruns = Counter[Key](), Counter[Key](), Counter[Key]()
+    seconds: dict[Key, float] = {}
+    worst: dict[Key, float] = {}
+    budgets: dict[Key, float] = {}
+    for view in views:
+        for item in view.record.items:
+            for hook, found in view.readings.get(item.name, {}).items():
+                key = (item.point, item.name, _role(view), hook)
+                calls[key] += found.calls
+                errors[key] += found.errors
+                if found.budget_us is not None:
+                    overruns[key] += found.overruns
+                    seconds[key] = seconds.get(key, 0.0) + found.mean_us * found.calls / 1e6
+                    worst[key] = max(worst.get(key, 0.0), found.p99_us / 1e6)
+                    budgets[key] = found.budget_us / 1e6
+    names = ("point", "item", "role", "hook")
+    yield _family(_ITEM + "calls_total", "counter", "Calls of an item's hooks.", names, calls.items())
+    yield _family(_ITEM + "errors_total", "counter", "Calls that raised.", names, errors.items())
+    yield _family(_ITEM + "overruns_total", "counter", "Calls over the budget.", names, overruns.items())
+    yield _family(_ITEM + "seconds_total", "counter", "Time spent in calls.", names, seconds.items())
+    words = "What 99 of 100 calls took at most, in the slowest process."
+    yield _family(_ITEM + "p99_seconds", "gauge", words, names, worst.items())
+    yield _family(_ITEM + "budget_seconds", "gauge", "What a call may take.", names, budgets.items())
+
+
+Key = tuple[str, ...]
+
+
+def _family(name: str, kind: Kind, words: str, labels: Sequence[str], values: Iterable[tuple[Key, float]]) -> Family:
+    lines = [_sample(name, _labels(**dict(zip(labels, key, strict=True))), value) for key, value in sorted(values)]
+    return Family(name, kind, words, lines)
+
+
+def _role(view: ProcessView) -> str:
+    return "+".join(view.record.roles)
+
+
+def _sample(name: str, labels: str, value: float) -> str:
+    return f"{name}{{{labels}}} {value}\n"
+
+
+def _labels(**labels: str) -> str:
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+
+
+def _escape(value: str) -> str:
+    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    # Half a character, which no encoding takes.
+    return escaped if escaped.isascii() else escaped.encode("utf-8", "replace").decode()
+
+
+class Exposition:
+    """Our families as text, read from the files of this process's run."""
+
+    def __init__(self, plan: Plan, book: Callable[[], Ledger] = current) -> None:
+        self._plan = plan
+        self._book = book
+        self._lock = threading.Lock()
+        self._queues = QueueLines()
+        self._home: Path | None = None
+        self._boards = Boards(None)
+        self._records = Records(None)
+
+    def text(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
+        """Every family, or those of which samples are asked for by name."""
+        with self._lock:
+            return "".join(
+                family.text(openmetrics=openmetrics)
+                for family in self._families()
+                if not names or any(name.startswith(family.name.removesuffix("_total")) for name in names)
+            )
+
+    def _families(self) -> Iterator[Family]:
+        home = self._book().home
+        if home != self._home:
+            self._home, self._boards, self._records = home, Boards(home), Records(home)
+        if self._plan.of("scheduler"):
+            yield from self._queues.families(self._boards.figures())
+        own = self._book().view()
+        views = self._records.views() if home is not None else [own] if own is not None else []
+        yield from item_families(views, self._plan, self._records.damaged)
+
+
+def attach(app: FastAPI, plan: Plan) -> None:
+    """Have the application's ``/metrics`` show ours too."""
     from starlette.routing import Route
 
+    exposition = Exposition(plan)
+
+    # Not a coroutine, so that Starlette calls it in a thread.
     def metrics(request: Request) -> Response:
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+        from prometheus_client.exposition import choose_encoder
         from starlette.responses import Response
         from vllm.v1.metrics.prometheus import get_prometheus_registry
 
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        names = request.query_params.getlist("name[]")
+        # With several API servers this is a new registry, which adds up the files of all of them.
         registry = get_prometheus_registry()
-        registry.register(collector)
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        theirs = encode(registry.restricted_registry(names) if names else registry)
+        openmetrics = "openmetrics" in content_type
+        ours = exposition.text(openmetrics=openmetrics, names=names).encode()
+        body = theirs.removesuffix(_END) + ours + (_END if openmetrics else b"")
+        headers = {}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            body, headers = gzip.compress(body, compresslevel=1), {"Content-Encoding": "gzip"}
+        return Response(body, headers=headers, media_type=content_type)
 
-    app.router.routes.insert(0, Route("/metrics", metrics, methods=["GET"], include_in_schema=False))
+    for path in ("/metrics/", "/metrics"):
+        app.router.routes.insert(0, Route(path, metrics, methods=["GET"], include_in_schema=False))
 
 
-def _register(collector: QueueCollector) -> None:
-    from prometheus_client import REGISTRY
-
-    try:
-        REGISTRY.register(collector)
-    except ValueError:
-        # An application was made in this process before; its collector reads the same boards.
-        return
+_END: Final = b"# EOF\n"

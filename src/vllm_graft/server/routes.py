@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from vllm_graft.bindings.sampling.requests import listing
-from vllm_graft.ledger.reading import findings_of, queues_apart
+from vllm_graft.findings import Finding
+from vllm_graft.ledger.reading import queues_apart
 from vllm_graft.plan import Plan, carried_run
 from vllm_graft.server.keys import allowed
 from vllm_graft.server.page import status_page
@@ -17,17 +18,18 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-Rows = Callable[[], Awaitable[list[dict[str, object]]]]
+Status = Callable[[], Awaitable[tuple[list[dict[str, object]], list[Finding]]]]
+"""Gives every process of the server, and what is wrong with any of them."""
 
 
-def attach(app: FastAPI, run: str, rows: Rows, plan: Plan, keys: Callable[[], list[str]]) -> None:
-    """Add the routes; ``rows`` gives every process of the server, ``keys`` the API keys once they are known."""
+def attach(app: FastAPI, run: str, look: Status, plan: Plan, keys: Callable[[], list[str]]) -> None:
+    """Add the routes; ``keys`` gives the API keys once they are known."""
     from starlette.responses import HTMLResponse, JSONResponse
 
     async def status(request: Request) -> Response:
         if not allowed(request.headers.get("authorization"), keys()):
             return JSONResponse({"error": "this server asks for an API key"}, 401)
-        found = await status_of(run, rows, plan)
+        found = await status_of(run, look, plan)
         if "text/html" in request.headers.get("accept", ""):
             return HTMLResponse(status_page(found))
         return JSONResponse(found)
@@ -47,10 +49,10 @@ def _without_option_values(plan: Plan) -> dict[str, object]:
     return {**dataclasses.replace(plan, items=bare).as_dict(), "hash": plan.hash}
 
 
-async def status_of(run: str, rows: Rows, plan: Plan) -> dict[str, object]:
+async def status_of(run: str, look: Status, plan: Plan) -> dict[str, object]:
     """The document that ``GET /graft/status`` answers with: the keys of a server in ``vllm-graft status --json``."""
-    processes, queues = queues_apart(await rows())
-    findings = findings_of(processes, plan)
+    rows, findings = await look()
+    processes, queues = queues_apart(rows)
     return {
         "run": run,
         "model": plan.model,

@@ -20,9 +20,19 @@ from typing import IO, Final
 from vllm_graft import sockets
 from vllm_graft.errors import StartError
 from vllm_graft.ledger import RunView, folder, runs
+from vllm_graft.ledger.cells import mark_ended
 
 _STOP_S: Final = 40.0
-_LEAVE_S: Final = 5.0
+"""How long a server that serves may take to end in order."""
+
+_STOP_EARLY_S: Final = 4.0
+"""The same before it has served: it has nobody's request, and vLLM hears no signal while it loads or compiles."""
+
+_UNSEEN: Final = ("--uds", "--ssl", "--config")
+"""How the arguments begin that put a server where ``/health`` is not looked for."""
+
+_LEAVE_S: Final = 2.0
+"""How long processes may outlive the main one before they are killed, and how long that may take."""
 
 
 class Server:
@@ -52,6 +62,8 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
         self._sockets: Path | None = None
+        # A server that cannot be asked for its health may serve without our knowing.
+        self._served = any(word.replace("_", "-").startswith(_UNSEEN) for word in self.arguments)
         self.host = _argument(self.arguments, "--host") or "127.0.0.1"
         self.port = int(_argument(self.arguments, "--port") or 8000)
 
@@ -94,6 +106,7 @@ class Server:
                     fix="mend what its last line says",
                 )
             if self.health() == 200:
+                self._served = True
                 return self
             if while_waiting is not None:
                 while_waiting()
@@ -136,10 +149,12 @@ class Server:
 
     def run_view(self) -> RunView | None:
         """The ledger's view of this server; None where it runs without a plan."""
-        named = self._env.get(folder.VARIABLE)
-        state = folder.home_in(Path(named)) if named else folder.state_folder()
-        mine = [view for view in runs(state) if view.run.startswith(f"{self.pid}-")]
+        mine = [view for view in runs(self._state()) if view.run.startswith(f"{self.pid}-")]
         return mine[-1] if mine else None
+
+    def _state(self) -> Path | None:
+        named = self._env.get(folder.VARIABLE)
+        return folder.home_in(Path(named)) if named else folder.state_folder()
 
     def tail(self, lines: int = 25) -> str:
         """The end of the server's output, where it goes to a file."""
@@ -157,7 +172,7 @@ class Server:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_S)
+                self._process.wait(_STOP_S if self._served else _STOP_EARLY_S)
         self._end_session()
         status = self._process.wait()
         sockets.remove(self._sockets)
@@ -193,9 +208,24 @@ class Server:
         deadline = time.monotonic() + _LEAVE_S
         while self.leftovers() and time.monotonic() < deadline:
             time.sleep(0.1)
-        for pid in self.leftovers():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if not self._served:
+            self._mark_ended()
+        deadline = time.monotonic() + _LEAVE_S
+        while (pids := self.leftovers()) and time.monotonic() < deadline:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def _mark_ended(self) -> None:
+        """Record that processes of a start that is given up are ended by us: they have not died."""
+        state, view = self._state(), self.run_view()
+        if state is None or view is None:
+            return
+        for process in view.processes:
+            if process.life == "running":
+                with contextlib.suppress(OSError):  # a record that stays in memory has no file
+                    mark_ended(folder.run_folder(state, view.run) / f"{process.record.pid}.cells")
 
 
 def free_port() -> int:

@@ -22,8 +22,11 @@ import pytest
         ("import vllm.a as m\ndef f(x: m.Class) -> m.Other: ...", ["vllm.a", "vllm.a:Class", "vllm.a:Other"]),
         ("import vllm.a as m\n@m.decorate\ndef f(x=m.DEFAULT): ...", ["vllm.a", "vllm.a:DEFAULT", "vllm.a:decorate"]),
         ("import vllm.a as m\n[m.f(x) for x in m.y if (lambda: m.z)]", ["vllm.a", "vllm.a:y", "vllm.a:f", "vllm.a:z"]),
-        ("from vllm.a import b\nb.Class\nb.LIMIT\nb.f()", ["vllm.a:b", "vllm.a:b.Class", "vllm.a:b.LIMIT"]),
-        ("from vllm.a import Class\nClass.Inner\nClass.f()", ["vllm.a:Class"]),
+        (
+            "from vllm.a import b\nb.Class\nb.LIMIT\nb.f()",
+            ["vllm.a:b", "vllm.a:b.Class", "vllm.a:b.LIMIT", "vllm.a:b.f"],
+        ),
+        ("from vllm.a import Class\nClass.Inner\nClass.f()", ["vllm.a:Class", "vllm.a:Class.Inner", "vllm.a:Class.f"]),
         ("import vllm.a as m\norig = m.Class.f", ["vllm.a", "vllm.a:Class.f"]),
         ("import importlib\nimportlib.import_module('vllm.a').x", ["vllm.a:x", "vllm.a"]),
         ("import sys\nsys.modules['vllm.a']", ["vllm.a"]),

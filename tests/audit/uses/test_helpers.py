@@ -66,3 +66,37 @@ def test_helpers_that_call_each_other(puts):
         one(Class)
     """
     assert sorted(puts(text)) == [("replace", "vllm.a:Class.f"), ("replace", "vllm.a:Class.g")]
+
+
+def test_a_decorator_of_the_package_that_is_given_the_class(puts):
+    text = """
+    from vllm.a import C
+    def on(cls, name=None):
+        def decorate(fn):
+            setattr(cls, name or fn.__name__, fn)
+            return fn
+        return decorate
+    @on(C)
+    def step(self): ...
+    @on(C, "other")
+    def mine(self): ...
+    """
+    assert puts(text) == [("replace", "vllm.a:C.step"), ("replace", "vllm.a:C.other")]
+
+
+def test_the_names_of_a_class_put_on_another(puts):
+    text = """
+    from vllm.a import C
+    class P:
+        target = C
+        def step(self): ...
+    for name, value in P.__dict__.items():
+        if callable(value):
+            setattr(P.target, name, value)
+    """
+    assert ("replace", "vllm.a:C.step") in puts(text)
+
+
+def test_a_class_that_pkgutil_resolves(puts):
+    text = "import pkgutil\npkgutil.resolve_name('vllm.a:C').step = lambda self: None\n"
+    assert puts(text) == [("replace", "vllm.a:C.step")]

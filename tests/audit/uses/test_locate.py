@@ -146,3 +146,64 @@ def test_a_folder_of_compiled_code(tmp_path):
     (tmp_path / "core.so").touch()
     with pytest.raises(ConfigError, match="compiled code cannot be read"):
         read(tmp_path)
+
+
+METADATA = "Metadata-Version: 2.1\nName: plug\nVersion: 1.2\nRequires-Dist: vllm{}\n\nVersion: of the text\n"
+
+
+@pytest.mark.parametrize("inside", ["", "plug"])
+def test_an_unpacked_wheel_says_what_it_is_for(tmp_path, inside):
+    """By its METADATA, whether the folder or the package in it is named."""
+    root = tmp_path / "unpacked"
+    (root / "plug").mkdir(parents=True)
+    (root / "plug" / "__init__.py").write_text(USE)
+    (root / "plug-1.2.dist-info").mkdir()
+    (root / "plug-1.2.dist-info" / "METADATA").write_text(METADATA.format("==0.28.0"))
+    reading = read(root / inside)
+    assert (reading.version, reading.base, reading.stated_in) == ("1.2", "0.28.0", "METADATA")
+
+
+def test_of_several_distributions_beside_a_package_the_one_that_lists_it_counts(tmp_path):
+    (tmp_path / "plug").mkdir()
+    (tmp_path / "plug" / "__init__.py").write_text(USE)
+    for name, release in (("other", "==0.27.0"), ("plug", "==0.28.0")):
+        info = tmp_path / f"{name}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(METADATA.format(release))
+        (info / "RECORD").write_text(f"{name}/__init__.py,,\n")
+    assert read(tmp_path / "plug").base == "0.28.0"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pyproject.toml", '[project]\ndependencies = ["vllm>=0.24,<0.29"]'),
+        ("pyproject.toml", '[project.optional-dependencies]\nfast = ["vllm>=0.24,<0.29"]'),
+        ("setup.cfg", "[options]\ninstall_requires =\n  torch\n  vllm>=0.24,<0.29\n"),
+        ("requirements.txt", "torch==2\nvllm>=0.24,<0.29  # tested\n"),
+        ("requirements/run.txt", "-r other.txt\nvllm<0.29,>=0.24\n"),
+    ],
+)
+@pytest.mark.parametrize("inside", ["", "src/plug"])
+def test_a_source_tree_says_which_releases_it_allows(tmp_path, file, text, inside):
+    """In any of the usual files, above the package too."""
+    root = tmp_path / "repo"
+    (root / "src" / "plug").mkdir(parents=True)
+    (root / "src" / "plug" / "__init__.py").write_text(USE)
+    (root / file).parent.mkdir(exist_ok=True)
+    (root / file).write_text(text)
+    reading = read(root / inside)
+    assert (reading.base, reading.allowed, reading.stated_in) == ("", ">=0.24,<0.29", file)
+
+
+@pytest.mark.parametrize("specifier", [">=0.24", "!=0.27", ""])
+def test_a_requirement_without_an_upper_bound_names_no_base(tmp_path, specifier):
+    (tmp_path / "pyproject.toml").write_text(f'[project]\ndependencies = ["vllm{specifier}"]')
+    (tmp_path / "one.py").write_text(USE)
+    assert (read(tmp_path).base, read(tmp_path).allowed) == ("", "")
+
+
+def test_the_metadata_of_an_unpacked_source_archive_counts(tmp_path):
+    (tmp_path / "PKG-INFO").write_text(METADATA.format(">=0.24,<0.29"))
+    (tmp_path / "one.py").write_text(USE)
+    assert (read(tmp_path).version, read(tmp_path).allowed) == ("1.2", ">=0.24,<0.29")

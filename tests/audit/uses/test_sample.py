@@ -12,6 +12,8 @@ EXPECTED = """
 assigning.py:5 import vllm.v1.core.kv_cache_manager
 assigning.py:6 import vllm.v1.sample.sampler
 assigning.py:8 import vllm.v1.engine.core:EngineCore
+assigning.py:13 import vllm.v1.engine.core:EngineCore.step
+assigning.py:17 call vllm.v1.engine.core:EngineCore.step (step)
 assigning.py:20 wrap vllm.v1.engine.core:EngineCore.step
 assigning.py:21 replace vllm.v1.engine.core:EngineCore.shutdown
 assigning.py:21 replace vllm.v1.engine.core:EngineCore.limit
@@ -30,6 +32,7 @@ assigning.py:35 replace vllm.v1.sample.sampler:greedy_sample
 assigning.py:36 replace vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots
 assigning.py:39 subclass vllm.v1.sample.sampler:Sampler (FastSampler)
 assigning.py:40 override vllm.v1.sample.sampler:Sampler.sample (FastSampler)
+assigning.py:41 call vllm.v1.sample.sampler:Sampler.sample (FastSampler.sample)
 assigning.py:44 replace vllm.v1.sample.sampler:Sampler
 assigning.py:45 replace vllm.v1.old
 assigning.py:46 replace vllm.v1.outputs:ModelRunnerOutput.merge
@@ -44,6 +47,8 @@ calling.py:25 wrap vllm.v1.engine.processor:Processor.process_inputs
 calling.py:28 replace vllm.v1.engine.processor:Processor.validate
 calling.py:33 replace vllm.v1.engine.async_llm:AsyncLLM.shutdown
 calling.py:36 wrap vllm.v1.engine.async_llm:AsyncLLM.check_health
+calling.py:38 import vllm.v1.engine.async_llm:AsyncLLM.check_health
+calling.py:38 call vllm.v1.engine.async_llm:AsyncLLM.check_health (check_health)
 calling.py:41 replace vllm.v1.engine.utils:launch
 calling.py:43 replace vllm.v1.engine.async_llm:AsyncLLM.reset (test_one)
 calling.py:44 replace vllm.v1.engine.utils:Manager.close (test_one)
@@ -58,6 +63,7 @@ compat.py:23 import guarded vllm:AsyncLLMEngine
 deriving.py:2 import vllm.v1.core.sched.async_scheduler:AsyncScheduler
 deriving.py:7 subclass vllm.v1.core.sched.async_scheduler:AsyncScheduler (Base)
 deriving.py:10 override vllm.v1.core.sched.async_scheduler:AsyncScheduler.__init__ (Base)
+deriving.py:11 call vllm.v1.core.sched.async_scheduler:AsyncScheduler.__init__ (Base.__init__)
 deriving.py:18 subclass vllm.v1.core.sched.async_scheduler:AsyncScheduler (Leaf)
 deriving.py:19 override vllm.v1.core.sched.async_scheduler:AsyncScheduler.schedule (Leaf)
 deriving.py:23 override vllm.v1.core.sched.async_scheduler:AsyncScheduler.size (Leaf)
@@ -68,6 +74,7 @@ patches/guard.py:19 wrap vllm.v1.metrics.loggers:StatLoggerManager.record (guard
 patches/guard.py:23 replace vllm.v1.metrics.loggers:StatLoggerManager.log (guard)
 patches/guard.py:27 add vllm.v1.metrics.loggers:StatLoggerManager.forget (guard)
 patches/guard.py:30 wrap vllm.v1.metrics.loggers:StatLoggerManager.close (guard)
+patches/guard.py:35 import vllm.v1.worker.gpu_worker:Worker.load_model
 patches/guard.py:35 replace vllm.v1.worker.gpu_worker:Worker._orig_load_model (Old)
 patches/guard.py:37 wrap vllm.v1.worker.gpu_worker:Worker.load_model (Old)
 patches/guard.py:40 replace vllm.v1.worker.gpu_worker:Worker.sleep (Old)

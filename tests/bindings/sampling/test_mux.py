@@ -1,6 +1,8 @@
 """The multiplexer: slots that stay while indices move, stages in order, truncations as one, failures undone."""
 
+import itertools
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -486,6 +488,321 @@ def test_what_is_forbidden_stays_forbidden(what: str):
         assert logits[0, 1] == -2
     else:
         assert torch.equal(logits, before)
+
+
+class Misbehaves(SamplingStrategy):
+    """Does with the logits it is given what a test says, if any of its requests is marked."""
+
+    keys = (Key("misbehaves", "str", "", switch=True),)
+    misdeed = staticmethod(lambda logits, rows: None)
+
+    def setup(self, model):
+        self.marks = model.per_slot(0.0)
+
+    def open(self, slot, params):
+        self.marks[slot] = params["misbehaves"] == "yes"
+        return True
+
+    def step(self, logits, rows):
+        if bool(self.marks.of(rows).any()):
+            return self.misdeed(logits, rows)
+        return None
+
+
+class TrustedMisbehaves(Misbehaves):
+    """Promises more than it keeps."""
+
+    whole = True
+
+
+def write_all(logits, rows):
+    logits += 50
+
+
+def write_all_and_raise(logits, rows):
+    logits.fill_(7)
+    raise RuntimeError("half-way")
+
+
+def write_all_and_exit(logits, rows):
+    logits.fill_(7)
+    sys.exit(1)
+
+
+def write_beside(logits, rows):
+    logits[rows.rows - 1] = 9.0
+
+
+def renumber(logits, rows):
+    rows.rows.zero_()
+    rows.slots.zero_()
+    logits[rows.rows] += 50
+
+
+MARKED = ({"misbehaves": "yes"}, {}, {"misbehaves": "no"}, {"adds": 1})
+
+
+@pytest.mark.parametrize("kind", [Misbehaves, TrustedMisbehaves])
+@pytest.mark.parametrize("misdeed", [write_all, write_all_and_raise, write_all_and_exit, write_beside, renumber])
+def test_rows_of_other_requests_are_out_of_reach(misdeed, kind):
+    """Whatever is written, and whether the step raises then or not; one that raises has changed nothing."""
+    bench = Bench(Adds, type(kind.__name__, (kind,), {"misdeed": staticmethod(misdeed)}))
+    bench.change(added=list(enumerate(MARKED)))
+    for _ in range(3):
+        first = bench.first(4)
+        assert (first[1], first[3]) == (1, 2)
+        if "raise" in misdeed.__name__ or "exit" in misdeed.__name__:
+            assert first == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("misdeed", [write_all, write_beside])
+def test_nor_with_drafts_where_only_the_device_knows_whose_they_are(misdeed):
+    """All rows are given then, and those of others are put back."""
+    bench = Bench(type("Misbehaves", (Misbehaves,), {"misdeed": staticmethod(misdeed)}))
+    bench.change(added=[(0, {"misbehaves": "yes"}), (1, {})])
+    slots = torch.tensor([bench.batch.layout[row] for row in (0, 1, 0, 1)])
+    logits = torch.ones(4, VOCABULARY)
+    bench.mux.run_drafts(logits, bench.step, slots, bench.batch.layout)
+    assert logits[[1, 3]].eq(1).all()
+    assert not logits[[0, 2]].eq(1).all()
+
+
+def resize(logits, rows):
+    logits.resize_(1, 3)
+
+
+def empty(logits, rows):
+    logits.set_()
+
+
+def replace(logits, rows):
+    logits.data = torch.zeros(2, 2)
+
+
+def starve(logits, rows):
+    logits.untyped_storage().resize_(0)
+
+
+def transpose(logits, rows):
+    return logits.T
+
+
+def halve(logits, rows):
+    return logits.double()
+
+
+def answer(logits, rows):
+    return True
+
+
+def spoil(logits, rows):
+    logits[rows.rows, 2] = math.nan
+
+
+def exaggerate(logits, rows):
+    logits[rows.rows] = math.inf
+
+
+SPOILT = "ValueError: step gave NaN or +inf where numbers belong, in "
+GIVEN = "ValueError: step was given logits of (2, 8) float32 on cpu and left or returned "
+
+
+@pytest.mark.parametrize("kind", [Misbehaves, TrustedMisbehaves])
+@pytest.mark.parametrize(
+    ("misdeed", "reason"),
+    [
+        (resize, GIVEN + "(1, 3) float32 on cpu"),
+        (empty, GIVEN + "(0,) float32 on cpu"),
+        (replace, GIVEN + "(2, 2) float32 on cpu"),
+        (starve, "ValueError: step took the memory of its logits away"),
+        (transpose, GIVEN + "(8, 2) float32 on cpu"),
+        (halve, GIVEN + "(2, 8) float64 on cpu"),
+        (answer, "TypeError: step must change its logits in place or return new ones, and returned bool"),
+        (spoil, SPOILT + "2 of 2 rows"),
+        (exaggerate, SPOILT + "2 of 2 rows"),
+        (write_all_and_exit, "SystemExit: 1"),
+    ],
+)
+def test_what_cannot_be_logits_costs_the_strategy(misdeed, reason: str, kind):
+    """The rows are as they were, the reason is said, and nobody else notices."""
+    bench = Bench(Adds, type("Bad", (kind,), {"misdeed": staticmethod(misdeed)}))
+    bench.change(added=list(enumerate(MARKED)))
+    assert bench.first(4) == [1, 1, 1, 2]
+    assert bench.state("bad") == "quarantined"
+    assert bench.ledger._items["bad"].reason.startswith(reason)
+    assert bench.first(4) == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("misdeed", [resize, starve, spoil, exaggerate, write_all_and_exit])
+def test_or_the_request_that_it_was_done_for(misdeed):
+    """The batch is taken apart for what is no exception too."""
+    bench = Bench(type("Bad", (Misbehaves,), {"misdeed": staticmethod(misdeed)}), on_error="request")
+    bench.change(added=list(enumerate(MARKED)))
+    assert bench.first(3) == [1, 1, 1]
+    assert [bench.batch.index(slot) for slot in bench.failed] == [0]
+    assert bench.state("bad") == "applied"
+
+
+def test_a_model_that_gives_no_numbers_is_not_the_strategys_fault():
+    """NaN was there before; so it stays, and the strategy stays too."""
+    bench = Bench(Adds)
+    bench.change(added=[(0, {"adds": 3}), (1, {"adds": 3})])
+    logits = torch.ones(2, VOCABULARY)
+    logits[0, 3] = math.nan
+    bench.mux.run(logits, bench.step, bench.batch.layout)
+    assert bench.state("adds") == "applied"
+    assert logits[1].eq(4).all()
+    assert logits[0, 0] == 1
+
+
+class Returns(Adds):
+    """Keeps to vLLM's own convention, and leaves what it is given alone."""
+
+    keys = (Key("returns", "float", 0.0, switch=True),)
+
+    def open(self, slot, params):
+        self.numbers[slot] = params.number("returns")
+        return True
+
+    def step(self, logits, rows):
+        changed = logits.clone()
+        super().step(changed, rows)
+        return changed
+
+
+def test_logits_that_a_step_returns_count():
+    """In its own rows, as those that are changed in place."""
+    bench = Bench(Adds, Returns)
+    bench.change(added=[(0, {"returns": 3}), (1, {}), (2, {"returns": 1, "adds": 1})])
+    assert bench.first(3) == [4, 1, 3]
+    assert bench.state("returns") == "applied"
+
+
+def test_its_rows_have_their_own_positions_numbers_and_history():
+    """Rows are numbered anew for a strategy; what is asked of them, or of some of them, is still theirs."""
+
+    class Asks(Misbehaves):
+        window = 4
+
+        def step(self, logits, rows):
+            part = Rows(rows.rows[1:], rows.slots[1:], rows.step)
+            seen.append((rows.positions.tolist(), rows.uniform().tolist(), rows.history.tokens(rows, 4).tolist()))
+            parts.append((part.positions.tolist(), part.uniform().tolist(), part.history.tokens(part, 4).tolist()))
+            assert [row for row, _ in rows.pairs] == rows.rows.tolist() == [0, 1]
+            assert part.pairs == list(rows.pairs)[1:]
+
+    seen, parts = [], []
+    bench = Bench(Asks)
+    bench.change(added=[(0, {}), (1, {"misbehaves": "a", "seed": 5}), (2, {}), (3, {"misbehaves": "b", "seed": 6})])
+    for index, more in ((0, [9]), (1, [5, 6]), (3, [7])):
+        bench.tokens[bench.batch.layout[index]].output += more
+    bench.run(4)
+    assert bench.state("asks") == "applied", bench.ledger._items["asks"].reason
+    ((positions, numbers, tokens),) = seen
+    assert positions == [4, 3]
+    assert numbers == [pytest.approx(plainly(seed, at, 0)) for seed, at in ((5, 4), (6, 3))]
+    assert tokens == [[1, 2, 5, 6], [-1, 1, 2, 7]]
+    assert parts == [(positions[1:], numbers[1:], tokens[1:])]
+
+
+@pytest.mark.parametrize("method", ["asked", "open", "step", "sampled"])
+@pytest.mark.parametrize("policy", ["quarantine", "request"])
+def test_nothing_a_strategy_raises_ends_the_engine(method: str, policy: str):
+    """What would end the process costs the strategy, or the request, like any exception."""
+
+    def leave(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    body = classmethod(leave) if method == "asked" else leave
+    bench = Bench(type("Leaves", (Adds,), {method: body}), on_error=policy)
+    bench.change(added=[(0, {"adds": 1}), (1, {})])
+    assert bench.first(2) in ([1, 1], [2, 1])
+    bench.mux.after(torch.zeros(2, dtype=torch.int64))
+    if policy == "quarantine" or method in ("asked", "sampled"):
+        assert bench.state("leaves") == "quarantined"
+        assert "KeyboardInterrupt" in bench.ledger._items["leaves"].reason
+    else:
+        assert len(bench.failed) == 1
+        assert bench.state("leaves") == "applied"
+
+
+def test_nor_anything_that_a_sampler_or_a_truncation_raises():
+    """The same for those that pick and those that say a limit."""
+
+    class Quits(Last):
+        def sample(self, logits, params):
+            sys.exit()
+
+    class Bounds(AtLeast):
+        def threshold(self, stats, rows):
+            raise GeneratorExit
+
+    bench = Bench(Quits, Bounds)
+    bench.change(added=[(0, {"last": 1, "at_least": 0.02})])
+    assert bench.run(1).isfinite().all()
+    assert (bench.state("quits"), bench.state("bounds")) == ("quarantined", "quarantined")
+
+
+class Scribbles(AtLeast):
+    """Writes into everything it is given."""
+
+    def threshold(self, stats, rows):
+        limits = super().threshold(stats, rows)
+        for each in (stats.max, stats.logsumexp, stats.mean, stats.std):
+            each.fill_(math.inf)
+        rows.rows.zero_()
+        return limits
+
+
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_a_truncation_cannot_write_into_what_others_need(kinds: int):
+    """Its statistics and row numbers are its own: no row is emptied, and no other request's is cut."""
+    bench = Bench(*(Scribbles, AtLeastToo)[:kinds])
+    bench.change(added=[(0, {}), (1, {"at_least": 0.025}), (2, {"at_least_too": 0.015}), (3, {"at_least": 0.025})])
+    for _ in range(2):
+        kept = [int(row.isfinite().sum()) for row in bench.run(4)]
+        assert kept == [VOCABULARY, 3, VOCABULARY if kinds == 1 else 2, 3]
+
+
+def test_a_limit_that_is_no_number_costs_the_truncation():
+    """It would let all tokens stay, and look as if it worked."""
+
+    class Lost(AtLeast):
+        def threshold(self, stats, rows):
+            return super().threshold(stats, rows) * math.nan
+
+    bench = Bench(Lost)
+    bench.change(added=[(0, {"at_least": 0.025})])
+    assert bench.run(1).isfinite().all()
+    assert bench.state("lost") == "quarantined"
+    assert "threshold gave NaN or +inf where numbers belong, in 1 of 1 rows" in bench.ledger._items["lost"].reason
+
+
+def test_what_was_generated_can_be_read_and_not_written():
+    """The list is vLLM's own."""
+
+    class Tampers(Last):
+        def sample(self, logits, params):
+            assert (params[0].generated, len(params[0].generated), params[0].generated[1:]) == ([4, 5], 2, [5])
+            params[0].generated.append(6)
+
+    bench = Bench(Tampers)
+    bench.change(added=[(0, {"last": 1})])
+    output = bench.tokens[bench.batch.layout[0]].output
+    output += [4, 5]
+    bench.run(1)
+    assert output == [4, 5]
+    assert "has no attribute 'append'" in bench.ledger._items["tampers"].reason
+
+
+def test_opening_has_a_budget_too(monkeypatch: pytest.MonkeyPatch):
+    """A strategy that takes seconds to open each request is put aside at the second."""
+    clock = itertools.count(10**9, 2 * 10**9)
+    monkeypatch.setattr("time.perf_counter_ns", lambda: next(clock))
+    bench = Bench(Adds)
+    bench.change(added=[(0, {"adds": 1}), (1, {"adds": 1})])
+    assert bench.state("adds") == "quarantined"
+    assert "2 calls each took more than 1 s over the budget" in bench.ledger._items["adds"].reason
 
 
 class Odd(AtLeast):

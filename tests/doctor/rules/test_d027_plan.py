@@ -145,3 +145,17 @@ def test_no_plan_and_a_disabled_one_have_no_faults(site, write):
     write("[defaults\n")
     site.environ["GRAFT_DISABLE"] = "1"
     assert site.found("D027") == []
+
+
+def test_a_patch_that_a_general_plugin_may_register_is_no_error(site):
+    """Only a start can tell, so it is a warning; without such a plugin nobody could register it."""
+    site.environ["VLLM_CUSTOM_PATCHES"] = "PriorityScheduler"
+    (finding,) = site.found("D027")
+    assert "there is no item 'PriorityScheduler'" in finding.what
+    site.package(
+        "seeds", {"vllm.general_plugins": {"custom": "seed_plugin:register"}}, {"seed_plugin": "def register(): ..."}
+    )
+    assert site.found("D027") == []
+    (finding,) = site.found("P009")
+    assert (finding.level, finding.subject) == ("warning", "patch PriorityScheduler")
+    assert "custom of seeds" in finding.what

@@ -15,7 +15,14 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from sampler_steps import Tensors, made, params_of, rows_of
 
-from vllm_graft.bindings.sampling import step_kernels, steps, truncation, truncation_kernels
+from vllm_graft.bindings.sampling import (
+    isolation,
+    isolation_kernels,
+    step_kernels,
+    steps,
+    truncation,
+    truncation_kernels,
+)
 from vllm_graft.plugins.samplers import xtc_kernels
 from vllm_graft.plugins.samplers.dry import Dry
 from vllm_graft.plugins.samplers.matching import kernels, writes
@@ -207,6 +214,45 @@ def check_mask():
         truncation._mask_by_row(expected, rows, limits)
         truncation_kernels.mask_by_triton(found, rows, limits)
         assert torch.equal(expected, found)
+
+
+def check_write_back():
+    """Rows that hold no numbers, nothing, or are others' stay; those that held none before are nobody's fault."""
+    outcomes = set()
+    for seed in range(24):
+        draw = random.Random(seed)
+        isolation_kernels._PIECE = draw.choice([16, 32, 128])
+        logits = some_logits(draw, 8, step=draw.choice([0, 3]))
+        logits[draw.randrange(8), 5] = draw.choice([math.nan, math.inf, 0.0])
+        rows = torch.tensor(draw.sample(range(8), 6))
+        result = some_logits(draw, 6)
+        for row in draw.sample(range(6), 3):
+            result[row, draw.randrange(VOCABULARY)] = draw.choice([math.nan, math.inf, -math.inf])
+        mine = draw.choice([None, torch.tensor([draw.random() < 0.5 for _ in range(6)])])
+        forbidden = draw.random() < 0.5
+        expected, found = logits.clone(), logits.clone()
+        seen = torch.zeros(2, 1, dtype=torch.int32)
+        given = {"mine": mine, "keep_forbidden": forbidden}
+        isolation_kernels.write_back_by_triton(found, rows, result, **given, seen=seen[0])
+        before = logits[rows]
+        after = torch.where(before == -math.inf, before, result) if forbidden else result
+        bad = (after.isnan() | (after == math.inf)).any(1)
+        was_bad = (before.isnan() | (before == math.inf)).any(1)
+        own = torch.ones(6, dtype=torch.bool) if mine is None else mine
+        keep = own & ~bad & (after > -math.inf).any(1)
+        expected[rows[keep]] = after[keep]
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        broken = bad & ~was_bad & own
+        by_torch, by_row = logits.clone(), logits.clone()
+        isolation.has_triton = lambda tensor: False
+        isolation.write_back(by_torch, rows, result, **given, seen=seen[1])
+        torch.testing.assert_close(by_torch, expected, rtol=0, atol=0, equal_nan=True)
+        assert seen.tolist() == [[int(broken.any())]] * 2
+        assert isolation.write_back_on_host(by_row, rows, result, **given) == broken.tolist()
+        # On the host nothing is written where any row holds no numbers.
+        torch.testing.assert_close(by_row, logits if broken.any() else expected, rtol=0, atol=0, equal_nan=True)
+        outcomes.add(bool(broken.any()))
+    assert outcomes == {True, False}
 
 
 def check_whole_strategies():

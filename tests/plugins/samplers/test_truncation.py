@@ -13,6 +13,8 @@ from vllm_graft.bindings.sampling import truncation
 from vllm_graft.contracts.request_keys import read_keys
 from vllm_graft.plugins.samplers.top_n_sigma import TopNSigma
 
+pytestmark = pytest.mark.usefixtures("both_host_paths")
+
 values = st.one_of(st.floats(-50, 50, width=32), st.just(-math.inf), st.integers(-3, 3).map(float))
 lines = st.integers(1, 12).flatmap(lambda size: st.lists(st.lists(values, min_size=size, max_size=size), min_size=1))
 

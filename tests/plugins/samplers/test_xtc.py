@@ -10,6 +10,8 @@ from sampler_steps import Lists, made, params_of, rows_of
 
 from vllm_graft.plugins.samplers.xtc import Xtc, exclude_top
 
+pytestmark = pytest.mark.usefixtures("both_host_paths")
+
 values = st.one_of(st.integers(-4, 4).map(float), st.just(-math.inf), st.floats(-8, 8, width=32))
 
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Final
 from zipfile import ZipInfo
 
+from packaging.version import InvalidVersion, Version
+
 from vllm_graft.audit.releases.index import Index, number_of
 from vllm_graft.audit.releases.remote import Progress, Remote, Span
 from vllm_graft.errors import ConfigError
@@ -48,6 +50,16 @@ def release(
     kept = Kept(number, offline=offline, progress=progress, index=index)
     kept.open()
     return kept
+
+
+def versions() -> list[str]:
+    """The releases of which something is kept, oldest first."""
+    folders = [*cache_folder().glob("sources/*"), *cache_folder().glob("wheels/*")]
+    found: set[Version] = set()
+    for folder in folders:
+        with contextlib.suppress(InvalidVersion):
+            found.add(Version(folder.name))
+    return [str(version) for version in sorted(found)]
 
 
 def is_whole(tree: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Final
 
@@ -56,6 +57,24 @@ class Library:
         found = self._source(version)
         assert found is not None
         return found
+
+    def newest_within(self, specifier: str) -> str | None:
+        """Return the newest release in a range: of the catalogue, else of the index or kept here; None for none."""
+        from packaging.specifiers import SpecifierSet
+
+        allowed = SpecifierSet(specifier)
+        for known in (self.catalogue.releases, self._beyond_the_catalogue()):
+            within = [version for version in known if allowed.contains(version, prereleases=False)]
+            if within:
+                return within[-1]
+        return None
+
+    def _beyond_the_catalogue(self) -> list[str]:
+        """Return the releases that the index offers; without an index those that are kept here."""
+        if not self._offline:
+            with contextlib.suppress(ConfigError):
+                return self._index.versions()
+        return kept.versions()
 
     def ahead(self, release: Release, modules: Iterable[str]) -> None:
         """Have a release far away send these modules together."""

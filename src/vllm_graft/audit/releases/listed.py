@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from vllm_graft.audit.releases.classes import Classes
+from vllm_graft.audit.releases.fields import OPAQUE
 from vllm_graft.audit.releases.outline import Entry
 from vllm_graft.audit.releases.shape import FOREIGN, Shape
 from vllm_graft.audit.releases.written import Pages
@@ -21,6 +23,7 @@ class Listed:
         self._bit = bit
         self._modules: dict[str, ListedModule | None] = {}
         self._walk = Walk(self._module, ListedModule.item, ListedItem.inside, lambda item: item.module)
+        self._classes = Classes(self._walk, lambda item: item.entry, ListedItem.inside, ListedItem.names)
 
     def shape(self, module: str, qualname: str) -> Shape | None:
         """What a name looks like, or None where it is not there."""
@@ -43,10 +46,26 @@ class Listed:
             return None
         return frozenset(name for item in self._walk.line(found[0]) for name in item.attributes())
 
-    def is_open(self, module: str, qualname: str) -> bool:
-        """Whether a class derives from one of another package."""
-        found = self._walk.find(module, qualname) if qualname else None
-        return found is not None and self._walk.is_open(found[0])
+    def constructor(self, module: str, qualname: str) -> tuple[tuple[str, ...], ...] | None:
+        """The signatures that a construction of a class has to fit; None where they are not known."""
+        found = self._class(module, qualname)
+        return self._classes.constructor(found) if found is not None else None
+
+    def abstract(self, module: str, qualname: str) -> frozenset[str]:
+        """The methods that a subclass of a class has to define."""
+        found = self._class(module, qualname)
+        return self._classes.abstract(found) if found is not None else frozenset()
+
+    def outside(self, module: str, qualname: str) -> frozenset[str]:
+        """What else answers for a class's attributes: bases from outside vLLM, and ``__getattr__``."""
+        found = self._class(module, qualname)
+        return self._classes.outside(found) if found is not None else frozenset()
+
+    def config(self, module: str, qualname: str, attribute: str) -> Shape | None:
+        """The configuration class that an attribute of a class is annotated with."""
+        found = self._class(module, qualname)
+        kind = self._classes.config(found, attribute) if found is not None else None
+        return self.shape(kind[0], kind[1]) if kind is not None else None
 
     def elsewhere(self, name: str) -> Collection[Shape]:
         """Every function or class of this name at the top level of a module."""
@@ -57,6 +76,10 @@ class Listed:
     def unmentioned(self, names: Collection[str]) -> frozenset[str]:
         """Those of the names that no code mentions, their definitions aside."""
         return frozenset(name for name in names if self._pages.unmentioned.get(name, 0) & self._bit)
+
+    def _class(self, module: str, qualname: str) -> ListedItem | None:
+        found = self._walk.find(module, qualname)
+        return found[0] if found is not None and found[0].entry.kind == "class" else None
 
     def _module(self, name: str) -> ListedModule | None:
         if name not in self._modules:
@@ -117,6 +140,10 @@ class ListedItem:
     def attributes(self) -> Iterator[str]:
         """What a class itself defines, and what its methods set."""
         yield from self.entry.second
+        yield from self.names()
+
+    def names(self) -> Iterator[str]:
+        """What the body of a class binds."""
         start = f"{self.qualname}."
         for name in self.module.entries:
             if name.startswith(start):
@@ -133,4 +160,5 @@ class ListedItem:
             entry.first if function else (),
             entry.second[0] if function else "",
             inherited,
+            function and OPAQUE in entry.marks,
         )

@@ -1,4 +1,7 @@
-"""What the catalogue keeps of a module: each name with its kind, signature and body, each class with its attributes."""
+"""What the catalogue keeps of a module: each name with its kind, signature and body, each class with its attributes.
+
+Of a class it also keeps how its constructor comes about: whether a decorator writes it, and from which fields.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from vllm_graft.audit.releases.fields import DATACLASS, class_marks, fields, function_marks
 from vllm_graft.audit.releases.shape import BODY
 from vllm_graft.patching.upstream.finder import Place, ReadModule
 from vllm_graft.patching.upstream.fingerprint import Fingerprint, Function, signature
@@ -16,6 +20,9 @@ from vllm_graft.patching.upstream.scopes import dotted
 
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 _DEFINED: Final = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+
+UNNAMED: Final = "?"
+"""Stands for a base that is no name, such as what a function gives back."""
 
 ELSEWHERE: Final = "-"
 """Stands for every module of another package."""
@@ -28,11 +35,15 @@ class Entry:
     kind:   what it is, or "import"
     first:  the signature; of a class its bases; of an import what it is bound to
     second: the body's fingerprint; of a class the attributes that its methods set
+    marks:  letters; of a function ``ABSTRACT`` and ``OPAQUE``, of a class those of ``fields.py``
+    fields: of a class: what it annotates, in order, as ``fields.py`` writes it
     """
 
     kind: str
     first: tuple[str, ...] = ()
     second: tuple[str, ...] = ()
+    marks: str = ""
+    fields: tuple[str, ...] = ()
 
 
 def entries(module: ReadModule, *, within: str = "vllm") -> Iterator[tuple[str, Entry]]:
@@ -56,7 +67,7 @@ def _of(place: Place) -> Iterator[tuple[str, Entry]]:
     if cls is None:
         yield place.qualname, entry(place)
         return
-    yield place.qualname, Entry("class", tuple(place.bases), tuple(sorted(set_on_self(cls))))
+    yield place.qualname, entry(place)
     for name in place.module.class_scope(cls):
         inner = place.inside(name)
         if inner is not None:
@@ -64,10 +75,18 @@ def _of(place: Place) -> Iterator[tuple[str, Entry]]:
 
 
 def entry(place: Place) -> Entry:
-    """One function or value."""
+    """One class, function or value."""
+    cls = place.cls
+    if cls is not None:
+        marks = class_marks(cls, place.module, alone=len(place.nodes) == 1)
+        bases = tuple(base or UNNAMED for base in place.bases)
+        # A named tuple or struct shows by its bases, which may be in another module.
+        listed = fields(cls) if DATACLASS in marks or bases else ()
+        return Entry("class", bases, tuple(sorted(set_on_self(cls))), marks, listed)
     if place.kind == "value":
         return Entry("value")
-    return Entry(place.kind, signature(place.nodes), (Fingerprint.of(place.nodes).body[:BODY],))
+    marks = function_marks(place.nodes)
+    return Entry(place.kind, signature(place.nodes), (Fingerprint.of(place.nodes).body[:BODY],), marks)
 
 
 def set_on_self(cls: ast.ClassDef) -> set[str]:
@@ -80,7 +99,22 @@ def set_on_self(cls: ast.ClassDef) -> set[str]:
         for node in ast.walk(method):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) == first:
                 found.add(node.attr)
+            elif isinstance(node, ast.Call):
+                found.update(_set_by_call(node, first))
     return found
+
+
+def _set_by_call(node: ast.Call, first: str) -> Iterator[str]:
+    """``self.register_buffer("name", ...)`` of a torch module, and ``setattr(self, "name", ...)``."""
+    called = dotted(node.func)
+    registers = {f"{first}.register_{what}" for what in ("buffer", "parameter", "module")} | {f"{first}.add_module"}
+    if called in registers:
+        given = node.args[:1]
+    elif called == "setattr" and node.args and dotted(node.args[0]) == first:
+        given = node.args[1:2]
+    else:
+        return
+    yield from (one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
 def mentions(text: str) -> Counter[str]:

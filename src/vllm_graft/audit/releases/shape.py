@@ -27,6 +27,7 @@ class Shape:
     signature:         what counts of its signature; see ``upstream.fingerprint.signature``
     body:              the first digits of its body's fingerprint; empty for classes and modules
     inherited:         whether a base class defines it, and not the class that was asked for
+    opaque:            whether a decorator may take other arguments than the signature says
     """
 
     module: str
@@ -35,6 +36,7 @@ class Shape:
     signature: tuple[str, ...] = ()
     body: str = ""
     inherited: bool = False
+    opaque: bool = False
 
     @property
     def name(self) -> str:
@@ -58,8 +60,20 @@ class Release(Protocol):
         """What a class and its bases define, attributes set on ``self`` included; a module's names without a class."""
         ...
 
-    def is_open(self, module: str, qualname: str) -> bool:
-        """Whether a class derives from one of another package, which may have names that vLLM does not show."""
+    def constructor(self, module: str, qualname: str) -> tuple[tuple[str, ...], ...] | None:
+        """The signatures that a construction of a class has to fit, all of them; None where they are not known."""
+        ...
+
+    def abstract(self, module: str, qualname: str) -> frozenset[str]:
+        """The methods that a subclass of a class has to define."""
+        ...
+
+    def outside(self, module: str, qualname: str) -> frozenset[str]:
+        """What else answers for a class's attributes: bases from outside vLLM, and ``__getattr__``."""
+        ...
+
+    def config(self, module: str, qualname: str, attribute: str) -> Shape | None:
+        """The configuration class that an attribute of a class is annotated with."""
         ...
 
     def elsewhere(self, name: str) -> Collection[Shape]:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Collection, Iterable
 from functools import cached_property
 
-from vllm_graft.audit.releases.outline import entry, set_on_self
+from vllm_graft.audit.releases.classes import Classes
+from vllm_graft.audit.releases.fields import OPAQUE
+from vllm_graft.audit.releases.outline import Entry, entry, set_on_self
 from vllm_graft.audit.releases.shape import FOREIGN, Shape
 from vllm_graft.patching.upstream.finder import Definition, Finder, Place
 from vllm_graft.patching.upstream.sources import File, Source
@@ -19,6 +21,8 @@ class Sourced:
         self.source = source
         self.version = version or source.version
         self._finder = Finder(_Within(source))
+        self._entries: dict[int, tuple[Place, Entry]] = {}
+        self._classes = Classes(self._finder.walk, self._entry, Place.inside, _names)
 
     def shape(self, module: str, qualname: str) -> Shape | None:
         """What a name looks like, or None where it is not there."""
@@ -45,10 +49,26 @@ class Sourced:
             return None
         return frozenset(name for place in self._finder.walk.line(found[0]) for name in _attributes(place))
 
-    def is_open(self, module: str, qualname: str) -> bool:
-        """Whether a class derives from one of another package."""
-        found = self._finder.walk.find(module, qualname) if qualname else None
-        return found is not None and self._finder.walk.is_open(found[0])
+    def constructor(self, module: str, qualname: str) -> tuple[tuple[str, ...], ...] | None:
+        """The signatures that a construction of a class has to fit; None where they are not known."""
+        found = self._class(module, qualname)
+        return self._classes.constructor(found) if found is not None else None
+
+    def abstract(self, module: str, qualname: str) -> frozenset[str]:
+        """The methods that a subclass of a class has to define."""
+        found = self._class(module, qualname)
+        return self._classes.abstract(found) if found is not None else frozenset()
+
+    def outside(self, module: str, qualname: str) -> frozenset[str]:
+        """What else answers for a class's attributes: bases from outside vLLM, and ``__getattr__``."""
+        found = self._class(module, qualname)
+        return self._classes.outside(found) if found is not None else frozenset()
+
+    def config(self, module: str, qualname: str, attribute: str) -> Shape | None:
+        """The configuration class that an attribute of a class is annotated with."""
+        found = self._class(module, qualname)
+        kind = self._classes.config(found, attribute) if found is not None else None
+        return self.shape(kind[0], kind[1]) if kind is not None else None
 
     def elsewhere(self, name: str) -> Collection[Shape]:
         """Every function or class of this name at the top level of a module."""
@@ -68,6 +88,16 @@ class Sourced:
         for text in self._texts.values():
             left -= set(mentioned.findall(text)) if left else set()
         return frozenset(left)
+
+    def _class(self, module: str, qualname: str) -> Place | None:
+        found = self._finder.walk.find(module, qualname)
+        return found[0] if found is not None and found[0].cls is not None else None
+
+    def _entry(self, place: Place) -> Entry:
+        key = id(place.nodes[-1])
+        if key not in self._entries:
+            self._entries[key] = place, entry(place)
+        return self._entries[key][1]
 
     @cached_property
     def _texts(self) -> dict[str, str]:
@@ -106,9 +136,14 @@ def _attributes(place: Place) -> Iterable[str]:
     return [*set_on_self(place.cls), *place.module.class_scope(place.cls)] if place.cls is not None else []
 
 
+def _names(place: Place) -> Iterable[str]:
+    return place.module.class_scope(place.cls) if place.cls is not None else ()
+
+
 def _shape(place: Place, *, inherited: bool = False) -> Shape:
     if place.cls is not None:
         return Shape(place.module.name, place.qualname, "class", inherited=inherited)
     known = entry(place)
     body = known.second[0] if known.second else ""
-    return Shape(place.module.name, place.qualname, known.kind, known.first, body, inherited)
+    opaque = known.kind != "value" and OPAQUE in known.marks
+    return Shape(place.module.name, place.qualname, known.kind, known.first, body, inherited, opaque)

@@ -2,14 +2,16 @@
 
 ::
 
-    releases 0.26.0 0.27.1 0.28.0
+    catalogue 2 0.26.0 0.27.1 0.28.0                the form of what follows, and the releases
     ~ pad_for_cudagraph other|6                     names that nothing mentions, in the releases 2 + 4
     @vllm.v1.core.sched.scheduler 7 812             a module, its releases, and how many bodies stand before its own
     =vllm.v1.request Request RequestStatus=Status   what it imports, as "name" or "name=what it is called there"
     =- time torch                                   what it imports from other packages
     cScheduler SchedulerInterface;running waiting   a class, its bases, and what its methods set on self
+    cRequest ;;d name size=                         its marks and its fields, where its fields make its constructor
     >Scheduler                                      what follows is in this class
     fschedule self,throttle_prefills=|6             a function and its parameters, in the releases 2 + 4
+    Fload? self                                     abstract: a capital; "?": a decorator that may change it
     f+ self|1                                       another form of the same name
     c+ SchedulerInterface;-waiting|1                of a class: what it sets on self beside or less than the form before
 
@@ -26,16 +28,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from vllm_graft.audit.releases.fields import ABSTRACT, OPAQUE
 from vllm_graft.audit.releases.outline import Entry
 
 LETTERS: Final = {
     "function": "f", "classmethod": "k", "staticmethod": "s", "property": "p", "class": "c", "value": "v",
 }  # fmt: skip
 _KINDS: Final = {letter: kind for kind, letter in LETTERS.items()}
-_WITH_BODY: Final = frozenset("fksp")
+_WITH_BODY: Final = frozenset("fkspFKSP")
 _NODES: Final = {"FunctionDef": "!", "AsyncFunctionDef": "!a", "ClassDef": "!c", "value": "!v"}
 _SHORT: Final = {short: name for name, short in _NODES.items()}
 _BODY: Final = 6
+_HEAD: Final = "catalogue"
+FORMAT: Final = "2"
+"""Changes with what is kept and how. Another one is refused, because what it lacks would pass for unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +72,13 @@ class Pages:
     def __init__(self, text: str) -> None:
         head, *pages = text.split("\n@")
         first, *rest = head.split("\n")
-        if not first.startswith("releases "):
+        name, form, *releases = [*first.split(" "), ""]
+        if name == "releases" or (name == _HEAD and form != FORMAT):
+            form = "1" if name == "releases" else form
+            raise ValueError(f"it is written in form {form}, and this vllm-graft reads form {FORMAT}")
+        if name != _HEAD:
             raise ValueError("it does not begin with its releases")
-        self.releases = tuple(first.split(" ")[1:])
+        self.releases = tuple(filter(None, releases))
         self._unmentioned = [line[2:] for line in rest if line.startswith("~ ")]
         *pages, last = pages
         last, _, self._bodies = last.partition("\n#")
@@ -94,7 +104,7 @@ class Pages:
 
     def defining(self, name: str) -> Iterator[str]:
         """The modules that define a function or a class of this name at their top level, in any release."""
-        line = re.compile(rf"^[fc]{re.escape(name)} ", re.MULTILINE)
+        line = re.compile(rf"^[fFc]{re.escape(name)}\?? ", re.MULTILINE)
         for module, page in self._pages.items():
             if line.search(page.partition("\n>")[0]):
                 yield module
@@ -134,12 +144,14 @@ def _parse(page: str, bodies: str) -> Forms:
                 found.setdefault(name, []).append(Form(int(own or mask), entry))
         elif letter:
             name, _, first = text.partition(" ")
+            marks = OPAQUE if name.endswith(OPAQUE) else ""
+            name = name.removesuffix(OPAQUE)
             last = last if name == "+" else inside + name
             body = bodies[place : place + _BODY] if letter in _WITH_BODY else ""
             place += len(body)
             forms = found.setdefault(last, [])
             before = forms[-1].entry if name == "+" and letter == "c" and forms[-1].entry.kind == "class" else None
-            forms.append(Form(int(own or mask), _entry(letter, first, body, before)))
+            forms.append(Form(int(own or mask), _entry(letter, first, body, before, marks)))
     return found
 
 
@@ -150,24 +162,38 @@ def _imports(text: str) -> Iterator[tuple[str, Entry]]:
         yield name, Entry("import", (f"{origin}:{'' if there == '.' else there or name}",))
 
 
-def _entry(letter: str, first: str, body: str, before: Entry | None) -> Entry:
+def _entry(letter: str, first: str, body: str, before: Entry | None, marks: str) -> Entry:
     if letter == "c":
-        bases, _, changes = first.partition(";")
+        bases, _, rest = first.partition(";")
+        changes, _, making = rest.partition(";")
+        class_marks, _, listed = making.partition(" ")
         words = changes.split()
         less = {word[1:] for word in words if word.startswith("-")}
         more = {word for word in words if not word.startswith("-")}
         attributes = (set(before.second) if before is not None else set()) - less | more
-        return Entry("class", tuple(bases.split(",")) if bases else (), tuple(sorted(attributes)))
+        return Entry(
+            "class",
+            tuple(bases.split(",")) if bases else (),
+            tuple(sorted(attributes)),
+            class_marks,
+            tuple(_field(word) for word in listed.split()),
+        )
     if letter == "v":
         return Entry("value")
     tokens = ["!", *first.split(",")] if not first.startswith("!") else first.split(",")
     signature = tuple(_SHORT.get(token, token) for token in tokens if token)
-    return Entry(_KINDS[letter], signature, (base64.b64decode(body + "==").hex()[:8],))
+    if letter.isupper():
+        marks = ABSTRACT + marks
+    return Entry(_KINDS[letter.lower()], signature, (base64.b64decode(body + "==").hex()[:8],), marks)
+
+
+def _field(word: str) -> str:
+    return f"kw {word[1:]}" if word.startswith("*") else word
 
 
 def dump(contents: Contents) -> str:
     """The text of a catalogue."""
-    lines = [f"releases {' '.join(contents.releases)}"]
+    lines = [f"{_HEAD} {FORMAT} {' '.join(contents.releases)}"]
     by_mask: dict[int, list[str]] = {}
     for word, mask in sorted(contents.unmentioned.items()):
         by_mask.setdefault(mask, []).append(word)
@@ -193,7 +219,10 @@ def _page(names: Forms, mask: int, bodies: list[str]) -> Iterator[str]:
             entry = form.entry
             own = "" if form.mask == mask else f"|{form.mask}"
             before = forms[number - 1].entry if number else Entry("value")
-            yield f"{LETTERS[entry.kind]}{'+' if number else short} {_first(entry, before)}{own}"
+            letter = LETTERS[entry.kind]
+            letter = letter.upper() if letter in _WITH_BODY and ABSTRACT in entry.marks else letter
+            opaque = OPAQUE if letter in _WITH_BODY and OPAQUE in entry.marks else ""
+            yield f"{letter}{'+' if number else short}{opaque} {_first(entry, before)}{own}"
             if LETTERS[entry.kind] in _WITH_BODY:
                 bodies.append(base64.b64encode(bytes.fromhex(entry.second[0][:8])).decode()[:_BODY])
 
@@ -213,7 +242,10 @@ def _first(entry: Entry, before: Entry) -> str:
     if entry.kind == "class":
         had = set(before.second) if before.kind == "class" else set()
         less = [f"-{name}" for name in sorted(had - set(entry.second))]
-        return f"{','.join(entry.first)};{' '.join([*less, *(name for name in entry.second if name not in had)])}"
+        changes = " ".join([*less, *(name for name in entry.second if name not in had)])
+        listed = [f"*{field.removeprefix('kw ')}" if field.startswith("kw ") else field for field in entry.fields]
+        making = " ".join([entry.marks, *listed])
+        return f"{','.join(entry.first)};{changes}{';' if making else ''}{making}"
     if entry.kind == "value":
         return ""
     tokens = [_NODES.get(token, token) for token in entry.first]

@@ -31,6 +31,7 @@ class Word:
 WORDS: Final[Mapping[State, Word]] = {
     "gone": Word("gone", "bad", "is nowhere any more"),
     "broken": Word("sig!", "bad", "has a signature that callers of the old one do not fit", "another signature"),
+    "misfit": Word("misfit", "bad", "is there, and the code that uses it does not fit it", "does not fit"),
     "kind": Word("kind", "bad", "is something else now, such as a function where a class was", "something else now"),
     "moved": Word("moved", "bad", "is elsewhere now"),
     "grown": Word("new", "idle", "is added by the package, and upstream has one of its own now", "upstream's too now"),

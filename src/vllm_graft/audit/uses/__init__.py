@@ -9,7 +9,8 @@
 
 From the outside in:
 
-locate.py       what is to be read: its files, version, and the release of vLLM that it pins
+locate.py       what is to be read: its files and its version
+requirements.py the releases of vLLM that a package says it is for
 files.py        one file: its text and syntax tree, and what its module is called
 package.py      all files together: the order they are walked in, names followed between them, the uses
 walk.py         statements, with scopes, branches and guards
@@ -19,6 +20,7 @@ calls.py        calls that put something there: setattr, mock, pytest, wrapt, go
 helpers.py      functions of the package that change what they are given
 sweeps.py       copies of a name, changed wherever they are
 classes.py      class statements: subclasses and overrides
+family.py       classes of the package among each other: whose methods they call, which of them are instantiated
 patches.py      patch classes and what they declare
 bodies.py       what stands in the place of a name, and whether it calls what was there
 guards.py       which code provides for the absence of a name
@@ -53,6 +55,7 @@ def read(what: str | Path, *, tests: bool = False) -> Reading:
     Its own tests are left out, unless ``tests`` asks for them.
     """
     located = locate(what, tests=tests)
+    required = located.required
     package = Package(located.package, located.files)
     uses = tuple(package.uses())
     broken = [
@@ -66,5 +69,7 @@ def read(what: str | Path, *, tests: bool = False) -> Reading:
         files=len(located.files),
         tests=located.tests,
         version=located.version,
-        base=located.base,
+        base=required.exact if required is not None else "",
+        allowed=required.specifier if required is not None else "",
+        stated_in=required.file if required is not None else "",
     )

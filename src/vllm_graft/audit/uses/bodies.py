@@ -33,7 +33,7 @@ def settled(put: Put, found: Found, resolver: Resolver) -> Use:
         line=put.line,
         owner=put.owner,
         guard=put.guard,
-        others=tuple((one.module, one.qualname) for one in put.others),
+        alternatives=tuple((one.module, one.qualname) for one in put.alternatives),
         body=own.function if own is not None else None,
         body_file=own.file.shown if own is not None else "",
         source=source(own) if own is not None else "",

@@ -41,9 +41,11 @@ def walk(walker: Walker, node: ast.ClassDef) -> None:
     inner = Scope("class", state.scope)
     own = Own(state.file, node, state.scope, inside=inner, bases=bases)
     walker.members.append([])
+    walker.classes.append(own)
     with state.within(inner, node.name):
         walker.block(node.body)
         members = walker.members.pop()
+    walker.classes.pop()
     state.scope.bind(node.name, (own,))
     targets = joined(*(patches.targets(state, base) for base in node.bases))
     if targets:
@@ -91,7 +93,7 @@ def _subclass(walker: Walker, own: Own, members: list[Member]) -> None:
                 line=own.node.lineno,
                 owner=".".join((*state.owner, own.node.name)),
                 guard=state.guard,
-                others=tuple(one for one in names if one != target),
+                alternatives=tuple(one for one in names if one != target),
                 fallback=any(isinstance(one, Own) or (isinstance(one, Name) and not one.is_vllm) for one in base),
                 methods=methods,
             )

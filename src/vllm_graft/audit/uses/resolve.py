@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from vllm_graft.audit.uses.locals import statements
-from vllm_graft.audit.uses.values import Many, Name, Own, Scope, Table, Text, Value, Values, joined, texts_of
+from vllm_graft.audit.uses.values import (
+    Applied,
+    Many,
+    Name,
+    Object,
+    Own,
+    Scope,
+    Table,
+    Text,
+    Value,
+    Values,
+    joined,
+    texts_of,
+)
 from vllm_graft.patching.upstream.fingerprint import Function
 
 _SAME: Final = frozenset({"__code__", "__func__", "__wrapped__", "__get__", "fget", "func"})
@@ -15,14 +28,23 @@ _SAME: Final = frozenset({"__code__", "__func__", "__wrapped__", "__get__", "fge
 
 _PASSED_ON: Final = frozenset(
     {
-        "builtins.classmethod", "builtins.staticmethod", "builtins.property", "functools.partial",
-        "functools.partialmethod", "functools.cache", "functools.lru_cache", "functools.cached_property",
-        "functools.singledispatch", "functools.update_wrapper", "builtins.list", "builtins.tuple", "builtins.set",
-        "builtins.sorted", "builtins.reversed", "builtins.iter", "inspect.unwrap", "types.MethodType",
+        "builtins.classmethod", "builtins.staticmethod", "builtins.property", "functools.cache", "functools.lru_cache",
+        "functools.cached_property", "functools.singledispatch", "functools.update_wrapper", "builtins.list",
+        "builtins.tuple", "builtins.set",
+        "builtins.sorted", "builtins.reversed", "builtins.iter", "inspect.unwrap",
         "contextlib.contextmanager",
     }
 )  # fmt: skip
 """Calls that give back what they are given first, in some dress."""
+
+_APPLIED: Final = frozenset({"functools.partial", "functools.partialmethod", "types.MethodType"})
+"""Calls that give back what they are given first, with some of its arguments."""
+
+CONFIG: Final = Name("vllm.config", "VllmConfig")
+_VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "update_", "from_", "to_", "with_", "_")
+"""How a name begins that is a function's rather than a configuration's."""
+
+_CONFIG_GETTERS: Final = frozenset({"get_current_vllm_config", "get_current_vllm_config_or_none"})
 
 GETTERS: Final = frozenset({"builtins.getattr", "inspect.getattr_static", "gorilla.get_original_attribute"})
 IMPORTERS: Final = frozenset({"importlib.import_module", "builtins.__import__"})
@@ -52,7 +74,7 @@ class Resolver:
             ast.JoinedStr: self._joined,
             ast.BinOp: self._sum,
             ast.IfExp: lambda node, scope: joined(self.value(node.body, scope), self.value(node.orelse, scope)),
-            ast.BoolOp: lambda node, scope: joined(*(self.value(one, scope) for one in node.values)),
+            ast.BoolOp: self._either,
             ast.NamedExpr: lambda node, scope: self.value(node.value, scope),
             ast.Tuple: self._many,
             ast.List: self._many,
@@ -77,10 +99,16 @@ class Resolver:
     def _inside(self, one: Value, name: str) -> Values:
         if isinstance(one, Name):
             return self._followed(one.inside(name))
+        if isinstance(one, Object):
+            return (Object(one.cls, (*one.path, name), one.guessed),)
         if not isinstance(one, Own):
             return ()
         if one.function is not None:
+            if name == "__name__" and isinstance(one.node, Function):
+                return (Text(one.node.name),)
             return (one,) if name in _SAME else ()
+        if name == "__dict__" and one.inside is not None:
+            return (Table(tuple(((Text(key),), held) for key, held in one.inside.names.items())),)
         found = one.inside.names.get(name) if one.inside is not None else None
         return found if found is not None else self.attribute(joined(*one.bases), name)
 
@@ -92,10 +120,41 @@ class Resolver:
         found = scope.find(node.id)
         if found is None:
             return (Name("builtins", node.id),)
+        if not found:
+            return guessed(node.id)
         return joined(*(self._followed(one) if isinstance(one, Name) else (one,) for one in found))
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Values:
-        return self.attribute(self.value(node.value, scope), node.attr)
+        return self.attribute(self.value(node.value, scope), node.attr) or guessed(node.attr)
+
+    def annotated(self, node: ast.expr | None, scope: Scope) -> Values:
+        """The object of one class of vLLM that an annotation promises; nothing where it is a choice of several."""
+        found = tuple(dict.fromkeys(self._promised(node, scope)))
+        return found if len(found) == 1 else ()
+
+    def _promised(self, node: ast.expr | None, scope: Scope) -> Iterator[Object]:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            try:
+                node = ast.parse(node.value, mode="eval").body
+            except (SyntaxError, ValueError, RecursionError):
+                return
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            yield from self._promised(node.left, scope)
+            yield from self._promised(node.right, scope)
+        elif isinstance(node, ast.Subscript):
+            outer = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            if outer == "Optional":
+                yield from self._promised(node.slice, scope)
+        elif isinstance(node, ast.Name | ast.Attribute):
+            for one in self._named(node, scope):
+                if isinstance(one, Name) and one.is_vllm and is_class(one.qualname):
+                    yield Object(one)
+
+    def _named(self, node: ast.expr, scope: Scope) -> Values:
+        if isinstance(node, ast.Attribute):
+            return self.attribute(self._named(node.value, scope), node.attr)
+        found = scope.annotated(node.id) if isinstance(node, ast.Name) else ()
+        return joined(*(self._followed(one) if isinstance(one, Name) else (one,) for one in found))
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Values:
         found: list[Values] = []
@@ -112,7 +171,7 @@ class Resolver:
         found: list[Values] = []
         for one in called:
             if isinstance(one, Name):
-                found.append(self._result(one.dotted, node, scope))
+                found.append(self._result(one.dotted, node, scope) or _constructed(one))
             elif isinstance(one, Own):
                 found.append(_made(one))
         if not called:
@@ -129,6 +188,9 @@ class Resolver:
             return joined(*(self.attribute(value, text) for text in texts_of(self.value(node.args[1], scope))))
         if called == "builtins.vars":
             return self.attribute(self.value(first, scope), "__dict__")
+        if called == "pkgutil.resolve_name":
+            found = (text.partition(":") for text in texts_of(self.value(first, scope)))
+            return tuple(Name(module, qualname) for module, _, qualname in found)
         if called == "sys.modules.get":
             return tuple(Name(text) for text in texts_of(self.value(first, scope)))
         if called == "typing.cast" and len(node.args) > 1:
@@ -136,6 +198,9 @@ class Resolver:
         if called == "builtins.zip":
             rows = zip(*(items_of(self.value(one, scope)) for one in node.args), strict=False)
             return (Many(tuple((Many(row),) for row in rows)),)
+        if called in _APPLIED:
+            value = self.value(first, scope)
+            return tuple(Applied(one.module, one.qualname) if isinstance(one, Name) else one for one in value)
         return self.value(first, scope) if called in _PASSED_ON else ()
 
     def imported(self, called: str, node: ast.Call, scope: Scope) -> list[str]:
@@ -184,12 +249,41 @@ class Resolver:
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         return tuple(Text(first + second) for first in texts_of(left) for second in texts_of(right))
 
+    def _either(self, node: ast.BoolOp, scope: Scope) -> Values:
+        found = [self.value(one, scope) for one in node.values]
+        # ``name or default`` is the name where that is spelled out.
+        spelled = bool(found[0]) and all(isinstance(one, Text) and one.text for one in found[0])
+        return found[0] if isinstance(node.op, ast.Or) and spelled else joined(*found)
+
     def _many(self, node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Values:
         return (Many(tuple(self.value(one, scope) for one in node.elts)),)
 
     def _table(self, node: ast.Dict, scope: Scope) -> Values:
         pairs = zip(node.keys, node.values, strict=True)
         return (Table(tuple((self.value(key, scope), self.value(held, scope)) for key, held in pairs)),)
+
+
+def guessed(name: str) -> Values:
+    """What a variable or attribute of vLLM's usual names is, where nothing else says it: ``model_config``."""
+    if name == "vllm_config":
+        return (Object(CONFIG, (), guessed=True),)
+    named = name.endswith("_config") and not name.startswith(_VERBS)
+    return (Object(CONFIG, (name,), guessed=True),) if named else ()
+
+
+def is_class(qualname: str) -> bool:
+    """Whether a name is written as vLLM writes those of classes."""
+    last = qualname.rpartition(".")[2].lstrip("_")
+    return last[:1].isupper() and not (last.isupper() and "_" in last)
+
+
+def _constructed(called: Name) -> Values:
+    """The object that a class of vLLM makes, and the configuration that its functions give."""
+    if not called.is_vllm or isinstance(called, Applied):
+        return ()
+    if called.qualname in _CONFIG_GETTERS:
+        return (Object(CONFIG),)
+    return (Object(called),) if is_class(called.qualname) else ()
 
 
 def _made(maker: Own) -> Values:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vllm_graft.audit.model import Branch, Condition, Declared, Guard, Use, Way
+from vllm_graft.audit.model import Arguments, Branch, Condition, Declared, Guard, Use, Way
 from vllm_graft.audit.uses import guards
 from vllm_graft.audit.uses.conditions import Attempt
 from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.resolve import Resolver
 from vllm_graft.audit.uses.sweeps import Place
-from vllm_graft.audit.uses.values import TOP, Name, Own, Scope, Values
+from vllm_graft.audit.uses.values import TOP, Name, Object, Own, Scope, Self, Values
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Put:
     owner: str
     guard: Guard
     scope: Scope
-    others: tuple[Name, ...] = ()
+    alternatives: tuple[Name, ...] = ()
     way: Way | None = None
     value: Values = ()
     expr: ast.expr | None = None
@@ -54,10 +54,24 @@ class Subclass:
     line: int
     owner: str
     guard: Guard
-    others: tuple[Name, ...]
+    alternatives: tuple[Name, ...]
     fallback: bool
     methods: dict[str, tuple[Own, int, Guard]]
     """The functions of its body, the line that binds each, and what stands around that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call of a method on ``self`` or ``super()`` in a class of the package; whose it is shows when all are known."""
+
+    cls: Own
+    method: str
+    arguments: Arguments
+    line: int
+    owner: str
+    guard: Guard
+    above: bool
+    """Whether it goes to ``super()``."""
 
 
 @dataclass(slots=True)
@@ -65,6 +79,12 @@ class Found:
     """What one file holds.
 
     saved:     the attributes and keys under which a name of vLLM was kept, as in ``C._original_f = C.f``
+    passed:    the names that stand anywhere but in a call of them
+    calls:     calls of functions and classes of vLLM, and of methods of their objects
+    reads:     attributes of such objects
+    methods:   calls on ``self`` and ``super()``
+    stored:    the attributes that the file gives to any object
+    made:      the classes of the package that the file makes objects of
     imported:  other modules that it imports, and what stands around each import
     branches:  the lines that stand behind a test, first and last
     """
@@ -76,12 +96,18 @@ class Found:
     saved: dict[str, set[Name]] = field(default_factory=dict)
     imported: list[tuple[str, Guard]] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
+    passed: set[Name] = field(default_factory=set)
+    calls: list[Use] = field(default_factory=list)
+    reads: list[Use] = field(default_factory=list)
+    methods: list[Called] = field(default_factory=list)
+    stored: set[str] = field(default_factory=set)
+    made: set[Own] = field(default_factory=set)
 
     def imports(self) -> list[Use]:
         """The mentions as uses: one for each name that nothing stands around, else one for each guard."""
         bare = Guard()
         return [
-            Use("import", name.module, name.qualname, self.file.shown, line, guard=guard)
+            Use("import", name.module, name.qualname, self.file.shown, line, guard=guard, passed=name in self.passed)
             for name, places in self.mentions.items()
             for guard, line in ({bare: places[bare]} if bare in places else places).items()
         ]
@@ -116,6 +142,11 @@ class State:
     def guard(self) -> Guard:
         """What stands around."""
         return Guard(self.conditions, self.caught, self.alternative)
+
+    def _around(self, kinds: set[str]) -> Guard:
+        """What stands around, for code that fails in one of some ways."""
+        caught = self.caught & kinds
+        return Guard(self.conditions, caught, self.alternative and bool(caught))
 
     @contextmanager
     def behind(self, *conditions: Condition | None) -> Iterator[None]:
@@ -158,6 +189,10 @@ class State:
             self._asked[node] = guards.tests(node, self.value)
         return self._asked[node]
 
+    def annotated(self, node: ast.expr | None) -> Values:
+        """What an annotation promises."""
+        return self.resolver.annotated(node, self.scope)
+
     def dotted(self, node: ast.expr) -> str:
         """The full name of what an expression stands for, where it is none of the package's own."""
         return self.resolver.dotted(node, self.scope)
@@ -175,10 +210,82 @@ class State:
             return
         for attempt in self.attempts:
             attempt.names.append(name)
-        caught = frozenset({by}) if guarded else self.caught & {by}
-        guard = Guard(self.conditions, caught, self.alternative and bool(caught))
+        guard = self._around({by}).and_also(Guard(caught=frozenset({by} if guarded else ())))
         places = self.found.mentions.setdefault(name, {})
         places[guard] = min(line, places.get(guard, line))
+
+    def call(self, node: ast.Call) -> None:
+        """Note a call of something of vLLM's, of a method of one of its objects, or on ``self`` and ``super()``."""
+        if self.called_at:
+            return
+        value = self.value(node.func)
+        self.found.made.update(one for one in value if isinstance(one, Own) and one.function is None)
+        names = [one for one in value if isinstance(one, Object) or (type(one) is Name and one.is_vllm)]
+        # Where a name may be several things, a call that does not fit one of them may be meant for the other.
+        for one in names:
+            name, path = (self.normal(one.cls), one.path) if isinstance(one, Object) else (self.normal(one), ())
+            if isinstance(one, Object) and len(path) < 1 + one.guessed:
+                continue
+            self.found.calls.append(
+                Use(
+                    "call",
+                    name.module,
+                    name.qualname,
+                    self.file.shown,
+                    node.lineno,
+                    owner=".".join(self.owner),
+                    guard=self._around({guards.CALL}),
+                    fallback=len(value) > 1,
+                    arguments=Arguments.of(node),
+                    bound=isinstance(one, Object),
+                    path=path,
+                    guessed=isinstance(one, Object) and one.guessed,
+                )
+            )
+        if not names:
+            self._call_of_method(node)
+
+    def _call_of_method(self, node: ast.Call) -> None:
+        func = node.func
+        if not isinstance(func, ast.Attribute):
+            return
+        cls, above = None, False
+        if isinstance(func.value, ast.Name):
+            cls = next((one.cls for one in self.scope.find(func.value.id) or () if isinstance(one, Self)), None)
+        elif isinstance(func.value, ast.Call) and self.dotted(func.value.func) == "builtins.super":
+            cls, above = self.scope.method() if not func.value.args else None, True
+        if cls is not None:
+            self.found.methods.append(
+                Called(
+                    cls=cls,
+                    method=func.attr,
+                    arguments=Arguments.of(node),
+                    line=node.lineno,
+                    owner=".".join(self.owner),
+                    guard=self._around({guards.CALL}),
+                    above=above,
+                )
+            )
+
+    def read(self, one: Object, parts: Sequence[str], line: int) -> None:
+        """Note that an attribute of an object of vLLM's is read."""
+        path = (*one.path, *parts)
+        if self.called_at or not path or (one.guessed and len(path) < 2 and one.path):
+            return
+        name = self.normal(one.cls)
+        self.found.reads.append(
+            Use(
+                "read",
+                name.module,
+                name.qualname,
+                self.file.shown,
+                line,
+                owner=".".join(self.owner),
+                guard=self._around({guards.ATTRIBUTE}),
+                path=path,
+                guessed=one.guessed,
+            )
+        )
 
     def put(
         self,
@@ -202,7 +309,7 @@ class State:
                     guard=self.guard,
                     scope=self.scope,
                     # Of several places that a name may be at, only one is there.
-                    others=tuple(one for one in names if one != name),
+                    alternatives=tuple(one for one in names if one != name),
                     way=way,
                     value=held,
                     expr=expr,

@@ -18,6 +18,7 @@ _PARTS: Final = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__func
 def put_on(state: State, target: ast.expr, expr: ast.expr | None, value: Values, *, way: Way | None = None) -> bool:
     """Note an assignment to an attribute or entry; False where that is none of vLLM's."""
     if isinstance(target, ast.Attribute):
+        state.found.stored.add(target.attr)
         keep(state, target.attr, value)
         names = attributes(state.value(target.value), [target.attr])
         names = names or state.copies.get((dotted(target.value), target.attr), ())

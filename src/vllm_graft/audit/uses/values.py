@@ -46,6 +46,30 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
+class Applied(Name):
+    """A name of a function some of whose arguments are given already, by ``functools.partial`` or a bound method."""
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """An object of a class of vLLM, or what attributes lead to from there.
+
+    guessed:  whether only the name of a variable or an attribute says so
+    """
+
+    cls: Name
+    path: tuple[str, ...] = ()
+    guessed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Self:
+    """What a method of a class of the package is called on."""
+
+    cls: Own
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """A string that the source spells out."""
 
@@ -105,7 +129,7 @@ class Flag:
     guard: Guard
 
 
-Value = Name | Text | Many | Table | Own | Test | Flag
+Value = Name | Object | Self | Text | Many | Table | Own | Test | Flag
 Values = tuple[Value, ...]
 
 Kind = Literal["module", "class", "function"]
@@ -120,6 +144,10 @@ class Scope:
         self.names: dict[str, Values] = {}
         self.elsewhere: dict[str, Scope] = {}
         """Names that ``global`` and ``nonlocal`` send to another scope."""
+        self.declared: dict[str, Values] = {}
+        """Names that are imported for type checkers alone, and stand in annotations."""
+        self.method_of: Own | None = None
+        """Of a method's body: the class."""
 
     def find(self, name: str) -> Values | None:
         """What a name stands for here; None where no scope binds it, so that it is a builtin."""
@@ -133,6 +161,15 @@ class Scope:
             above = above.parent
         return None
 
+    def annotated(self, name: str) -> Values:
+        """What a name stands for in an annotation."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.declared:
+                return scope.declared[name]
+            scope = scope.parent
+        return self.find(name) or ()
+
     def bind(self, name: str, value: Values) -> None:
         """Let a name stand for a value from here on."""
         other = self.elsewhere.get(name)
@@ -140,6 +177,15 @@ class Scope:
             self.names[name] = value
         else:
             other.names[name] = joined(other.names.get(name, ()), value)
+
+    def method(self) -> Own | None:
+        """The class whose method this is the body of, or stands in the body of."""
+        scope: Scope | None = self
+        while scope is not None and scope.kind == "function":
+            if scope.method_of is not None:
+                return scope.method_of
+            scope = scope.parent
+        return None
 
     def module(self) -> Scope:
         """The scope of the module."""

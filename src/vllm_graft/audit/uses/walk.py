@@ -18,14 +18,29 @@ from vllm_graft.audit.uses.calls import decorating
 from vllm_graft.audit.uses.conditions import Attempt, Holds, Tried, Unsure
 from vllm_graft.audit.uses.expressions import Expressions
 from vllm_graft.audit.uses.files import SourceFile
-from vllm_graft.audit.uses.locals import local_names, parameters
+from vllm_graft.audit.uses.helpers import arguments
+from vllm_graft.audit.uses.locals import local_names, parameters, statements
 from vllm_graft.audit.uses.resolve import items_of
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.sweeps import Place, compared
 from vllm_graft.audit.uses.targets import keep, put_on
-from vllm_graft.audit.uses.values import TOP, Flag, Name, Own, Scope, Test, Values, joined, texts_of
+from vllm_graft.audit.uses.values import (
+    TOP,
+    Flag,
+    Name,
+    Object,
+    Own,
+    Scope,
+    Self,
+    Test,
+    Values,
+    joined,
+    names_of,
+    owns_of,
+    texts_of,
+)
 from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import absolute
+from vllm_graft.patching.upstream.scopes import absolute, dotted
 
 _UNROLLED: Final = 64
 """The longest list of names that a loop is followed through, one by one."""
@@ -45,6 +60,7 @@ class Walker:
     def __init__(self, state: State) -> None:
         self.state = state
         self.members: list[list[classes.Member]] = []
+        self.classes: list[Own] = []
         self._later: deque[Callable[[], None]] = deque()
         self._attempts: dict[ast.stmt, Attempt] = {}
         self.expressions = Expressions(state, self.function, self._helper)
@@ -133,7 +149,7 @@ class Walker:
             self.state.found.imported.append((name.dotted, self.state.guard))
 
     def _assign(self, node: ast.Assign) -> None:
-        self.expressions.visit(node.value)
+        self.expressions.alias(node.value)
         for target in node.targets:
             self.assign(target, node.value, self._value(node.value))
 
@@ -152,8 +168,17 @@ class Walker:
     def _annotated(self, node: ast.AnnAssign) -> None:
         self.expressions.visit(node.annotation)
         if node.value is not None:
-            self.expressions.visit(node.value)
-            self.assign(node.target, node.value, self._value(node.value))
+            self.expressions.alias(node.value)
+            self.assign(node.target, node.value, self._annotated_value(node))
+        elif isinstance(node.target, ast.Name) and self.state.scope.kind == "function":
+            self.state.scope.bind(node.target.id, self.state.annotated(node.annotation))
+
+    def _annotated_value(self, node: ast.AnnAssign) -> Values:
+        """What a variable is, or where that does not show, what its annotation promises."""
+        known = self._value(node.value) if node.value is not None else ()
+        if all(isinstance(one, Object) and one.guessed for one in known):
+            return self.state.annotated(node.annotation) or known
+        return known
 
     def _augmented(self, node: ast.AugAssign) -> None:
         self.expressions.visit(node.value)
@@ -197,25 +222,54 @@ class Walker:
         for one in node.decorator_list:
             if not decorating(state, one, own):
                 self.expressions.visit(one)
+                self._decorate(one, own)
         state.scope.bind(node.name, (own,))
         if state.scope.kind == "class" and self.members:
             self.members[-1].append(classes.Member(node.name, node.lineno, (own,), None, state.guard))
+
+    def _decorate(self, decorator: ast.expr, own: Own) -> None:
+        """Walk through a decorator of the package that is given something of vLLM's: ``@put_on(Class)``."""
+        for maker in owns_of(self.state.value(decorator.func)) if isinstance(decorator, ast.Call) else ():
+            if not isinstance(decorator, ast.Call) or not isinstance(maker.node, Function):
+                continue
+            given = arguments(self.state, decorator, maker.node)
+            if not any(any(names_of(value)) for value in given.values()):
+                continue
+            scope = self._helper(maker, given, decorator.lineno)
+            for one in statements(maker.node.body) if scope is not None else ():
+                name = one.value.id if isinstance(one, ast.Return) and isinstance(one.value, ast.Name) else ""
+                for inner in owns_of(scope.names.get(name, ()) if scope is not None else ()):
+                    if inner.function is not None and (first := next(parameters(inner.function.args), None)):
+                        self._helper(inner, {first[0]: (own,)}, decorator.lineno)
 
     def function(self, node: Function | ast.Lambda, first: Values = ()) -> Own:
         """A function of the package, its body left for later; ``first`` is what its first parameter is known to be."""
         state = self.state
         given = {name: state.value(default) for name, default in parameters(node.args)}
+        for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            given[one.arg] = state.annotated(one.annotation) or given[one.arg]
         if first:
             given[next(iter(given))] = first
         own = Own(state.file, node, state.scope, given)
         inner = own.inside = Scope("function", state.scope)
+        inner.method_of = self.classes[-1] if state.scope.kind == "class" and self.classes else None
+        if inner.method_of is not None and (bound := _receiver(node)):
+            given[bound] = (Self(inner.method_of),)
         inner.names.update(dict.fromkeys(local_names(node), ()) | given)
-        owner, conditions = state.owner, state.conditions
-        self._later.append(lambda: self._run(own, inner, owner, conditions))
+        owner, conditions, called_at = state.owner, state.conditions, state.called_at
+        self._later.append(lambda: self._run(own, inner, owner, called_at, conditions))
         return own
 
-    def _run(self, own: Own, scope: Scope, owner: tuple[str, ...], conditions: tuple[Condition, ...]) -> None:
+    def _run(
+        self,
+        own: Own,
+        scope: Scope,
+        owner: tuple[str, ...],
+        called_at: tuple[int, ...],
+        conditions: tuple[Condition, ...],
+    ) -> None:
         state = self.state
+        state.called_at = called_at
         state.scope, state.owner, state.conditions = scope, owner, conditions
         state.caught, state.alternative, state.attempts = frozenset(), False, ()
         if isinstance(own.node, ast.Lambda):
@@ -224,11 +278,11 @@ class Walker:
             state.owner = (*owner, own.node.name)
             self.block(own.node.body)
 
-    def _helper(self, own: Own, given: dict[str, Values], line: int) -> None:
+    def _helper(self, own: Own, given: dict[str, Values], line: int) -> Scope | None:
         """Walk through a function once more, with what a call gives it; what it changes counts as changed there."""
         state = self.state
         if not isinstance(own.node, Function) or len(state.called_at) >= _NESTED:
-            return
+            return None
         inner = Scope("function", own.scope)
         inner.names.update({**dict.fromkeys(local_names(own.node), ()), **own.defaults, **given})
         before = state.called_at
@@ -236,6 +290,7 @@ class Walker:
         with state.within(inner):
             self.block(own.node.body)
         state.called_at = before
+        return inner
 
     def branches(self, *arms: Callable[[], None]) -> None:
         """Walk through alternatives; afterwards a name stands for what any of them made of it."""
@@ -252,6 +307,7 @@ class Walker:
         if guards.for_type_checkers(node.test):
             for name in local_names(node):
                 self.state.scope.bind(name, ())
+            self._declare(node)
             self.block(node.orelse)
             return
         self.expressions.visit(node.test)
@@ -274,6 +330,18 @@ class Walker:
         with state.behind(condition):
             self.block(body)
         state.copies = before
+
+    def _declare(self, node: ast.If) -> None:
+        """Remember what is imported for type checkers, for the annotations that name it."""
+        for one in node.body:
+            if isinstance(one, ast.ImportFrom):
+                module = absolute(one, self.state.file.name, self.state.file.is_package)
+                for alias in one.names:
+                    self.state.scope.declared[alias.asname or alias.name] = (Name(module, alias.name),)
+            elif isinstance(one, ast.Import):
+                for alias in one.names:
+                    name = alias.asname or alias.name.partition(".")[0]
+                    self.state.scope.declared[name] = (Name(alias.name if alias.asname else name),)
 
     def _try(self, node: ast.Try | ast.TryStar) -> None:
         attempt = self._attempts[node] = Attempt(opaque=_is_opaque(node.body, self.state.file))
@@ -355,6 +423,14 @@ def _is_opaque(body: Sequence[ast.stmt], file: SourceFile) -> bool:
         if any(name.partition(".")[0] not in (TOP, own) for name in names):
             return True
     return False
+
+
+def _receiver(node: Function | ast.Lambda) -> str:
+    """The parameter that is the object; empty where a method is called on its class, or on nothing."""
+    if isinstance(node, ast.Lambda) or not (names := [*node.args.posonlyargs, *node.args.args]):
+        return ""
+    marks = {dotted(one).rpartition(".")[2] for one in node.decorator_list}
+    return "" if marks & {"staticmethod", "classmethod"} or node.name == "__new__" else names[0].arg
 
 
 def _imported_module(state: State, node: Function) -> Values:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_graft.bindings.sampling.planned import Planned
 from vllm_graft.bindings.sampling.steps import tensor
+from vllm_graft.bindings.sampling.threads import one_thread_for_few
 from vllm_graft.contracts import Params, Rows, ServedModel, Statistics
 from vllm_graft.contracts.request_keys import KeyValue
 from vllm_graft.contracts.rows import Step
@@ -84,7 +85,8 @@ class Mux:
         if self._layout != layout:
             self._layout = list(layout)
             self._rows.clear()
-        self._work(logits, lambda each: self._own_rows(each, step, logits.device))
+        with one_thread_for_few(logits):
+            self._work(logits, lambda each: self._own_rows(each, step, logits.device))
 
     def run_drafts(self, logits: torch.Tensor, step: Step, slots: torch.Tensor, present: Iterable[int]) -> None:
         """A step in which only the device knows whose each row is; ``present`` are the slots that have any."""
@@ -92,11 +94,11 @@ class Mux:
 
         self._rows.clear()
         here = list(present)
-        every = torch.arange(logits.shape[0], device=logits.device)
 
         def rows_of(each: Planned) -> Rows | None:
             if not any(slot in each.opened for slot in here):
                 return None
+            every = torch.arange(logits.shape[0], device=logits.device)
             return Rows(every, torch.where(each.mask.all()[slots] == 1, slots, self._nobody), step)
 
         self._work(logits, rows_of)

@@ -2,8 +2,8 @@
 
 What an exception costs is the plan's to say. ``quarantine``: the sampler, which is put aside for good while all
 requests go on. ``request``: the request it was raised for, which ends with an error; a batch that raised is taken apart
-to find it. Either way the rows are as they were before: they are copied first, unless the strategy promises that a
-step which raises has changed nothing.
+to find it. Either way the rows are as they were before: a strategy works on a copy of its own rows, unless it ships
+with this package and promises that a step which raises has changed nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,21 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
-from vllm_graft.bindings.sampling.truncation import keep_forbidden
+from vllm_graft.bindings.sampling.isolation import (
+    NOT_NUMBERS,
+    Copy,
+    Watch,
+    form_of,
+    isolate,
+    read_result,
+    write_back,
+    write_back_on_host,
+)
 from vllm_graft.contracts import Params, Rows, Sampler, SamplingStrategy, ServedModel, Statistics, Truncation
 from vllm_graft.contracts.request_keys import KeyValue, read_keys
 from vllm_graft.contracts.sampling import STAGES, Chosen
 from vllm_graft.ledger import Guard, Ledger
-from vllm_graft.ledger.guard import reason_of
+from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
 from vllm_graft.points import point
 
@@ -26,14 +35,15 @@ if TYPE_CHECKING:
 
 Fail = Callable[[int, str], None]
 
+_OURS: Final = "vllm-graft"
 _PASSES: Final = 16
 _HOST_BYTES_PER_US: Final = 5000.0
 
 
-def budget_us(model: ServedModel) -> float:
+def budget_us(model: ServedModel, per_row: float = 0.0) -> float:
     """What a step may cost: the point's budget, and where the logits are in host memory the time of as many passes over
-    them as the budget has on a current accelerator: 16, at 5 GB/s."""
-    budget = point("sampler").budget_us or 0.0
+    them as the budget has on a current accelerator: 16, at 5 GB/s. Each request that runs may cost ``per_row`` more."""
+    budget = (point("sampler").budget_us or 0.0) + model.at_a_time * per_row
     if model.device.type != "cpu":
         return budget
     return round(budget + model.at_a_time * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US, -2)
@@ -54,14 +64,19 @@ class Planned:
         self._defaults: Mapping[str, KeyValue] = {key.name: key.default for key in self.keys}
         self._fail = fail if item.options.get("on_error") == "request" else None
         self._ledger = ledger
+        self._nobody = model.slots
+        self._isolated: tuple[Rows, Rows] | None = None
+        self._copy = Copy()
+        self._in_place = isinstance(made, SamplingStrategy) and made.whole and item.package == _OURS
+        self._watch = Watch(model.device) if model.device.type != "cpu" else None
         own = item.options.get("budget_us")
-        self._methods(float(own) if isinstance(own, int | float) and own > 0 else budget_us(model))
+        self._methods(float(own) if isinstance(own, int | float) and own > 0 else budget_us(model, made.row_budget_us))
 
     def _methods(self, budget: float) -> None:
         made = self.made
         self._open = self._step = self._sampled = self._threshold = self._sample = None
         if isinstance(made, SamplingStrategy):
-            self._open = self._guarded("open", self._opening(made.open), _no)
+            self._open = self._guarded("open", self._opening(made.open), _no, budget)
             if type(made).sampled is not SamplingStrategy.sampled:
                 self._sampled = self._guarded("sampled", made.sampled, _nothing, budget)
         if isinstance(made, Truncation):
@@ -125,7 +140,9 @@ class Planned:
             return False
         try:
             asked = bool(found) and self.made.asked(found)
-        except Exception as error:
+        except BaseException as error:
+            if raised_by_signal(error):
+                raise
             self.put_aside(reason_of(error))
             return False
         if not asked:
@@ -144,12 +161,12 @@ class Planned:
 
     def step(self, logits: torch.Tensor, rows: Rows) -> None:
         """Change the logits of these rows."""
-        if self._step is not None and not self.aside:
+        if self._step is not None and not self._is_aside_by_now():
             self._step(logits, rows)
 
     def threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor | None:
         """The least logit that stays, for each row; None where the strategy is put aside."""
-        if self._threshold is None or self.aside:
+        if self._threshold is None or self._is_aside_by_now():
             return None
         return cast("torch.Tensor | None", self._threshold(stats, rows))
 
@@ -165,15 +182,37 @@ class Planned:
     def sampled(self, tokens: torch.Tensor, rows: Rows) -> None:
         """Tell it what was picked."""
         if self._sampled is not None and not self.aside:
-            self._sampled(tokens, rows)
+            self._sampled(tokens, self._alone_in(rows))
+
+    def warm_up(self, model: ServedModel) -> None:
+        """Compile what writes a strategy's rows back, where kernels do that: no request should wait for it."""
+        if self._step is not None and not self._in_place and self._watch is not None:
+            import torch
+
+            logits = torch.zeros((1, model.vocabulary), device=model.device)
+            row = torch.zeros(1, dtype=torch.int64, device=model.device)
+            given = {"keep_forbidden": not _is_whole(self.made), "seen": self._watch.seen}
+            write_back(logits, row, logits.clone(), mine=None, **given)
+
+    def _is_aside_by_now(self) -> bool:
+        """Whether it is put aside, with what the device has told of since the last step."""
+        if not self.aside and self._watch is not None and self._watch.found():
+            self.put_aside(f"it gave {NOT_NUMBERS}; those rows were left as they were")
+        return self.aside
+
+    def _alone_in(self, rows: Rows) -> Rows:
+        """The rows as the strategy is to see them; the same object while they stay the same."""
+        if self._in_place:
+            return rows
+        if self._isolated is None or self._isolated[0] is not rows:
+            self._isolated = (rows, isolate(rows))
+        return self._isolated[1]
 
     def _opening(self, call: Callable[[int, Params], bool]) -> Callable[[int, Params], bool]:
         def opened(slot: int, params: Params) -> bool:
             try:
                 return bool(call(slot, params))
-            except Exception as error:
-                if self._fail is None:
-                    raise
+            except BaseException as error:
                 self._end(slot, error)
                 return False
 
@@ -182,39 +221,43 @@ class Planned:
     def _stepping(self, made: SamplingStrategy) -> Callable[[torch.Tensor, Rows], None]:
         def stepped(logits: torch.Tensor, rows: Rows) -> None:
             try:
-                self._undone(made, logits, rows)
-            except Exception:
-                if self._fail is None:
-                    raise
+                self._change(made, logits, rows)
+            except BaseException as error:
+                self._raise_unless_requests_pay(error)
                 for each in _singly(rows):
                     try:
-                        self._undone(made, logits, each)
-                    except Exception as error:
-                        self._end(each.pairs[0][1], error)
+                        self._change(made, logits, each)
+                    except BaseException as of_one:
+                        self._end(each.pairs[0][1], of_one)
 
         return stepped
 
-    @staticmethod
-    def _undone(made: SamplingStrategy, logits: torch.Tensor, rows: Rows) -> None:
-        """A step that leaves the logits as they were when it raises, and forbidden what was forbidden."""
-        if made.whole:
+    def _change(self, made: SamplingStrategy, logits: torch.Tensor, rows: Rows) -> None:
+        """A step that leaves the logits as they were when it raises, and other rows as they were whatever it does."""
+        if self._in_place:
             made.step(logits, rows)
             return
-        before = logits[rows.rows]
+        mine = rows.slots != self._nobody if rows.known is None else None
+        own = self._copy.take(logits, rows.rows)
+        form = form_of(own)
         try:
-            made.step(logits, rows)
-        except Exception:
-            logits[rows.rows] = before
+            result = read_result(made.step(own, self._alone_in(rows)), own, form)
+        except BaseException:
+            self._copy = Copy()  # nobody knows in which state its memory is
             raise
-        keep_forbidden(before, logits, rows.rows)
+        if self._watch is None:
+            _refuse(write_back_on_host(logits, rows.rows, result, mine=mine, keep_forbidden=not made.whole), "step")
+        else:
+            seen = self._watch.seen
+            write_back(logits, rows.rows, result, mine=mine, keep_forbidden=not made.whole, seen=seen)
+            self._watch.stepped()
 
     def _limiting(self, made: Truncation) -> Callable[[Statistics, Rows], torch.Tensor]:
         def limited(stats: Statistics, rows: Rows) -> torch.Tensor:
             try:
-                return _limits(made.threshold(stats, rows), stats)
-            except Exception:
-                if self._fail is None:
-                    raise
+                return self._limits(made, stats, rows)
+            except BaseException as error:
+                self._raise_unless_requests_pay(error)
                 limits = stats.max.new_full(stats.max.shape, float("-inf"))
                 numbers = {row: number for number, row in enumerate(rows.rows.tolist())}
                 for each in _singly(rows):
@@ -222,21 +265,41 @@ class Planned:
                     part = slice(at, at + 1)
                     own = Statistics(stats.max[part], stats.logsumexp[part], stats.mean[part], stats.std[part])
                     try:
-                        limits[part] = _limits(made.threshold(own, each), own)
-                    except Exception as error:
-                        self._end(each.pairs[0][1], error)
+                        limits[part] = self._limits(made, own, each)
+                    except BaseException as of_one:
+                        self._end(each.pairs[0][1], of_one)
                 return limits
 
         return limited
+
+    def _limits(self, made: Truncation, stats: Statistics, rows: Rows) -> torch.Tensor:
+        """A limit for each row; a ValueError where the answer cannot be that. The statistics are needed again."""
+        import torch
+
+        given = stats
+        if not self._in_place:
+            given = Statistics(stats.max.clone(), stats.logsumexp.clone(), stats.mean.clone(), stats.std.clone())
+        answer: object = made.threshold(given, self._alone_in(rows))
+        if not isinstance(answer, torch.Tensor) or answer.shape != stats.max.shape:
+            gave = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
+            raise ValueError(f"threshold must return {len(stats.max)} limits, one for each row, and gave {gave}")
+        limits = answer.to(stats.max)
+        if not self._in_place:
+            broken = limits.isnan() & stats.max.isfinite()
+            if self._watch is None:
+                _refuse(broken.tolist(), "threshold")
+            else:
+                self._watch.seen |= broken.any()
+                self._watch.stepped()
+        return limits
 
     def _picking(self, made: Sampler) -> Callable[[torch.Tensor, Rows], torch.Tensor]:
         def picked(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
             params = [self.opened[slot] for _, slot in rows.pairs]
             try:
                 return _tokens(made.sample(logits[rows.rows], params), logits, len(params))
-            except Exception:
-                if self._fail is None:
-                    raise
+            except BaseException as error:
+                self._raise_unless_requests_pay(error)
                 return _tokens([self._alone(made, logits, each) for each in _singly(rows)], logits, len(params))
 
         return picked
@@ -246,27 +309,23 @@ class Planned:
         slot = row.pairs[0][1]
         try:
             return int(_tokens(made.sample(logits[row.rows], [self.opened[slot]]), logits, 1).item())
-        except Exception as error:
+        except BaseException as error:
             self._end(slot, error)
             return int(logits[row.rows].argmax().item())
 
-    def _end(self, slot: int, error: Exception) -> None:
+    def _raise_unless_requests_pay(self, error: BaseException) -> None:
+        if self._fail is None or raised_by_signal(error):
+            raise error
+
+    def _end(self, slot: int, error: BaseException) -> None:
+        """End the request that a method raised for; the error goes on where the sampler pays instead."""
+        self._raise_unless_requests_pay(error)
         assert self._fail is not None
         reason = f"{self.name}: {reason_of(error)}"
         self._ledger.note_error(self.name, f"raised for one request, which ends with an error: {reason_of(error)}")
         self._fail(slot, reason)
         self.leave(slot)
         self.ended()
-
-
-def _limits(answer: object, stats: Statistics) -> torch.Tensor:
-    """What a truncation answered, as a limit for each row; a ValueError where it cannot be that."""
-    import torch
-
-    if not isinstance(answer, torch.Tensor) or answer.shape != stats.max.shape:
-        gave = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
-        raise ValueError(f"threshold must return {len(stats.max)} limits, one for each row, and gave {gave}")
-    return answer.to(stats.max)
 
 
 def _tokens(answer: Sequence[int] | torch.Tensor, logits: torch.Tensor, number: int) -> torch.Tensor:
@@ -289,6 +348,16 @@ def _singly(rows: Rows) -> list[Rows]:
 
     device = rows.rows.device
     return [Rows(tensor([row], device), tensor([slot], device), rows.step, ((row, slot),)) for row, slot in rows.pairs]
+
+
+def _refuse(broken: Sequence[bool], method: str) -> None:
+    """Raise where a method has made something of rows that is no number."""
+    if any(broken):
+        raise ValueError(f"{method} gave {NOT_NUMBERS}, in {sum(broken)} of {len(broken)} rows")
+
+
+def _is_whole(made: Chosen) -> bool:
+    return isinstance(made, SamplingStrategy) and made.whole
 
 
 def _no(*args: object) -> bool:

@@ -7,24 +7,36 @@ made it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from vllm_graft.bindings.making import make
+from vllm_graft.bindings.making import make, say_if_slow, why_not
 from vllm_graft.bindings.sampling import failures, places, requests
 from vllm_graft.bindings.sampling.injection import v2_takes_samplers
 from vllm_graft.bindings.sampling.mux import Mux
 from vllm_graft.bindings.sampling.planned import Planned
-from vllm_graft.bindings.sampling.steps import DeviceHistory, DeviceStep, FedHistory, HostStep, Tokens, tensor
+from vllm_graft.bindings.sampling.steps import (
+    DeviceHistory,
+    DeviceStep,
+    FedHistory,
+    HostStep,
+    ReadOnlyTokens,
+    Tokens,
+    tensor,
+)
 from vllm_graft.contracts import ServedModel
 from vllm_graft.contracts.sampling import Chosen
-from vllm_graft.errors import GraftError, StartError
+from vllm_graft.errors import StartError
 from vllm_graft.ledger import current
-from vllm_graft.ledger.guard import reason_of
+from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import carried
 
 if TYPE_CHECKING:
     import torch
+
+_LOG: Final = logging.getLogger("vllm.graft")
+_WORTH_SAYING: Final = 16 * 2**20
 
 
 def build_mux(model: ServedModel, seed: int, fail: Any) -> Mux:
@@ -35,16 +47,21 @@ def build_mux(model: ServedModel, seed: int, fail: Any) -> Mux:
         chosen = make(item, Chosen, plan, ledger)  # type: ignore[arg-type]
         if chosen is not None:
             made.append(Planned(item, chosen, model, ledger, fail))
-    return Mux([each for each in made if _set_up(each, model)], model, seed)
+    ready = [each for each in made if _set_up(each, model)]
+    for each in ready:
+        each.warm_up(model)
+    return Mux(ready, model, seed)
 
 
 def _set_up(planned: Planned, model: ServedModel) -> bool:
     """Tell a sampler of the model; one that raises is refused, and with a strict plan so is the start."""
     plan, ledger = carried(), current()
+    before = _allocated(model.device)
     try:
-        planned.made.setup(model)
-    except Exception as error:
-        reason = str(error) if isinstance(error, GraftError) else f"{type(error).__name__}: {error}"
+        with say_if_slow(f"setup of the sampler {planned.name!r} runs"):
+            planned.made.setup(model)
+    except BaseException as error:
+        reason = why_not(error)
         ledger.set_item("sampler", planned.name, "refused", reason)
         ledger.save()
         if plan is None or not plan.strict:
@@ -54,7 +71,17 @@ def _set_up(planned: Planned, model: ServedModel) -> bool:
             where="worker",
             fix="mend the sampler or its options, or take it out of the plan",
         ) from error
+    taken = _allocated(model.device) - before
+    if taken >= _WORTH_SAYING:
+        _LOG.info("vllm-graft: sampler %s has taken %.0f MiB of device memory in setup", planned.name, taken / 2**20)
     return True
+
+
+def _allocated(device: torch.device) -> int:
+    """How much device memory torch has given out; 0 on a CPU."""
+    import torch
+
+    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0
 
 
 def served_model(config: Any, slots: int, device: torch.device) -> ServedModel:
@@ -116,7 +143,8 @@ class Batch:
         slot = self._free.pop()
         self._slots[index] = slot
         self._tokens[slot] = Tokens(prompt if prompt is not None else (), output)
-        self._mux.enter(slot, params, lambda: output)
+        generated = ReadOnlyTokens(output)
+        self._mux.enter(slot, params, lambda: generated)
         if self._fed is not None:
             self._fed.enter(slot)
 
@@ -236,7 +264,9 @@ class Processor:
         if not self._broken:
             try:
                 return call(*args)
-            except Exception as error:
+            except BaseException as error:
+                if raised_by_signal(error):
+                    raise
                 self._broken = True
                 self.mux.put_aside(reason_of(error))
         return None
@@ -245,7 +275,7 @@ class Processor:
         """Bring the history up to a step: where that fails, those who look at it are put aside."""
         try:
             call(*args)
-        except Exception as error:
+        except Exception as error:  # no plugin's code runs here
             self.mux.put_aside(reason_of(error), history_only=True)
 
     def _apply_v1(self, logits: torch.Tensor) -> None:

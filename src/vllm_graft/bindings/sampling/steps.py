@@ -7,7 +7,7 @@ beside them, whichever runner they come from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +37,32 @@ class Tokens:
         if found and found[-1] < 0:
             raise RuntimeError("vLLM has not filled in the last tokens of this request, so its history is not known")
         return found
+
+
+class ReadOnlyTokens(Sequence[int]):
+    """A list of vLLM's that grows, for samplers to read: what they write into it would be vLLM's too."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._tokens[at]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self._tokens) == (list(other) if isinstance(other, Sequence) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self._tokens))
 
 
 def tensor(numbers: Sequence[int], device: torch.device) -> torch.Tensor:

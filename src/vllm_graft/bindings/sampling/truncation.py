@@ -1,7 +1,7 @@
 """Statistics of rows of logits, and the one pass that takes away what is below a limit.
 
-On a GPU by Triton, on the host row after row while each is in the cache, elsewhere by plain torch. Nothing here waits
-for a device.
+On a GPU by Triton; on the host long rows one after another, while each is in the cache; all else by plain torch.
+Nothing here waits for a device.
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ _NOTHING: Final = -80.0
 """An exponential that is lost beside that of 0, even a million times."""
 _LEAST: Final = -3.4e38
 """About the least number of float32."""
+_LONG_ROW: Final = 8192
+"""Rows longer than this are worked on one by one on the host: each then stays in the cache. For shorter ones the calls
+into torch cost more than the memory does, and one call for all rows is several times as fast."""
 
 
 def has_triton(tensor: torch.Tensor) -> bool:
     """Whether Triton kernels can work on this tensor."""
     return tensor.device.type == "cuda" and _triton_is_installed()
+
+
+def works_by_row(logits: torch.Tensor) -> bool:
+    """Whether to work on these logits row by row: long rows on the host."""
+    return logits.device.type == "cpu" and logits.shape[1] > _LONG_ROW
 
 
 def statistics(logits: torch.Tensor, rows: torch.Tensor) -> Statistics:
@@ -33,7 +41,7 @@ def statistics(logits: torch.Tensor, rows: torch.Tensor) -> Statistics:
         from vllm_graft.bindings.sampling.truncation_kernels import statistics_by_triton
 
         return statistics_by_triton(logits, rows)
-    return _by_row(logits, rows) if logits.device.type == "cpu" else _by_torch(logits, rows)
+    return _by_row(logits, rows) if works_by_row(logits) else _by_torch(logits, rows)
 
 
 def mask_below(
@@ -53,21 +61,11 @@ def mask_below(
         from vllm_graft.bindings.sampling.truncation_kernels import mask_by_triton
 
         mask_by_triton(logits, rows, limits)
-    elif logits.device.type == "cpu":
+    elif works_by_row(logits):
         _mask_by_row(logits, rows, limits)
     else:
         own = logits[rows]
         logits[rows] = own.masked_fill(own < limits[:, None], -torch.inf)
-
-
-def keep_forbidden(before: torch.Tensor, logits: torch.Tensor, rows: torch.Tensor) -> None:
-    """After somebody changed these rows: what was -inf is so again, what is no number is as before, and a row in which
-    nothing would be left is as it was."""
-    import torch
-
-    after = logits[rows]
-    after = torch.where((before == -torch.inf) | after.isnan(), before, after)
-    logits[rows] = torch.where((after.amax(1) == -torch.inf)[:, None], before, after)
 
 
 @cache
@@ -82,7 +80,7 @@ def _greatest(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
     if has_triton(logits):
         return statistics(logits, rows).max
-    if logits.device.type != "cpu":
+    if not works_by_row(logits):
         return logits[rows].amax(1)
     return torch.stack([logits[row].amax() for row in rows.tolist()])
 

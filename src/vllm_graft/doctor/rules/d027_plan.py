@@ -18,3 +18,4 @@ def check(facts: Facts) -> Iterator[Finding]:
         return
     for error in plans.problems(facts):
         yield Finding(CODE, "error", "the plan", error.what, error.where, error.fix)
+    yield from plans.undecided_patches(facts)

@@ -64,9 +64,12 @@ def _hash(parts: Iterable[str]) -> str:
 
 def _signature(node: ast.AST) -> Iterator[str]:
     yield type(node).__name__ if isinstance(node, Function | ast.ClassDef) else "value"
-    if not isinstance(node, Function):
-        return
-    taken = node.args
+    if isinstance(node, Function):
+        yield from parameters(node.args)
+
+
+def parameters(taken: ast.arguments) -> Iterator[str]:
+    """The parameters of a function, as ``signature`` writes them."""
     positional = [*taken.posonlyargs, *taken.args]
     optional = len(positional) - len(taken.defaults)
     for place, argument in enumerate(positional):

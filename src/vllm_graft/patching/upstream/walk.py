@@ -15,10 +15,6 @@ _DEEP: Final = 24
 """How many re-exports and bases are followed before it is taken for a circle."""
 
 
-_EMPTY: Final = frozenset({"object", "ABC", "Generic", "Protocol"})
-"""Bases that bring a class no attribute that anybody would patch."""
-
-
 class Module(Protocol):
     """One module: which names it defines, and which it takes from elsewhere."""
 
@@ -68,7 +64,7 @@ class Walk(Generic[ModuleT, ItemT]):
         self._module = module
         self._defined = defined
         self._inside = inside
-        self._home = home
+        self.home = home
 
     def find(self, module: str, qualname: str) -> tuple[ItemT, bool] | None:
         """The definition of a name such as "Class.method", and whether a base class of the one named has it."""
@@ -109,21 +105,17 @@ class Walk(Generic[ModuleT, ItemT]):
         """A class and all classes above it that can be found, the nearest first."""
         found = [item]
         for one in found:
-            above = [self.base(self._home(one), name) for name in one.bases]
+            above = [self._base(self.home(one), name, _DEEP) for name in one.bases]
             found += [each for each in above if each is not None and each not in found and len(found) < _DEEP]
         return found
-
-    def is_open(self, item: ItemT) -> bool:
-        """Whether some class above a class cannot be found; those that bring no names of their own do not count."""
-        return any(
-            name.rpartition(".")[2] not in _EMPTY and self.base(self._home(one), name) is None
-            for one in self.line(item)
-            for name in one.bases
-        )
 
     def base(self, module: ModuleT, name: str) -> ItemT | None:
         """The class that an expression in a class statement of a module names; None where it cannot be found."""
         return self._base(module, name, _DEEP)
+
+    def bases(self, item: ItemT) -> list[ItemT | str]:
+        """The bases of a class in order: the class where it can be found, else the expression that names it."""
+        return [self._base(self.home(item), name, _DEEP) or name or "?" for name in item.bases]
 
     def _in_module(self, name: str, attribute: str, deep: int) -> ItemT | None:
         module = self._module(name)
@@ -149,7 +141,7 @@ class Walk(Generic[ModuleT, ItemT]):
         if own is not None:
             return own
         for base in item.bases:
-            above = self._base(self._home(item), base, deep - 1)
+            above = self._base(self.home(item), base, deep - 1)
             if above is not None and (found := self._in_class(above, attribute, deep - 1)) is not None:
                 return found
         return None

@@ -49,7 +49,7 @@ class Xtc(SamplingStrategy):
         self._exclude(logits, rows, rows.uniform(_SALT))
 
     def _exclude(self, logits: torch.Tensor, rows: Rows, draws: torch.Tensor) -> None:
-        from vllm_graft.bindings.sampling.truncation import has_triton
+        from vllm_graft.bindings.sampling.truncation import has_triton, works_by_row
 
         if has_triton(logits):
             from vllm_graft.plugins.samplers.xtc_kernels import exclude
@@ -58,7 +58,7 @@ class Xtc(SamplingStrategy):
             exclude(logits, rows.rows, rows.slots, draws, chances=chances, logarithms=logarithms)
             return
         drawn = draws < self._chances.of(rows)
-        if logits.device.type == "cpu":
+        if works_by_row(logits):
             self._exclude_drawn(logits, rows, drawn)
         else:
             exclude_top(logits, rows.rows, drawn, self._logarithms.of(rows))

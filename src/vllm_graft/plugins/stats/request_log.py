@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import IO, ClassVar, Final
 
 from vllm_graft.contracts import BatchRecord, RequestRecord, StatSink
 from vllm_graft.contracts.item import OptionValue
@@ -21,7 +23,8 @@ _EVERY_S: Final = 0.2
 class RequestLog(StatSink):
     """Appends every finished request to a file of JSON lines.
 
-    Options: ``path``, the file (``{pid}`` becomes the process id, so that several API servers write several files);
+    Options: ``path``, the file (``{pid}`` becomes the process id, so that several API servers write several files),
+    which is made for its owner alone;
     ``queue``, how many requests may wait to be written. When the disk is slower than the server and the queue is full,
     requests are left out; the file's last line then says how many.
     """
@@ -30,15 +33,7 @@ class RequestLog(StatSink):
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)
-        path = Path(str(self.option("path")).replace("{pid}", str(os.getpid())))
-        try:
-            self._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"the file {path} cannot be written: {error}",
-                where="option path of request-log",
-                fix="name a file in a folder that this user may write",
-            ) from error
+        self._file = _open(Path(str(self.option("path")).replace("{pid}", str(os.getpid()))))
         size = self.option("queue")
         if not isinstance(size, int) or size < 1:
             raise ConfigError(
@@ -85,3 +80,35 @@ class RequestLog(StatSink):
         while self._waiting:
             self._file.write(json.dumps(asdict(self._waiting.popleft())) + "\n")
         self._file.flush()
+
+
+def _open(path: Path) -> IO[str]:
+    """Open the file to append to; one that is not there is made for its owner alone.
+
+    Nothing waits here: a FIFO would hold up the start until somebody reads it, and requests after that.
+    """
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise _no_file(path) from error
+        raise ConfigError(
+            f"the file {path} cannot be written: {error}",
+            where="option path of request-log",
+            fix="name a file in a folder that this user may write",
+        ) from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):
+        os.close(descriptor)
+        raise _no_file(path)
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "a", encoding="utf-8")
+
+
+def _no_file(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} is a FIFO or a socket, which would hold the server up whenever nobody reads it",
+        where="option path of request-log",
+        fix="name a file",
+    )

@@ -39,7 +39,7 @@ _MODELS: tuple[tuple[str, str], ...] = (
 )
 """Kinds of models whose memory is not simulated, by their property of ModelConfig."""
 
-_PARALLEL: tuple[str, ...] = ("decode_context_parallel_size", "prefill_context_parallel_size", "nnodes")
+_PARALLEL: tuple[str, ...] = ("decode_context_parallel_size", "prefill_context_parallel_size")
 
 _EXECUTORS: tuple[str, ...] = ("ray", "external_launcher")
 

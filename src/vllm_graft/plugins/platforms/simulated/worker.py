@@ -111,6 +111,18 @@ class SimulatedWorker(WorkerBase):
     def init_device(self) -> None:
         """There is no device; tensors, should anybody make one, belong to the CPU."""
         self.device = torch.device("cpu")
+        if getattr(self.parallel_config, "nnodes", 1) > 1:
+            self._join_nodes()
+
+    def _join_nodes(self) -> None:
+        """Join the process group by which vLLM hands steps and answers from node to node; no tensor travels in it."""
+        from vllm.distributed.parallel_state import init_distributed_environment
+        from vllm.platforms import current_platform
+
+        # vLLM makes a torch.device of the name of a platform that is not its own.
+        type(current_platform).device_name = current_platform.device_type
+        size = self.parallel_config.world_size
+        init_distributed_environment(size, self.rank, self.distributed_init_method, self.local_rank, "gloo")
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """A model is its configuration alone."""

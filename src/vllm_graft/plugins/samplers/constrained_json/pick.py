@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from vllm_graft.contracts import Params
 
 if TYPE_CHECKING:
     import torch
+
+
+_SHARES: Final = (1e-3, 1e-4, 1e-5)
+"""From which share of all on a token is looked at for top_p; the next one where those do not make it up."""
+_ROUNDING: Final = 1.00001
 
 
 def pick(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float]) -> torch.Tensor:
@@ -143,11 +148,16 @@ def _heaviest_on_host(weights: torch.Tensor, params: Params) -> _Heaviest:
     if 0 < params.top_k < vocabulary:
         heavy, tokens = weights.topk(params.top_k)
         return _Heaviest(heavy, tokens, heavy.sum(dim=-1, keepdim=True))
-    # What is lighter than this weighs less, all together, than top_p leaves out: it need not be sorted.
     total = weights.sum(dim=-1, keepdim=True)
-    places = np.flatnonzero((weights >= total * ((1 - params.top_p) / vocabulary)).numpy())
+    row, whole = weights.numpy()[0], total.item()
+    # Only what may be part of top_p is sorted: seldom more than a few. What is lighter than the last share weighs less,
+    # all together, than top_p leaves out.
+    for share in (*_SHARES, (1 - params.top_p) / vocabulary):
+        places = np.flatnonzero(row >= whole * share)
+        heavy = row[places]
+        if heavy.sum(dtype=np.float64) >= whole * params.top_p * _ROUNDING:
+            break
     if not len(places):
         return _Heaviest(weights, torch.arange(vocabulary)[None], total)
-    tokens = torch.from_numpy(places)[None]
-    heavy, order = weights.gather(1, tokens).sort(descending=True)
-    return _Heaviest(heavy, tokens.gather(1, order), total)
+    order = np.argsort(-heavy, kind="stable")
+    return _Heaviest(torch.from_numpy(heavy[order])[None], torch.from_numpy(places[order])[None], total)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
+from vllm_graft.bindings.sampling.threads import are_few
 from vllm_graft.contracts import Key, Params, Sampler
-from vllm_graft.contracts.item import OptionValue
 from vllm_graft.contracts.request_keys import KeyValue
 from vllm_graft.contracts.rows import ServedModel
 from vllm_graft.errors import ConfigError
@@ -67,8 +67,8 @@ class ConstrainedJSONSampler(Sampler):
     same requests in the same order get the same answers.
     """
 
-    # Rows are worked on one by one on the host, and an answer that is put aside half-way is no document.
-    options: ClassVar[Mapping[str, OptionValue]] = {"budget_us": 5000}
+    # Each row has a document of its own on the host; and an answer of which the rest is not constrained is no document.
+    row_budget_us: ClassVar[float] = 50.0
     keys = (
         Key("json_sampler", "bool", False, switch=True, help="true: the answer is a JSON document"),
         Key("json_max_depth", "int", 8, low=1, high=32, help="how many objects and arrays may be open at a time"),
@@ -101,8 +101,12 @@ class ConstrainedJSONSampler(Sampler):
         import torch
 
         choices = [self._choice(one) for one in params]
-        for row, choice in zip(logits, choices, strict=True):
-            row.add_(choice.mask)
+        if are_few(logits):
+            # Row by row, each is in the cache once.
+            for row, choice in zip(logits, choices, strict=True):
+                row.add_(choice.mask)
+        else:
+            logits.add_(torch.stack([choice.mask for choice in choices]))
         picked = pick(logits, params, [choice.number for choice in choices])
         # Where something before this took away all that the document allows, the shortest way to its end is taken.
         nothing_left = logits.gather(1, picked[:, None])[:, 0].isneginf()

@@ -12,6 +12,7 @@ from vllm_graft.plugins.platforms.simulated.settings import Settings, resolve_se
 from vllm_graft.plugins.platforms.simulated.workload.engine import (
     engine_config,
     environment,
+    plan_facts,
     surroundings,
     variables_of,
 )
@@ -129,6 +130,7 @@ class Tape:
             vllm=_version(),
             async_scheduling=bool(self.config.scheduler_config.async_scheduling),
             engines=self.config.parallel_config.data_parallel_size,
+            **plan_facts(self.config),
             **self.measured,
         )
 

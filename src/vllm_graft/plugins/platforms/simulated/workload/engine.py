@@ -8,7 +8,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft import ledger
 from vllm_graft.errors import ConfigError, GraftError, SetupError, nearest
+from vllm_graft.ledger.reading import findings_of
+from vllm_graft.plan import carried
 from vllm_graft.plugins.platforms.simulated.memory import available_bytes
 from vllm_graft.plugins.platforms.simulated.settings import VARIABLES, Settings, settings_of
 
@@ -93,6 +96,23 @@ def engine_config(given: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> 
     # Said here and not by a process of the engine, whose last words are hard to find.
     available_bytes(config, settings_of(config))
     return config
+
+
+def plan_facts(config: VllmConfig) -> dict[str, Any]:
+    """Return a report's facts of the plan: its hash, the scheduler, and what was not active until the end."""
+    plan = carried()
+    if plan is None:
+        chosen = config.scheduler_config.scheduler_cls
+        name = getattr(chosen, "__qualname__", chosen) or f"vLLM's own, {config.scheduler_config.policy}"
+        return {"scheduler": str(name)}
+    planned = [item.name for item in plan.of("scheduler")]
+    # The engine's processes have ended by now, and what they recorded until then is what is wanted.
+    rows = [{**row, "life": "unknown"} for row in ledger.current().rows()]
+    return {
+        "plan": plan.hash,
+        "scheduler": planned[0] if planned else f"vLLM's own, {config.scheduler_config.policy}",
+        "findings": tuple(findings_of(rows, plan)),
+    }
 
 
 def rejections() -> tuple[type[Exception], ...]:

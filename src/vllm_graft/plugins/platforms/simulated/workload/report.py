@@ -7,7 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from vllm_graft.findings import Finding
 from vllm_graft.plugins.platforms.simulated.workload.result import Result, State, digest
+
+_ASIDE: Final = ("S005", "S011")
+"""Warnings of a server, which goes on without the item; a run's figures without it are not those of its plan."""
 
 TIMES: Final = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
 """The times of a request that a report spreads out."""
@@ -104,6 +108,17 @@ class Report:
     start_s: float = 0.0
     """What the engine's start took, by the wall clock."""
     interrupted: bool = False
+    plan: str = ""
+    """The hash of the plan; empty where nothing is planned."""
+    scheduler: str = ""
+    """The planned scheduler by its name, or what vLLM runs without one."""
+    findings: tuple[Finding, ...] = ()
+    """What was planned and was not active, or was put aside during the run."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether everything that was planned was active until the end, so that the figures are the plan's."""
+        return not any(finding.level == "error" or finding.code in _ASIDE for finding in self.findings)
 
     @property
     def all(self) -> Counts:
@@ -146,9 +161,10 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data with stable keys."""
         counts = self.all.as_dict()
-        names = ("workload", "model", "device", "vllm", "async_scheduling", "engines", "kv_tokens", "interrupted")
+        names = ("workload", "model", "device", "vllm", "plan", "scheduler", "async_scheduling", "engines", "kv_tokens")
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in (*names, "interrupted", "sound")},
+            "findings": [finding.as_dict() for finding in self.findings],
             "speed": "virtual" if self.speed == float("inf") else self.speed,
             **counts,
             "reasons": self.reasons,

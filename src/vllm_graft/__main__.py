@@ -1,0 +1,8 @@
+"""``python -m vllm_graft``: the command ``vllm-graft``, where its script is not on the path."""
+
+import sys
+
+from vllm_graft.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Code that calls, reads and derives: arguments that do not fit, attributes and methods that a release lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
+
+from vllm_graft.audit.binding import misfit, refusals, rejects
+from vllm_graft.audit.model import Use, Verdict
+from vllm_graft.audit.releases.classes import alternatives
+from vllm_graft.audit.releases.shape import Release, Shape
+from vllm_graft.audit.uses import relies
+from vllm_graft.patching.upstream.fingerprint import Function, parameters
+from vllm_graft.patching.upstream.scopes import dotted
+
+_SAME: Final = Verdict("same")
+_CONFIGS: Final = "vllm.config"
+_METHODS: Final = ("function", "classmethod", "staticmethod")
+
+
+def judge_call(use: Use, old: Release, new: Release) -> Verdict:
+    """Whether a call still fits what it calls. What is gone is told of where it is named, but for ``super()``."""
+    if use.above and (state := _unreachable(use, old, new)):
+        return Verdict(state)
+    why = _misfit(use, new)
+    if not why:
+        return _SAME
+    before = _misfit(use, old)
+    return Verdict("misfit", f"{why}{'' if not before else f'; it did not fit {old.version} either'}")
+
+
+def _misfit(use: Use, release: Release) -> str:
+    """Why a call does not fit a release; empty where it does, or where that cannot be told."""
+    if use.arguments is None:
+        return ""
+    if use.path:
+        owner = _owner(use, release)
+        places = [(owner.module, f"{owner.qualname}.{use.path[-1]}")] if owner is not None else []
+    else:
+        places = [(use.module, use.qualname), *use.others]
+    for module, qualname in places:
+        found = release.shape(module, qualname)
+        if found is not None:
+            return "" if found.opaque else _against(use, found, release)
+        if use.bound and qualname.endswith(".__init__") and (made := _generated(release, module, qualname)) is not None:
+            return _all_fit(use, made)
+        if use.bound and _answers(release, module, qualname):
+            return ""
+    return ""
+
+
+def _generated(release: Release, module: str, qualname: str) -> Sequence[Sequence[str]] | None:
+    """The constructor that a decorator writes, where ``super().__init__`` has no other."""
+    made = release.constructor(module, qualname.removesuffix(".__init__"))
+    return made[-1:] if made is not None and made != ((),) else None
+
+
+def _answers(release: Release, module: str, qualname: str) -> bool:
+    """Whether a class that does not define a method may have it from outside vLLM."""
+    return bool(release.outside(module, qualname.rpartition(".")[0]))
+
+
+def _against(use: Use, found: Shape, release: Release) -> str:
+    if found.kind == "class" and not use.bound:
+        made = release.constructor(found.module, found.qualname)
+        return _all_fit(use, made) if made is not None else ""
+    if found.kind not in _METHODS:
+        return ""
+    in_class = "." in found.qualname
+    drops = found.kind == "classmethod" or (found.kind == "function" and in_class and use.bound)
+    taken = [one[1:] if drops else one for one in alternatives(found.signature)]
+    assert use.arguments is not None
+    said = [misfit(use.arguments, signature) for signature in taken]
+    return said[0] if said and all(said) else ""
+
+
+def _all_fit(use: Use, signatures: Sequence[Sequence[str]]) -> str:
+    assert use.arguments is not None
+    return next((said for one in signatures if (said := misfit(use.arguments, one))), "")
+
+
+def judge_read(use: Use, old: Release, new: Release) -> Verdict:
+    """Whether the attributes that are read one after the other are there."""
+    lost = _lost(use, new)
+    if lost is None:
+        return _SAME
+    owner, name = lost
+    before = _lost(use, old)
+    if before is None and _had(use, old, name):
+        return Verdict("gone", f"{owner.qualname} has no {name!r} any more", f"{owner.module}:{owner.qualname}")
+    if before is not None and not use.guessed and owner.module.startswith(_CONFIGS):
+        return Verdict("absent", f"{owner.qualname} has no {name!r}")
+    return _SAME
+
+
+def _had(use: Use, release: Release, name: str) -> bool:
+    place = use.path.index(name)
+    owner = _owner(use, release, upto=place)
+    known = release.attributes(owner.module, owner.qualname) if owner is not None else None
+    return known is not None and name in known
+
+
+def _lost(use: Use, release: Release) -> tuple[Shape, str] | None:
+    """The first attribute on the path that its class does not have, with the class."""
+    for place, name in enumerate(use.path):
+        owner = _owner(use, release, upto=place)
+        if owner is None:
+            return None
+        known = release.attributes(owner.module, owner.qualname)
+        if known is None or (name.startswith("__") and name.endswith("__")):
+            return None
+        if name not in known:
+            return None if release.outside(owner.module, owner.qualname) else (owner, name)
+    return None
+
+
+def _owner(use: Use, release: Release, upto: int | None = None) -> Shape | None:
+    """The class whose attribute the last name of a path is, or the one at a place of it."""
+    found = release.shape(use.module, use.qualname)
+    for name in use.path[: len(use.path) - 1 if upto is None else upto]:
+        if found is None or found.kind != "class":
+            return None
+        found = release.config(found.module, found.qualname, name)
+    return found if found is not None and found.kind == "class" else None
+
+
+def lacking(use: Use, old: Release, new: Release) -> list[str]:
+    """The abstract methods that a subclass does not define and did not have to before."""
+    if use.way != "subclass" or not use.concrete:
+        return []
+    before = old.abstract(use.module, use.qualname) - use.own if old.shape(use.module, use.qualname) else frozenset()
+    open_ = new.abstract(use.module, use.qualname) - use.own
+    return sorted(name for name in open_ - before if not any(_defines(new, other, name) for other in use.others))
+
+
+def _defines(release: Release, cls: tuple[str, str], name: str) -> bool:
+    module, qualname = cls
+    found = release.shape(module, f"{qualname}.{name}")
+    return found is not None and name not in release.abstract(module, qualname)
+
+
+def vanished(use: Use, old: Release, new: Release) -> Iterator[tuple[str, int]]:
+    """Attributes that a body reads from ``self``, that the class had, and that it has no more; each with its line."""
+    if use.body is None or "." not in use.qualname or use.mixed:
+        return
+    read = relies(use).attributes
+    owner = use.qualname.rpartition(".")[0]
+    had, has = (release.attributes(use.module, owner) if read else None for release in (old, new))
+    if had is None or has is None or new.outside(use.module, owner) - old.outside(use.module, owner):
+        return
+    yield from ((name, line) for name, line in read.items() if name in had and name not in has)
+
+
+def _unreachable(use: Use, old: Release, new: Release) -> Literal["gone", "absent", ""]:
+    """What became of a method that ``super()`` does not have; empty where it has it, or a base from outside may."""
+    places = [(use.module, use.qualname), *use.others]
+    if any(new.shape(*place) is not None for place in places) or any(_answers(new, *place) for place in places):
+        return ""
+    if not any(new.shape(module, qualname.rpartition(".")[0]) for module, qualname in places):
+        return ""
+    if any(old.shape(*place) is not None for place in places):
+        return "gone"
+    magic = use.qualname.rpartition(".")[2].startswith("__")
+    return "" if magic else "absent"
+
+
+def refuses(use: Use, was: Shape | None, now: Shape) -> bool:
+    """Whether the function that stands in the place of upstream's refuses calls that it did not have to take before."""
+    before = _refused(use, was) if was is not None else frozenset()
+    return bool(_refused(use, now) - before)
+
+
+def uncallable(use: Use, old: Release, new: Release) -> str:
+    """Why an override takes none of the calls that upstream's allows, now or in the base; empty where it takes one."""
+    name = use.qualname.rpartition(".")[2]
+    if use.way != "override" or use.body is None or use.mixed or (name.startswith("__") and name != "__call__"):
+        return ""
+    was, now = (release.shape(use.module, use.qualname) for release in (old, new))
+    if was is None or now is None or was.opaque or now.opaque or was.kind != now.kind or now.kind not in _METHODS:
+        return ""
+    own = _own_parameters(use)
+    if own is None or not _all_reject(own, was):
+        return ""
+    return _all_reject(own, now)
+
+
+def _all_reject(own: Sequence[str], upstream: Shape) -> str:
+    said = [rejects(own, one) for one in _taken(upstream)]
+    return said[0] if said and all(said) else ""
+
+
+def _refused(use: Use, upstream: Shape) -> frozenset[str]:
+    """What a function of the package refuses of the calls that upstream's takes; of alternatives, the nearest."""
+    own = _own_parameters(use) if use.body is not None else None
+    if own is None:
+        return frozenset()
+    return min((refusals(own, one) for one in _taken(upstream)), key=len, default=frozenset())
+
+
+def _taken(upstream: Shape) -> list[Sequence[str]]:
+    """The parameters of upstream's function that callers give, of each of its alternatives."""
+    bound = "." in upstream.qualname and upstream.kind != "staticmethod"
+    return [one[1:] if bound else one for one in alternatives(upstream.signature)]
+
+
+def _own_parameters(use: Use) -> list[str] | None:
+    """What a function of the package takes, without the object and a patch's ``call``; None for wrapt's wrappers."""
+    assert use.body is not None
+    tokens = list(parameters(use.body.args))
+    if [token.lstrip("/") for token in tokens[:2]] == ["wrapped", "instance"]:
+        return None
+    decorators = use.body.decorator_list if isinstance(use.body, Function) else []
+    static = any(dotted(one) == "staticmethod" for one in decorators)
+    bound = "." in use.qualname and not static and bool(tokens) and not tokens[0].startswith("*")
+    return [token for token in tokens[bound:] if token != "call"]

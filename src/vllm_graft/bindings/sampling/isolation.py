@@ -1,0 +1,210 @@
+"""What a strategy of another package works on: a copy of its own rows, of which only what may count goes back.
+
+So it cannot reach rows of other requests or vLLM's own storage, and a step that raises has changed nothing. Nothing
+here waits for a device: there, rows that hold no numbers are left out at once, and the host hears of them some steps
+later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from vllm_graft.bindings.sampling.steps import tensor
+from vllm_graft.bindings.sampling.truncation import has_triton
+from vllm_graft.contracts import Rows
+from vllm_graft.contracts.rows import History
+
+if TYPE_CHECKING:
+    import torch
+
+NOT_NUMBERS: Final = "NaN or +inf where numbers belong"
+
+
+class IsolatedStep:
+    """A step as one strategy sees it: rows are numbered from 0, in the order of ``rows``."""
+
+    def __init__(self, rows: Rows, numbers: torch.Tensor, known: Sequence[tuple[int, int]]) -> None:
+        self._rows = rows
+        self.isolated = Rows(numbers, rows.slots.clone(), self, known)
+
+    def pairs(self, rows: Rows) -> Sequence[tuple[int, int]]:
+        """Row and slot of a selection that the strategy made itself."""
+        return list(zip(rows.rows.tolist(), rows.slots.tolist(), strict=True))
+
+    def positions(self, rows: Rows) -> torch.Tensor:
+        """Tokens before the one to be picked."""
+        return self._rows.step.positions(self._original(rows))
+
+    def uniform(self, rows: Rows, salt: int) -> torch.Tensor:
+        """Random numbers."""
+        return self._rows.step.uniform(self._original(rows), salt)
+
+    @property
+    def history(self) -> History:
+        """The tokens so far; it goes by slots and positions, not by rows."""
+        return self._rows.step.history
+
+    def _original(self, rows: Rows) -> Rows:
+        if rows is self.isolated:
+            return self._rows
+        return Rows(self._rows.rows[rows.rows], rows.slots, self._rows.step)
+
+
+def isolate(rows: Rows) -> Rows:
+    """The same requests' rows as rows of a copy that holds nothing else.
+
+    Where only the device knows whose each row is, the copy holds all rows, under their own numbers.
+    """
+    if rows.known is None:
+        return Rows(rows.rows.clone(), rows.slots.clone(), rows.step)
+    known = [(number, slot) for number, (_, slot) in enumerate(rows.known)]
+    return IsolatedStep(rows, tensor(range(len(known)), rows.rows.device), known).isolated
+
+
+class Copy:
+    """Copies rows of the logits, on the host into the same memory again and again: fresh memory takes as long."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    def take(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The rows as a tensor of their own."""
+        import torch
+
+        if logits.device.type != "cpu":
+            return logits[rows]
+        size = len(rows) * logits.shape[1]
+        if self._memory is None or self._memory.numel() < size or self._memory.dtype != logits.dtype:
+            self._memory = torch.empty(size, dtype=logits.dtype)
+        # A tensor of its own over that memory: what a strategy does to it, but for its numbers, ends with it.
+        own = self._memory.detach()[:size].view(len(rows), logits.shape[1])
+        return torch.index_select(logits, 0, rows, out=own)
+
+
+Form = tuple["torch.Size", "torch.dtype", "torch.device"]
+
+
+def form_of(logits: torch.Tensor) -> Form:
+    """Shape, type and place of logits."""
+    return logits.shape, logits.dtype, logits.device
+
+
+def read_result(answer: object, own: torch.Tensor, form: Form) -> torch.Tensor:
+    """The logits that a step has made: those it was given, changed in place, or those it returned.
+
+    ``form`` is that of the logits it was given, before it could resize them.
+    """
+    import torch
+
+    if answer is not None and not isinstance(answer, torch.Tensor):
+        gave = type(answer).__name__
+        raise TypeError(f"step must change its logits in place or return new ones, and returned {gave}")
+    result = own if answer is None else answer
+    if form_of(result) != form:
+        raise ValueError(f"step was given logits of {_shown(form)} and left or returned {_shown(form_of(result))}")
+    last = result.storage_offset() + sum((n - 1) * step for n, step in zip(result.shape, result.stride(), strict=True))
+    if result.untyped_storage().nbytes() < (last + 1) * result.element_size():
+        raise ValueError("step took the memory of its logits away")
+    return result
+
+
+def write_back(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    result: torch.Tensor,
+    *,
+    mine: torch.Tensor | None,
+    keep_forbidden: bool,
+    seen: torch.Tensor,
+) -> None:
+    """Put a strategy's result into the logits; ``seen`` becomes 1 where a row held something that is no number.
+
+    Such a row, one in which no token would be left, and one that is not ``mine`` stay as they were. With
+    ``keep_forbidden`` so does a logit that was -inf. What was no number before is not the strategy's doing.
+    """
+    import torch
+
+    if has_triton(logits):
+        from vllm_graft.bindings.sampling.isolation_kernels import write_back_by_triton
+
+        write_back_by_triton(logits, rows, result, mine=mine, keep_forbidden=keep_forbidden, seen=seen)
+        return
+    before = logits[rows]
+    after = torch.where(before == -torch.inf, before, result) if keep_forbidden else result
+    # The greatest of a row is NaN where any is: one pass tells all there is to know.
+    top = after.amax(1)
+    numbers = top < torch.inf
+    broken = ~numbers & (before.amax(1) < torch.inf)
+    keep = numbers & (top > -torch.inf)
+    if mine is not None:
+        broken, keep = broken & mine, keep & mine
+    seen |= broken.any()
+    logits[rows] = torch.where(keep[:, None], after, before)
+
+
+def write_back_on_host(
+    logits: torch.Tensor, rows: torch.Tensor, result: torch.Tensor, *, mine: torch.Tensor | None, keep_forbidden: bool
+) -> list[bool]:
+    """As ``write_back``, but it tells which rows are broken, and writes nothing where any is.
+
+    Row after row, while each is in the cache; most have nothing that is forbidden.
+    """
+    import torch
+
+    own = [True] * len(rows) if mine is None else mine.tolist()
+    broken, writes = [False] * len(rows), []
+    for number, row in enumerate(rows.tolist()):
+        if not own[number]:
+            continue
+        before, after = logits[row], result[number]
+        if keep_forbidden and not before.amin().item() > -math.inf:
+            after = torch.where(before == -math.inf, before, after)
+        top = after.amax().item()
+        if -math.inf < top < math.inf:
+            writes.append((before, after))
+        elif top != -math.inf:
+            broken[number] = before.amax().item() < math.inf
+    if not any(broken):
+        for before, after in writes:
+            before.copy_(after)
+    return broken
+
+
+class Watch:
+    """Learns of rows that held no numbers on a device without waiting for it.
+
+    Steps leave a 1 in ``seen``; every so many of them it is copied, and read once the copy has arrived.
+    """
+
+    EVERY: Final = 8
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self.seen = torch.zeros(1, dtype=torch.int32, device=device)
+        self._host = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._arrived = torch.Event(device.type)
+        self._steps = 0
+        self._under_way = False
+
+    def stepped(self) -> None:
+        """A step is on its way to the device."""
+        self._steps += 1
+        if self._steps % self.EVERY == 1 and not self._under_way:
+            self._host.copy_(self.seen, non_blocking=True)
+            self._arrived.record()
+            self._under_way = True
+
+    def found(self) -> bool:
+        """Whether a copy has arrived that tells of such rows."""
+        if not self._under_way or not self._arrived.query():
+            return False
+        self._under_way = False
+        return bool(self._host[0])
+
+
+def _shown(form: Form) -> str:
+    shape, dtype, device = form
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"

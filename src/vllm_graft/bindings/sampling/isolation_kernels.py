@@ -1,0 +1,91 @@
+"""A strategy's result put into the logits, by Triton: one pass that judges each row, one that writes."""
+
+# What a kernel is given are pointers and numbers, whose types Triton takes from each call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+_PIECE: Final = 4096
+
+# What is known of a row: a token is left, its result or what was there before holds no number, it is another request's.
+_LEFT: tl.constexpr = tl.constexpr(1)
+_BROKEN: tl.constexpr = tl.constexpr(2)
+_WAS_BROKEN: tl.constexpr = tl.constexpr(4)
+_OTHERS: tl.constexpr = tl.constexpr(8)
+
+
+@triton.jit
+def _judge_kernel(
+    logits, row_step, rows, result, result_step, vocabulary, verdicts, FORBIDDEN: tl.constexpr, PIECE: tl.constexpr
+):
+    """Gather what one piece of a row tells of it."""
+    number = tl.program_id(0)
+    at = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    there = at < vocabulary
+    row = logits + tl.load(rows + number).to(tl.int64) * row_step
+    before = tl.load(row + at, mask=there, other=float("-inf"))
+    after = tl.load(result + number.to(tl.int64) * result_step + at, mask=there, other=float("-inf"))
+    if FORBIDDEN:
+        after = tl.where(before == float("-inf"), before, after)
+    left = tl.max((after > float("-inf")).to(tl.int32), 0)
+    broken = tl.max(((after != after) | (after == float("inf"))).to(tl.int32), 0)
+    was_broken = tl.max(((before != before) | (before == float("inf"))).to(tl.int32), 0)
+    tl.atomic_or(verdicts + number, left * _LEFT + broken * _BROKEN + was_broken * _WAS_BROKEN)
+
+
+@triton.jit
+def _write_kernel(
+    logits,
+    row_step,
+    rows,
+    result,
+    result_step,
+    vocabulary,
+    verdicts,
+    seen,
+    FORBIDDEN: tl.constexpr,
+    PIECE: tl.constexpr,
+):
+    """Write one piece of a row that may count, and note one that its strategy has broken."""
+    number = tl.program_id(0)
+    verdict = tl.load(verdicts + number)
+    if (verdict & (_BROKEN | _WAS_BROKEN | _OTHERS)) == _BROKEN:
+        tl.store(seen, 1)
+    if (verdict & (_LEFT | _BROKEN | _OTHERS)) != _LEFT:
+        return
+    at = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    there = at < vocabulary
+    row = logits + tl.load(rows + number).to(tl.int64) * row_step
+    after = tl.load(result + number.to(tl.int64) * result_step + at, mask=there, other=0.0)
+    if FORBIDDEN:
+        before = tl.load(row + at, mask=there, other=0.0)
+        there = there & (before != float("-inf"))
+    tl.store(row + at, after, mask=there)
+
+
+def write_back_by_triton(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    result: torch.Tensor,
+    *,
+    mine: torch.Tensor | None,
+    keep_forbidden: bool,
+    seen: torch.Tensor,
+) -> None:
+    """As ``isolation.write_back``, on a device."""
+    count, vocabulary = result.shape
+    result = result if result.stride(1) == 1 else result.contiguous()
+    verdicts = torch.zeros(count, dtype=torch.int32, device=logits.device)
+    if mine is not None:
+        verdicts = torch.where(mine, verdicts, _OTHERS.value)
+    grid = (count, triton.cdiv(vocabulary, _PIECE))
+    given = (logits, logits.stride(0), rows, result, result.stride(0), vocabulary, verdicts)
+    _judge_kernel[grid](*given, keep_forbidden, _PIECE)
+    _write_kernel[grid](*given, seen, keep_forbidden, _PIECE)

@@ -1,0 +1,137 @@
+"""``vllm-graft items``: what a plan may name, with the options and request keys of each."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+from dataclasses import asdict, dataclass
+
+from vllm_graft.cli.table import show_findings, table
+from vllm_graft.contracts.item import Item, OptionValue
+from vllm_graft.contracts.request_keys import Key
+from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.findings import Finding, exit_status
+from vllm_graft.plan.catalogue import Registered, catalogue
+from vllm_graft.plan.resolution import fits
+from vllm_graft.points import POINTS, ROLES
+
+HELP = "list what a plan may name: every item that ships or is installed, with its options and request keys"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One item that a plan may name.
+
+    summary: the first line of the class's docstring
+    options: every option with its default
+    keys:    what a request may carry for it, as ``GET /graft/samplers`` gives them
+    vllm:    the releases a patch is written for; empty for all
+    """
+
+    name: str
+    point: str
+    key: str
+    package: str
+    target: str
+    summary: str
+    roles: tuple[str, ...]
+    options: dict[str, OptionValue]
+    keys: list[dict[str, object]]
+    vllm: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("name", nargs="?", help="show one item in full")
+    parser.add_argument("--json", action="store_true", help="print items and findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the items; exit status 1 where one cannot be imported."""
+    known = catalogue()
+    if args.name is not None and args.name not in known:
+        raise ConfigError(f"there is no item {args.name!r}{nearest(args.name, known)}", fix="run `vllm-graft items`")
+    rows: list[Row] = []
+    findings: list[Finding] = []
+    for entry in known.values():
+        if args.name not in (None, entry.name):
+            continue
+        try:
+            rows.append(describe(entry))
+        except ConfigError as error:
+            findings.append(Finding("P010", "error", f"item {entry.name}", error.what, error.where, error.fix))
+    if args.json:
+        document = {"items": [asdict(row) for row in rows], "findings": [each.as_dict() for each in findings]}
+        print(json.dumps(document, indent=2))
+        return exit_status(findings)
+    if rows:
+        print(_in_full(rows[0]) if args.name is not None else _overview(rows))
+    if findings:
+        print(show_findings(findings))
+    return exit_status(findings)
+
+
+def describe(entry: Registered) -> Row:
+    """Import an item's class and read what it declares; a ConfigError where it is no item of any point."""
+    kind = entry.load()
+    point = next((point for point in POINTS if point.key and point.contracts and fits(kind, point)), None)
+    if point is None:
+        raise ConfigError(
+            f"{entry.target} of {entry.package} fulfils no contract",
+            where=f"entry point {entry.name}",
+            fix="derive the class from one of the contracts that `vllm-graft points` names",
+        )
+    declaration = getattr(kind, "declaration", None)
+    roles = point.roles if declaration is None else tuple(role for role in ROLES if role in declaration.processes)
+    keys = getattr(kind, "keys", ())
+    return Row(
+        name=entry.name,
+        point=point.name,
+        key=point.key,
+        package=entry.package,
+        target=entry.target,
+        summary=(inspect.getdoc(kind) or "").partition("\n")[0],
+        roles=roles,
+        options=dict(kind.options) if issubclass(kind, Item) else {},
+        keys=[key.as_dict() for key in keys if isinstance(key, Key)],
+        vllm=declaration.vllm if declaration is not None else "",
+    )
+
+
+def _overview(rows: list[Row]) -> str:
+    head = ("ITEM", "POINT", "PACKAGE", "OPTIONS", "REQUEST KEYS")
+    return table(head, [(row.name, row.point, row.package, _options(row), _names(row)) for row in rows])
+
+
+def _options(row: Row) -> str:
+    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in row.options.items()) or "-"
+
+
+def _names(row: Row) -> str:
+    return ", ".join(str(key["name"]) for key in row.keys) or "-"
+
+
+def _in_full(row: Row) -> str:
+    fields = [
+        ("point", f"{row.point}; named under `{row.key}` in graft.toml"),
+        ("package", row.package),
+        ("class", row.target),
+        ("what it does", row.summary or "-"),
+        ("runs in", "+".join(row.roles)),
+        ("vllm", row.vllm or "every release the point is bound on"),
+        ("options", _options(row)),
+        ("request keys", "\n".join(_key(key) for key in row.keys) or "-"),
+    ]
+    return table(("FIELD", row.name), fields)
+
+
+def _key(key: dict[str, object]) -> str:
+    low, high = key["min"], key["max"]
+    if low is not None and high is not None:
+        span = f", {low:g} to {high:g}"
+    elif low is not None:
+        span = f", at least {low:g}"
+    else:
+        span = "" if high is None else f", at most {high:g}"
+    return f"{key['name']}: {key['type']}{span}, default {json.dumps(key['default'])}"

@@ -1,0 +1,132 @@
+"""D030: a logits processor with a method that is missing, does not take vLLM's arguments, or returns nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from vllm_graft.doctor import engine
+from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.packages import Entry
+from vllm_graft.doctor.source import Method, is_abstract, listed, methods_of
+from vllm_graft.findings import Finding, Level
+from vllm_graft.patching.upstream.finder import Place
+
+CODE = "D030"
+TITLE = "A logits processor whose methods vLLM cannot call"
+
+_AT_START: Final = ("__init__", "is_argmax_invariant")
+"""What vLLM calls while it makes its processors; all other methods are called with the first request."""
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Compare each processor with the interface of the runner that would use it, as the installed vLLM defines it."""
+    if facts.vllm is None or engine.generates(facts) is False or engine.speculative_method(facts) is not None:
+        return
+    interface = engine.V2_PROCESSOR if engine.runner(facts) == "V2" else engine.V1_PROCESSOR
+    required = facts.reading.lineage(interface)
+    if required is None:
+        return
+    processors: list[Entry | str] = [*facts.in_group(engine.PROCESSORS), *engine.logits_processors(facts)]
+    for what in processors:
+        derives = facts.reading.is_a(what, interface)
+        # D013 speaks of classes that do not derive from the interface; the V1 runner takes installed ones all the same.
+        loose = derives == "no" and isinstance(what, Entry) and interface == engine.V1_PROCESSOR
+        own = facts.reading.lineage(what) if derives == "yes" or loose else None
+        if own is not None:
+            yield from _faults(facts, what, own, methods_of(required), inherits=derives == "yes")
+
+
+def _faults(
+    facts: Facts, what: Entry | str, own: Sequence[Place], interface: Mapping[str, Method], *, inherits: bool
+) -> Iterator[Finding]:
+    methods = methods_of(own)
+    missing = [name for name, method in interface.items() if _is_missing(name, method, methods, inherits=inherits)]
+    if missing:
+        yield _finding(facts, what, _lacks(missing, methods, inherits=inherits), f"define {listed(missing)}")
+    for name, method in interface.items():
+        mine = methods.get(name)
+        if name in missing or mine is None or mine is method or mine.decorator_list:
+            continue
+        count = len(_positional(method)) - 1
+        if not _takes(mine, count):
+            names = ", ".join(arg.arg for arg in _positional(method)[1:])
+            yield _finding(
+                facts,
+                what,
+                f"{name} cannot be called with ({names}), which is what vLLM passes; {_then(name)} with a TypeError",
+                f"write def {name}(self{', ' if names else ''}{names})",
+            )
+        elif _gives(method) and not _returns(mine):
+            text = (
+                f"{name} returns nothing, and vLLM goes on with what it returns; the engine dies with the first request"
+            )
+            yield _finding(facts, what, text, "return the logits, also where they were changed in place")
+
+
+def _is_missing(name: str, method: Method, methods: Mapping[str, Method], *, inherits: bool) -> bool:
+    """Whether a class lacks a method: the one it has is abstract, or it has none and inherits none."""
+    mine = methods.get(name)
+    if mine is not None:
+        return is_abstract(mine)
+    return not inherits and (is_abstract(method) or name == "validate_params") and name != "__init__"
+
+
+def _lacks(missing: Sequence[str], methods: Mapping[str, Method], *, inherits: bool) -> str:
+    called = "; vLLM calls apply, never __call__" if "apply" in missing and "__call__" in methods else ""
+    if inherits:
+        lacks = f"it does not define {listed(missing)}, which vLLM's class leaves abstract{called}"
+        return f"{lacks}; {_then('__init__')} with a TypeError"
+    then = _then("__init__") if any(name in _AT_START for name in missing) else _then(missing[0])
+    if missing == ["validate_params"]:
+        then = "every request fails"
+    lacks = f"it does not derive from vLLM's LogitsProcessor and has no {listed(missing)}{called}"
+    return f"{lacks}; {then} with an AttributeError"
+
+
+def _then(name: str) -> str:
+    return "the engine stops at its start" if name in _AT_START else "the engine dies with the first request"
+
+
+def _positional(method: Method) -> list[ast.arg]:
+    return [*method.args.posonlyargs, *method.args.args]
+
+
+def _takes(method: Method, count: int) -> bool:
+    """Whether a method can be called with so many positional arguments besides ``self``, and no others."""
+    plain = len(_positional(method)) - 1
+    needed = plain - len(method.args.defaults)
+    named = any(default is None for default in method.args.kw_defaults)
+    return not named and needed <= count and (count <= plain or method.args.vararg is not None or plain < 0)
+
+
+def _gives(method: Method) -> bool:
+    """Whether the interface says that a method returns something of weight: logits, not None or a plain answer."""
+    return isinstance(method.returns, ast.Attribute) and method.returns.attr == "Tensor"
+
+
+def _returns(method: Method) -> bool:
+    """Whether a method returns a value somewhere, or never ends by running to its end."""
+    inner = list(method.body)
+    while inner:
+        node = inner.pop()
+        if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+            return True
+        if isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, Method | ast.Lambda | ast.ClassDef):
+            inner += list(ast.iter_child_nodes(node))  # type: ignore[arg-type]
+    return False
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _finding(facts: Facts, what: Entry | str, text: str, fix: str) -> Finding:
+    level: Level = "error" if engine.generates(facts) and engine.is_sure(facts) else "warning"
+    if isinstance(what, Entry):
+        text += ", because it is installed, whether or not a request uses it"
+        return Finding(CODE, level, f"logits processor {what.name!r}", text, f"{what.package}: {what.value}", fix)
+    return Finding(CODE, level, f"logits processor {what}", text, "--logits-processors", fix)

@@ -1,0 +1,230 @@
+"""Calls, reads and subclasses held against a release: what raises there is an error, what does not is no finding."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from vllm_graft.audit.auditing import audit
+from vllm_graft.audit.uses import read
+
+
+@pytest.fixture(params=["source", "catalogue"])
+def findings(request, make, held, tmp_path):
+    """findings(package, old, new) -> (code, level, line) of each; old and new are vllm.m, or modules by name."""
+
+    def run(package, old, new):
+        file = tmp_path / "plugin.py"
+        file.write_text(dedent(package).lstrip("\n"), encoding="utf-8")
+        texts = [text if isinstance(text, dict) else {"m": text} for text in (old, new)]
+        texts = [{name: dedent(text) for name, text in each.items()} for each in texts]
+        base, *against = held(request.param, make("0.1.0", **texts[0]), make("0.2.0", **texts[1]))
+        report = audit([read(file)], base, against)
+        return [(one.code, one.level, int(one.where.rpartition(":")[2])) for one in report.findings]
+
+    return run
+
+
+def test_a_call_of_a_function_that_still_fits_is_no_finding(findings):
+    package = "from vllm.m import f\nf(1, b=2)\n"
+    assert findings(package, "def f(a, b): ...", "def f(a, c=3, *, b): ...") == []
+
+
+def test_a_call_that_cannot_bind_is_an_error_where_it_stands(findings):
+    package = "from vllm.m import f\nf(1)\nf(1, b=2)\n"
+    assert findings(package, "def f(a, b=1): ...", "def f(a): ...") == [("P215", "error", 3)]
+
+
+def test_a_function_that_is_handed_on_may_be_called_in_any_way(findings):
+    package = "from vllm.m import f\nregister(f)\n"
+    assert findings(package, "def f(a): ...", "def f(b): ...") == [("P202", "warning", 1)]
+
+
+def test_a_function_that_is_only_imported_is_no_finding(findings):
+    assert findings("from vllm.m import f\n", "def f(a): ...", "def f(b): ...") == []
+
+
+def test_a_call_through_another_name_is_followed(findings):
+    package = "import vllm.m as m\ng = m.f\ng(1, 2)\n"
+    assert findings(package, "def f(a, b): ...", "def f(a): ...") == [("P215", "error", 3)]
+
+
+def test_what_is_applied_already_is_not_counted_twice(findings):
+    package = "import functools\nfrom vllm.m import f\ng = functools.partial(f, 1)\ng(2)\n"
+    assert findings(package, "def f(a, b): ...", "def f(a, b): ...") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "call"),
+    [
+        ("def __init__(self, a, skip=()): ...", "def __init__(self, a): ...", "C(1, skip=2)"),
+        ("def __init__(self, a): ...", "def __init__(self, a, b): ...", "C(1)"),
+        ("@classmethod\n    def make(cls, a): ...", "@classmethod\n    def make(cls): ...", "C.make(1)"),
+        ("def go(self, a): ...", "def go(self): ...", "C.go(x, 1)"),
+        ("def go(self, a): ...", "def go(self): ...", "C().go(1)"),
+        ("@staticmethod\n    def go(a): ...", "@staticmethod\n    def go(): ...", "C.go(1)"),
+    ],
+)
+def test_constructions_and_methods(findings, old, new, call):
+    classes = [f"class C:\n    {text}" for text in (old, new)]
+    assert findings(f"from vllm.m import C\n{call}\n", *classes) == [("P215", "error", 2)]
+
+
+def test_a_dataclass_whose_fields_changed(findings):
+    head = "from dataclasses import dataclass\n@dataclass\nclass T:\n    size: int\n"
+    package = "from vllm.m import T\nT(size=1, shared_by=[])\n"
+    assert findings(package, f"{head}    shared_by: list", f"{head}    layers: list") == [("P215", "error", 2)]
+
+
+def test_a_call_in_a_try_that_catches_it_is_information(findings):
+    old, new = "def f(a, b=1): ...", "def f(a): ..."
+    package = "from vllm.m import f\ntry:\n    f(1, b=2)\nexcept {}:\n    f(1)\n"
+    assert findings(package.format("TypeError"), old, new) == [("P215", "info", 3)]
+    assert findings(package.format("ImportError"), old, new) == [("P215", "error", 3)]
+
+
+OLD = """
+class Engine:
+    def __init__(self, a): self.queue = []
+    def step(self, batch): ...
+    def pick(self): ...
+"""
+
+
+def test_calls_on_self_and_super_in_any_method_of_a_subclass(findings):
+    package = """
+    from vllm.m import Engine
+    class Mine(Engine):
+        def __init__(self, a, b):
+            super().__init__(a, b)
+        def helper(self):
+            self.step(1, 2)
+            return self.pick()
+        def run(self):
+            return self.queue
+    """
+    new = OLD.replace("def pick(self): ...", "").replace("self.queue", "self.waiting").replace("batch", "batch, x, y")
+    assert set(findings(package, OLD, new)) - {("P203", "info", 3)} == {
+        ("P215", "error", 4), ("P215", "error", 6), ("P210", "error", 7), ("P210", "error", 9),
+    }  # fmt: skip
+
+
+def test_methods_that_the_package_has_itself_are_its_own(findings):
+    package = """
+    from vllm.m import Engine
+    class Mixin:
+        def pick(self, a, b): ...
+    class Mine(Mixin, Engine):
+        def step(self, batch, more=None): ...
+        def helper(self):
+            self.step(1, 2)
+            self.pick(1, 2)
+            super().pick(1, 2)
+            self.queue(1)
+    """
+    assert findings(package, OLD, OLD) == []
+
+
+def test_a_method_above_that_is_gone(findings):
+    package = "from vllm.m import Engine\nclass Mine(Engine):\n    def go(self):\n        super().pick()\n"
+    assert ("P201", "error", 4) in findings(package, OLD, OLD.replace("pick", "choose"))
+
+
+READS = "from vllm.m import Engine\nkeep = Engine.pick\n"
+
+
+def test_an_attribute_of_an_imported_class(findings):
+    assert findings(READS, OLD, OLD) == []
+    assert findings(READS, OLD, OLD.replace("pick", "choose")) == [("P201", "error", 2)]
+    assert findings("from vllm.m import Engine\nEngine.queue\nEngine.__name__\n", OLD, "class Engine: ...") == []
+
+
+ABSTRACT = """
+from abc import ABC, abstractmethod
+class Base(ABC):
+    @abstractmethod
+    def go(self): ...
+"""
+STRICTER = ABSTRACT + "    @abstractmethod\n    def stop(self): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("class C(Base):\n    def go(self): ...", [("P216", "error", 3)]),
+        ("class C(Base):\n    def go(self): ...\n    def stop(self): ...", []),
+        ("class C(Base, ABC):\n    def go(self): ...", []),
+        ("class C(Base):\n    @abstractmethod\n    def go(self): ...", []),
+        ("class M:\n    def stop(self): ...\nclass C(M, Base):\n    def go(self): ...", []),
+        ("class C(unknown, Base):\n    def go(self): ...", []),
+        ("class C(Base):\n    def go(self): ...\nclass D(C):\n    def stop(self): ...", []),
+        ("class C(Base):\n    def go(self): ...\nclass D(C): ...", [("P216", "error", 5)]),
+    ],
+)
+def test_a_new_abstract_method(findings, body, found):
+    package = f"from abc import ABC, abstractmethod\nfrom vllm.m import Base\n{body}\n"
+    assert findings(package, ABSTRACT, STRICTER) == found
+    assert findings(package, ABSTRACT, ABSTRACT) == []
+
+
+def config(*fields: str) -> dict[str, str]:
+    body = "".join(f"    {field}: int = 1\n" for field in fields)
+    model = f"from dataclasses import dataclass\n@dataclass\nclass ModelConfig:\n    model: str = ''\n{body}"
+    whole = (
+        "from dataclasses import dataclass\nfrom vllm.config.model import ModelConfig\n"
+        "def get_current_vllm_config(): ...\n"
+        "@dataclass\nclass VllmConfig:\n    model_config: ModelConfig = None\n"
+    )
+    return {"config.model": model, "config": whole, "m": OLD}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from vllm.config import VllmConfig\ndef f(c: VllmConfig):\n    return c.model_config.routed",
+        "from vllm.config import VllmConfig\ndef f(c: 'VllmConfig | None' = None):\n    return c.model_config.routed",
+        "import vllm.config\ndef f(c: vllm.config.VllmConfig):\n    return c.model_config.routed",
+        "from vllm.config import get_current_vllm_config as get\ndef f():\n    return get().model_config.routed",
+        "from vllm.m import Engine\ndef f(config):\n    return config.model_config.routed",
+        "from vllm.m import Engine\ndef f(model_config):\n    return model_config.routed",
+        "from vllm.m import Engine\nclass M(Engine):\n    def f(self): return self.vllm_config.model_config.routed",
+        "from vllm.m import Engine\nclass M(Engine):\n    def f(self): return self.model_config.routed",
+        "import vllm.m\ndef f(vllm_config): m = vllm_config.model_config; \\\n    return m.routed",
+    ],
+)
+def test_a_removed_field_of_a_configuration(findings, text):
+    assert findings(text, config("routed"), config()) == [("P217", "error", 3)]
+    assert findings(text, config("routed"), config("routed")) == []
+
+
+def test_an_annotation_that_only_type_checkers_can_read(findings):
+    text = """
+    from typing import TYPE_CHECKING
+    import vllm.m
+    if TYPE_CHECKING:
+        from vllm.config import VllmConfig
+    def f(c: "VllmConfig"):
+        return c.model_config.routed
+    """
+    assert findings(text, config("routed"), config()) == [("P217", "error", 6)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import vllm.m\ndef f(model_config):\n    return getattr(model_config, 'routed', None)",
+        "import vllm.m\ndef f(model_config):\n    model_config.routed = 1\n    return model_config.routed",
+        "import vllm.m\ndef f(model_config):\n    return model_config.never_there",
+        "import vllm.m\ndef f(model_config):\n    model_config = {}\n    return model_config.routed",
+        "import vllm.m\ndef f(hf_config):\n    return hf_config.routed",
+        "import vllm.m\ndef f(x):\n    return x.model_config['routed']",
+    ],
+)
+def test_what_is_no_removed_field(findings, text):
+    assert findings(text, config("routed"), config()) == []
+
+
+def test_a_field_that_the_configuration_never_had_is_an_error_where_the_type_is_stated(findings):
+    text = "from vllm.config import VllmConfig\ndef f(c: VllmConfig):\n    return c.model_config.never\n"
+    assert findings(text, config(), config()) == [("P217", "error", 3)]

@@ -1,0 +1,192 @@
+"""Samplers that misbehave in a real server: each costs itself, and no other request notices."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from vllm_graft.testing import Server, Session
+
+pytestmark = [pytest.mark.server, pytest.mark.compiled]
+
+MISDEEDS = '''
+import math
+import sys
+import time
+
+from vllm_graft import Key, Sampler, SamplingStrategy
+
+class Misdeed(SamplingStrategy):
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        cls.keys = (Key(cls.__name__.lower(), "bool", False, switch=True),)
+    def open(self, slot, params):
+        return True
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+class Exits(Misdeed):
+    def step(self, logits, rows):
+        sys.exit(3)
+
+class Interrupts(Misdeed):
+    def open(self, slot, params):
+        raise KeyboardInterrupt
+
+class Mumbles(Misdeed):
+    def step(self, logits, rows):
+        raise Unspeakable
+
+class Overreaches(Misdeed):
+    """Forces a token for everybody it can see."""
+    def step(self, logits, rows):
+        logits[:] = -math.inf
+        logits[:, 66] = 0.0
+
+class Undermines(Misdeed):
+    """Writes wherever it can and then raises."""
+    def step(self, logits, rows):
+        logits.fill_(0.0)
+        logits[:, 66] = 50.0
+        raise RuntimeError("half-way")
+
+class Resizes(Misdeed):
+    def step(self, logits, rows):
+        logits.resize_(1, 4)
+
+class Blurs(Misdeed):
+    def step(self, logits, rows):
+        logits.fill_(math.nan)
+
+class Explodes(Misdeed):
+    def step(self, logits, rows):
+        logits.fill_(math.inf)
+
+class Sleeps(Misdeed):
+    def step(self, logits, rows):
+        time.sleep(1.5)
+
+class Dozes(Misdeed):
+    def open(self, slot, params):
+        time.sleep(1.5)
+        return False
+
+class Returns(Misdeed):
+    """Keeps to vLLM's convention: what it returns counts."""
+    def step(self, logits, rows):
+        forced = logits.new_full(logits.shape, -math.inf)
+        forced[:, 65] = 0.0
+        return forced
+
+class Tampers(Sampler):
+    """Writes into the list of tokens that vLLM keeps."""
+    keys = (Key("tampers", "bool", False, switch=True),)
+    def sample(self, logits, params):
+        for each in params:
+            each.generated.clear()
+        return logits.argmax(-1)
+'''
+
+NAMES = (
+    "exits", "interrupts", "mumbles", "overreaches", "undermines", "resizes", "blurs", "explodes", "sleeps", "dozes",
+    "returns", "tampers",
+)  # fmt: skip
+
+LONG = 100
+ASK = {"prompt": "x", "max_tokens": 6, "model": "m", "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server with all of them planned."""
+    session = Session(tmp_path_factory.mktemp("misbehaviour"))
+    entries = {name: f"misdeeds:{name.capitalize()}" for name in NAMES}
+    session.package("misdeeds", {"vllm_graft.plugins": entries}, {"misdeeds": MISDEEDS})
+    session.plan(f"[defaults]\nsamplers = {json.dumps(NAMES)}\n")
+    with session.server("--served-model-name", "m", "--max-num-seqs", "16") as started:
+        yield started
+    session.close()
+
+
+def text(server: Server, **more: object) -> str:
+    status, body = server.post("/v1/completions", {**ASK, **more})
+    assert status == 200, body
+    return str(json.loads(body)["choices"][0]["text"])
+
+
+@pytest.fixture(scope="module")
+def plain(server: Server) -> str:
+    """What a request gets that asks for nothing."""
+    return text(server)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server) -> list[str]:
+    """What four long ones get."""
+    return [text(server, max_tokens=LONG)] * 4
+
+
+def beside(server: Server, name: str) -> tuple[list[str], list[str]]:
+    """The answers of requests that ask for a sampler, and of others that are under way when they come."""
+    with ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(text, server, max_tokens=LONG) for _ in range(4)]
+        time.sleep(0.2)
+        own = [pool.submit(text, server, **{name: True}) for _ in range(4)]
+        return [each.result() for each in own], [each.result() for each in others]
+
+
+def reason(server: Server, name: str) -> str:
+    """Why a sampler is quarantined."""
+    (worker,) = [view for view in server.run_view().processes if "worker" in view.record.roles]
+    item = worker.record.item(name)
+    assert item is not None
+    assert item.state == "quarantined", item
+    return item.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("exits", "SystemExit: 3 at "),
+        ("interrupts", "KeyboardInterrupt: "),
+        ("mumbles", "Unspeakable: (its message cannot be shown: str() raised ValueError)"),
+        ("undermines", "RuntimeError: half-way at "),
+        ("resizes", "and left or returned (1, 4) float32 on cpu"),
+        ("blurs", "step gave NaN or +inf where numbers belong"),
+        ("explodes", "step gave NaN or +inf where numbers belong"),
+        ("tampers", "has no attribute 'clear'"),
+    ],
+)
+def test_a_misdeed_costs_the_sampler_and_nobody_else(
+    server: Server, plain: str, undisturbed: list[str], name: str, said: str
+):
+    """All requests go on as if it had never been called, and status has the reason."""
+    assert beside(server, name) == ([plain] * 4, undisturbed)
+    assert said in reason(server, name)
+    assert server.health() == 200
+
+
+def test_rows_of_other_requests_are_out_of_reach(server: Server, undisturbed: list[str]):
+    """It forces a token wherever it can write: in its own rows only."""
+    own, others = beside(server, "overreaches")
+    assert set(own) == {"B" * 6}
+    assert others == undisturbed
+
+
+def test_what_a_step_returns_counts(server: Server, undisturbed: list[str]):
+    """As in vLLM's own interface."""
+    assert beside(server, "returns") == (["A" * 6] * 4, undisturbed)
+
+
+@pytest.mark.parametrize("name", ["sleeps", "dozes"])
+def test_one_that_sleeps_is_put_aside_at_its_second_call(server: Server, plain: str, name: str):
+    """One long call is forgiven; six of them, for one request, would take nine seconds."""
+    started = time.monotonic()
+    for _ in range(3):
+        assert text(server, **{name: True}) == plain
+    assert time.monotonic() - started < 8
+    assert "2 calls each took more than 1 s over the budget of " in reason(server, name)

@@ -1,0 +1,128 @@
+"""A server over two nodes: every engine of both is asked, and a node with another plan or none is named.
+
+Each node has a network, a host name, shared memory and records of its own. Where this machine allows no namespaces
+(no root, no ``ip``), the second node is a process of the same host with records of its own.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.errors import StartError
+from vllm_graft.testing import Server, Session
+from vllm_graft.testing.server import free_port
+
+pytestmark = pytest.mark.server
+
+ENTER = 'hostname "$0" && mount -t tmpfs shm /dev/shm && exec "$@"'
+"""Run in a new UTS and mount namespace: give the node a name and shared memory of its own, then start the program."""
+
+
+@dataclass
+class Network:
+    """What two nodes need to reach each other: addresses, interfaces, and a prefix for the second node's program."""
+
+    address: tuple[str, str] = ("127.0.0.1", "127.0.0.1")
+    interface: tuple[str, str] = ("lo", "lo")
+    prefix: tuple[str, ...] = ()
+    host: str = os.uname().nodename
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Two network namespaces joined by a veth pair; one host where that is not allowed."""
+    name, subnet = f"graft{os.getpid()}", f"10.77.{os.getpid() % 250}"
+    made = [
+        f"ip netns add {name}",
+        f"ip link add {name}a type veth peer name {name}b netns {name}",
+        f"ip address add {subnet}.1/24 dev {name}a",
+        f"ip link set {name}a up",
+        f"ip -n {name} address add {subnet}.2/24 dev {name}b",
+        f"ip -n {name} link set {name}b up",
+        f"ip -n {name} link set lo up",
+        f"ip netns exec {name} unshare -u -m sh -c true",
+    ]
+    try:
+        if shutil.which("ip") and all(
+            subprocess.run(line.split(), capture_output=True, check=False).returncode == 0 for line in made
+        ):
+            enter = ("ip", "netns", "exec", name, "unshare", "-u", "-m", "sh", "-c", ENTER, "node-b")
+            yield Network((f"{subnet}.1", f"{subnet}.2"), (f"{name}a", f"{name}b"), enter, "node-b")
+        else:
+            yield Network()
+    finally:
+        if shutil.which("ip"):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+@contextmanager
+def second_node(folder: Path, network: Network, plan: str, *arguments: str) -> Iterator[Server]:
+    """A headless node with a plan of its own."""
+    (folder / "node-b").mkdir()
+    session = Session(folder / "node-b")
+    prepare(session, network, 1, plan)
+    program = [*network.prefix, sys.executable, "-m", "vllm_graft.boot.launch", "serve"]
+    try:
+        yield session.server("--headless", *arguments, program=program).start()
+    finally:
+        session.close()
+
+
+def prepare(session: Session, network: Network, node: int, plan: str) -> Session:
+    """Give a node its plan and its place in the network."""
+    session.plan(plan)
+    session.simulate()
+    session.env["VLLM_HOST_IP"] = network.address[node]
+    session.env["GLOO_SOCKET_IFNAME"] = network.interface[node]
+    return session
+
+
+def test_data_parallel_engines_of_another_node_are_asked(graft: Session, network: Network, tmp_path: Path):
+    """Each engine's processes are in the status, and those of a node with another plan are named with both hashes."""
+    port = str(free_port())
+    parallel = ["--data-parallel-size", "2", "--data-parallel-size-local", "1"]
+    parallel += ["--data-parallel-address", network.address[0], "--data-parallel-rpc-port", port]
+    prepare(graft, network, 0, '[defaults]\nscheduler = "priority-fairness"\non_failure = "warn"\n')
+    other = '[defaults]\nscheduler = "tenant-fairness"\n'
+    with (
+        second_node(tmp_path, network, other, *parallel, "--data-parallel-start-rank", "1"),
+        graft.server(*parallel) as server,
+    ):
+        found = json.loads(server.get("/graft/status")[1])
+        engines = {row["name"]: row for row in found["processes"] if "engine" in row["roles"]}
+        assert set(engines) == {"EngineCore_DP0", "EngineCore_DP1"}
+        assert engines["EngineCore_DP1"]["host"] == network.host
+        plans = {engine["plan"] for engine in engines.values()}
+        assert len(plans) == 2
+        apart = [row for row in found["findings"] if row["code"] == "S021" and "EngineCore_DP1" in row["subject"]]
+        assert len(apart) == 1, found["findings"]
+        assert "has another plan" in apart[0]["what"]
+        assert all(plan in apart[0]["what"] for plan in plans)
+        assert network.host in apart[0]["where"]
+        assert "priority-fairness" in apart[0]["what"]
+
+
+def test_a_node_without_a_plan_stops_the_start(graft: Session, network: Network, tmp_path: Path):
+    """The last line says which process of which node runs without the plan; no traceback of an attribute."""
+    port = str(free_port())
+    nodes = ["--nnodes", "2", "--master-addr", network.address[0], "--master-port", port]
+    nodes += ["--tensor-parallel-size", "2", "--distributed-executor-backend", "mp"]
+    prepare(graft, network, 0, '[defaults]\npatches = ["async-history"]\n')
+    with second_node(tmp_path, network, "[defaults]\n", *nodes, "--node-rank", "1"):
+        server = graft.server(*nodes, "--node-rank", "0")
+        with pytest.raises(StartError):
+            server.start().wait_healthy()
+    said = server.tail(1000)
+    error = next(line for line in said.splitlines() if line.startswith("vllm_graft.errors.StartError: "))
+    assert f"on {network.host}) runs without a plan" in error
+    assert "lacks async-history" in error
+    assert "Next: start every node with the same" in error
+    assert "AttributeError" not in said

@@ -1,0 +1,42 @@
+"""D031: a stat logger that vLLM refuses."""
+
+import pytest
+
+SOUND = """
+from vllm.v1.metrics.loggers import StatLoggerBase
+class Mine(StatLoggerBase):
+    def __init__(self, vllm_config, engine_index=0): ...
+    def record(self, *args, **kwargs): ...
+    def log_engine_initialized(self): ...
+"""
+
+
+@pytest.fixture
+def found(site):
+    """Lay a stat logger out and say what the rule finds."""
+
+    def findings(text):
+        site.package("mine", {"vllm.stat_logger_plugins": {"mine": "graft_doctor_logger:Mine"}},
+                     {"graft_doctor_logger": text})  # fmt: skip
+        return site.found("D031")
+
+    return findings
+
+
+@pytest.mark.parametrize("text", [SOUND, "from somewhere import Mine\n", "def Mine(): ...\n"])
+def test_sound_ones_and_what_other_rules_speak_of_are_let_be(found, text):
+    assert found(text) == []
+
+
+def test_a_class_that_does_not_derive_is_refused(site, found):
+    (finding,) = found(SOUND.replace("(StatLoggerBase)", ""))
+    assert (finding.level, finding.subject) == ("error", "stat logger 'mine'")
+    assert "does not derive from StatLoggerBase" in finding.what
+    site.environ["VLLM_PLUGINS"] = "other"
+    (finding,) = found(SOUND.replace("(StatLoggerBase)", ""))
+    assert finding.level == "warning"
+
+
+def test_a_method_that_is_missing(found):
+    (finding,) = found(SOUND.replace("def record", "def recorded"))
+    assert "it does not define record, which vLLM's class leaves abstract" in finding.what

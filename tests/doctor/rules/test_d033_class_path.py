@@ -1,0 +1,55 @@
+"""D033: a plugin that names a class that is not there."""
+
+import pytest
+
+PLATFORM, IO = "vllm.platform_plugins", "vllm.io_processor_plugins"
+
+
+@pytest.fixture
+def found(site):
+    """Lay a plugin out that returns something, and say what the rule finds."""
+
+    def findings(returns, group=PLATFORM):
+        text = f"def register():\n    {returns}\n\nclass Device: ...\n"
+        site.package("mine", {group: {"mine": "graft_doctor_path:register"}}, {"graft_doctor_path": text})
+        return site.found("D033")
+
+    return findings
+
+
+@pytest.mark.parametrize(
+    "returns",
+    [
+        'return "graft_doctor_path.Device"',
+        "return None",
+        "return compute()",
+        'return "vllm.platforms.cpu.CpuPlatform"',
+    ],
+)
+def test_classes_that_are_there_and_what_is_computed(found, site, returns):
+    import sys
+
+    site.path += sys.path
+    assert found(returns) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "lacking"),
+    [
+        ("graft_doctor_path.Devise", "binds no 'Devise' (did you mean 'Device'?)"),
+        ("graft_doctor_absent.Device", "there is no module 'graft_doctor_absent'"),
+        ("Device", "that is no dotted path"),
+    ],
+)
+def test_a_path_to_nothing(found, path, lacking):
+    (finding,) = found(f'return "{path}"')
+    assert finding.level == "error"
+    assert lacking in finding.what
+    assert "vLLM stops in the middle of its import" in finding.what
+
+
+def test_a_path_that_depends_and_a_processor_that_is_not_used_are_warnings(found):
+    (finding,) = found('if 1: return "graft_doctor_absent.Device"')
+    assert finding.level == "warning"
+    (finding,) = found('return "graft_doctor_absent.Device"', IO)
+    assert (finding.level, "a server that uses it stops" in finding.what) == ("warning", True)

@@ -1,0 +1,142 @@
+"""A hook takes every call that upstream's function takes, or is refused with both signatures."""
+
+import pytest
+
+from vllm_graft.errors import TargetError
+from vllm_graft.patching import VLLMPatch, add, replace, wrap
+
+
+class Upstream:
+    def add_request(self, request, priority=0, *, trace=None): ...
+
+    def plain(self, x): ...
+
+    def open(self, *args, **kwargs): ...
+
+    @classmethod
+    def made(cls, config): ...
+
+    @staticmethod
+    def free(x, y): ...
+
+    def __eq__(self, other): ...
+
+
+def hook(name, written, mark=wrap):
+    """A patch with one hook, its parameters as written."""
+    scope: dict[str, object] = {}
+    exec(f"def {name}({written}): ...", scope)
+    return type(VLLMPatch)("P", (VLLMPatch[Upstream],), {name: mark(scope[name])})
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "problem"),
+    [
+        ("add_request", "self, call", "it has no place for 'request'"),
+        ("add_request", "self, call, request", "it has no place for 'priority'"),
+        ("add_request", "self, call, request, priority=0", "it has no place for 'trace'"),
+        ("add_request", "self, call, req, priority=0, *, trace=None", "it cannot take 'request' by name"),
+        ("add_request", "self, call, priority, request, *, trace=None", "it cannot take 'request' by name"),
+        ("add_request", "self, call, *args", "it cannot take 'request' by name"),
+        ("add_request", "self, call, **kwargs", "it has no place for 'request'"),
+        ("add_request", "self, call, request, priority=0, extra=1, *, trace, more", "it needs 'more'"),
+        ("plain", "self, call, x, y", "it needs 'y', which nobody passes"),
+        ("__eq__", "self, call", "it has no place for 'other'"),
+    ],
+)
+def test_what_cannot_take_upstreams_arguments_is_refused(engine, name, written, problem):
+    """Both signatures are shown, and the target is left alone."""
+    before = dict(vars(Upstream))
+    with pytest.raises(TargetError) as caught:
+        engine.apply([hook(name, written)])
+    text = str(caught.value)
+    assert f"{name!r} cannot take what vLLM passes: {problem}" in text
+    assert f"The hook is {name}({written}), upstream's is {name}(self" in text
+    assert "Next: give the hook upstream's parameters, or *args and **kwargs" in text
+    assert dict(vars(Upstream)) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("add_request", "self, call, request, priority=0, *, trace=None"),
+        ("add_request", "self, call, request, *args, **kwargs"),
+        ("add_request", "self, call, request, priority=0, more=None, **kwargs"),
+        ("add_request", "self, call, *args, **kwargs"),
+        ("open", "self, call, x, y=1"),
+        ("__eq__", "self, call, that"),
+    ],
+)
+def test_what_takes_every_call_is_applied(engine, name, written):
+    assert [state.state for state in engine.apply([hook(name, written)])] == ["applied"]
+
+
+def test_a_replacement_is_held_to_the_same(engine):
+    with pytest.raises(TargetError, match=r"it has no place for 'x'. The hook is plain\(self\), upstream's is plain\("):
+        engine.apply([hook("plain", "self", replace)])
+    engine.apply([hook("plain", "self, x", replace)])
+
+
+def test_an_addition_has_nobody_to_agree_with(engine):
+    engine.apply([hook("new", "self, whatever", add)])
+
+
+def test_classmethods_staticmethods_and_originals(engine):
+    """Whether there is a self, and however the layer beneath is reached."""
+
+    class ByClass(VLLMPatch[Upstream], name="a"):
+        @classmethod
+        def made(cls, call): ...
+
+    class ByNone(VLLMPatch[Upstream], name="b"):
+        @staticmethod
+        def free(call, x): ...
+
+    class ByOriginal(VLLMPatch[Upstream], name="c"):
+        def plain(self):
+            return self._original_plain(1)
+
+    for patch, missing in ((ByClass, "config"), (ByNone, "y"), (ByOriginal, "x")):
+        with pytest.raises(TargetError, match=f"it has no place for '{missing}'"):
+            engine.apply([patch])
+
+
+def test_a_long_default_is_cut(engine, make):
+    module = make("def f(x, table=tuple(range(100))): ...")
+
+    class P(VLLMPatch[module]):
+        @wrap
+        def f(call): ...
+
+    with pytest.raises(TargetError, match=r"upstream's is f\(x, table=\.\.\.\)"):
+        engine.apply([P])
+
+
+def test_a_function_made_by_a_decorator(engine, make):
+    """What a decorator took over with ``functools.wraps`` shows its own parameters; a bare wrapper takes anything."""
+    module = make("""
+        import functools
+        def logged(function):
+            @functools.wraps(function)
+            def over(*args, **kwargs): return function(*args, **kwargs)
+            return over
+        def bare(function):
+            def over(*args, **kwargs): return function(*args, **kwargs)
+            return over
+        @logged
+        def f(x): return x
+        @bare
+        def g(x): return x
+    """)
+
+    class OnF(VLLMPatch[module], name="f"):
+        @wrap
+        def f(call): ...
+
+    class OnG(VLLMPatch[module], name="g"):
+        @wrap
+        def g(call, x): ...
+
+    with pytest.raises(TargetError, match=r"it has no place for 'x'"):
+        engine.apply([OnF])
+    engine.apply([OnG])
