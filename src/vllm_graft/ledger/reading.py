@@ -390,6 +390,9 @@ def _held_up(row: Mapping[str, object]) -> list[Finding]:
 
 
 def _unsaved(row: Mapping[str, object], shortage: str) -> Finding:
+    if row.get("live"):
+        what = f"cannot write its record, so what is shown here is right and not what is recorded: {row['unsaved']}"
+        return Finding("S019", "warning", _who(row), what, shortage, _NEXT["unsaved"])
     what = f"could not write its record, so what is shown may be out of date: {row['unsaved']}"
     return Finding("S019", "error", _who(row), what, shortage, _NEXT["unsaved"])
 
