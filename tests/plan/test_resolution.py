@@ -88,7 +88,7 @@ def test_additional_config_is_the_strongest(monkeypatch: pytest.MonkeyPatch, off
 def test_a_star_means_every_registered_item_of_the_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """'*' under patches takes the patches and leaves the sinks."""
     monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "*")
-    assert names(plan_for()) == ["async-history", "lora-path-guard", "stat-logger-guard"]
+    assert names(plan_for()) == ["async-history", "cpu-seeds", "lora-path-guard", "stat-logger-guard"]
 
 
 def test_items_of_a_patch_run_where_the_patch_says(offered: Path):
