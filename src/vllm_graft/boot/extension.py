@@ -60,6 +60,9 @@ def report_engine(executor: Any) -> list[str]:
     """Return the records of an engine core's machine, and the report of each of its workers."""
     import cloudpickle
 
+    from vllm_graft.boot.process import process
+
+    process.asked = True
     # An engine forked from a front end without a plan has the method too, and no record.
     stranger = {"name": process_name(), "roles": ["engine"], "host": socket.gethostname(), "pid": os.getpid()}
     own = json.dumps(rows_here() or stranger)

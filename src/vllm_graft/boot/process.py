@@ -17,6 +17,7 @@ from vllm_graft.bindings.sampling import places
 from vllm_graft.boot import disabled, names
 from vllm_graft.boot.role import child_role, named_role
 from vllm_graft.errors import GraftError, PatchError, StartError
+from vllm_graft.ledger.reading import SAME_PLAN
 from vllm_graft.ledger.record import Record, State
 from vllm_graft.patching import HookState, Patch, default_engine, patchset_hash
 from vllm_graft.patching.declare import declared
@@ -45,6 +46,8 @@ class Process:
         self.roles: set[Role] = set()
         self.entered = False
         self.failed: GraftError | None = None
+        self.asked = False
+        """Whether a front end has asked this engine what is active here."""
         # One engine per process: it may already hold what another plugin applied by hand.
         self.engine = default_engine()
         self.engine.strict = False
@@ -166,6 +169,17 @@ class Process:
             elif overwritten:
                 self._note_patch(name, patch)
                 book.save()
+
+    def note_work(self) -> None:
+        """Say once that a front end on another node gives this engine work and never asked what is active here."""
+        if self.asked or self.plan is None:
+            return
+        self.asked = True
+        what = (
+            "requests come from a front end that never asked for it: its node has no plan, so this one is active on "
+            "its own node alone"
+        )
+        ledger.current().note_error("S024", f"plan {self.plan.hash}: {what}. Next: {SAME_PLAN}")
 
     def _announce(self, plan: Plan) -> None:
         record = ledger.current().record

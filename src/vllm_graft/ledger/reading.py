@@ -24,6 +24,11 @@ T = TypeVar("T")
 PLAN_FILE = "plan.json"
 """The file of a run's folder that holds its plan."""
 
+SAME_PLAN: Final = (
+    "start every node with the same vllm-graft and the same graft.toml, variables and --additional-config"
+)
+"""The next step where nodes differ."""
+
 Life = Literal["running", "ended", "died", "unknown"]
 """running; ended in order; died: gone without having ended in order; unknown: of another machine or container."""
 
@@ -531,7 +536,7 @@ _CODES = {
 }
 
 _NEXT = {
-    "apart": "start every node with the same vllm-graft and the same graft.toml, variables and --additional-config",
+    "apart": SAME_PLAN,
     "unanswered": "look for an error of this process in the log of its node",
     "damaged": "remove it if its server is gone; ask a running server itself with --url",
     "gone": "look for the last lines of these processes in the server's log, and restart the server",
