@@ -149,12 +149,12 @@ class ServerProcesses(VLLMPatch["vllm.v1.utils:APIServerProcessManager"], name="
     """
 
     @wrap
-    def shutdown(self, call: Callable[..., None], timeout: float | None = None) -> None:
+    def shutdown(self, call: Callable[..., None], timeout: float | None = None, *args: Any, **kwargs: Any) -> None:
         from vllm_graft.boot.clients import closing_seconds
 
         ledger.current().take_down(process.pid for process in self.processes if process.pid)
         # None is vLLM's own grace of some seconds.
-        call(timeout=None if timeout is None else max(timeout, closing_seconds()))
+        call(None if timeout is None else max(timeout, closing_seconds()), *args, **kwargs)
 
 
 OWN = (
