@@ -228,6 +228,7 @@ class GraftEndpoint:
         self._run = run
         self._client: EngineClient | None = None
         self._keys: list[str] = []
+        self._unasked: list[Finding] = []
         self._found: Gathering | None = None
         self._found_at = 0.0
         self._look: asyncio.Task[Gathering] | None = None
@@ -261,6 +262,7 @@ class GraftEndpoint:
             compare(self._plan, gather(answers).rows, _silent(answers))
             unasked = unasked_ranks(engine_client.vllm_config.parallel_config.data_parallel_size, core.core_engines)
             if unasked is not None:
+                self._unasked = [unasked]
                 LOG.warning("vllm-graft: %s", unasked.explain())
 
     async def status(self) -> tuple[list[dict[str, object]], list[Finding]]:
@@ -276,7 +278,8 @@ class GraftEndpoint:
             self._found = await asyncio.shield(self._look)
             self._found_at = time.monotonic()
         found = self._found
-        return found.rows, [*reading.findings_of(found.rows, self._plan, _shortage()), *found.damaged]
+        of_rows = reading.findings_of(found.rows, self._plan, _shortage())
+        return found.rows, [*of_rows, *found.damaged, *self._unasked]
 
     async def _gather(self) -> Gathering:
         answers = await _ask_engines(_core_of(self._client), _ANSWER_S) if self._client is not None else []
