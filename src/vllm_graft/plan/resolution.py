@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from vllm_graft import points
 from vllm_graft.contracts.item import Item, OptionValue
@@ -14,6 +15,8 @@ from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import Registered, catalogue, load
 from vllm_graft.plan.layers import (
+    CONFIG_VARIABLE,
+    FILE,
     File,
     Layer,
     Named,
@@ -55,12 +58,14 @@ def resolve(request: Request) -> Plan:
     settings = _merge_settings(layers)
     callers = str(settings.get("callers", ("", ""))[0])
     if not any(names.values()) and not options and not callers:
-        return Plan(model=request.model)
+        return Plan(model=request.model, findings=tuple(_why_nothing(file, request)))
     known = catalogue()
     findings = _leave_to_others(names, known, plugins_loaded=request.plugins_loaded)
     items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
     left_out = _of_other_models(items, model_names(request.model, request.served))
     check_option_owners(options, known)
+    if not items and not callers and not findings:
+        findings = _why_nothing(file, request)
     on_failure, endpoint = settings.get("on_failure", ("stop", "")), settings.get("endpoint", (True, ""))
     return Plan(
         items=tuple(item for item in items if item.name not in left_out),
@@ -72,6 +77,37 @@ def resolve(request: Request) -> Plan:
         callers=callers,
         findings=tuple(findings),
     )
+
+
+def nothing_configured() -> Finding:
+    """Say that nothing asks for anything, and where it was looked for."""
+    others = f"{CONFIG_VARIABLE}, {PATCHES_VARIABLE} and --additional-config"
+    what = f"is empty: there is no {FILE} in {Path.cwd()}, and none of {others} names anything"
+    fix = f"write a {FILE} there, or set {CONFIG_VARIABLE} to the file"
+    return Finding("P004", "info", "plan", what, "", fix)
+
+
+def _why_nothing(file: File | None, request: Request) -> list[Finding]:
+    """Say why a file that is there names nothing for this model; nothing where there is no file."""
+    if file is None:
+        return []
+    emptied = from_environment()
+    if emptied is not None and not emptied.names["patches"]:
+        taken = [named.value for layer in layers_of(file, request) for named in layer.names.get("patches", [])]
+        if taken:
+            names = ", ".join(dict.fromkeys(taken))
+            what = f"is empty: {PATCHES_VARIABLE} is set and empty, which takes out the patches of {file.path}: {names}"
+            return [Finding("P004", "info", "plan", what, PATCHES_VARIABLE, f"unset {PATCHES_VARIABLE} to have them")]
+    tried = model_names(request.model, request.served)
+    unmatched = [profile for profile in file.profiles if profile.names and not matches(profile.models, tried)]
+    if unmatched:
+        globs = "; ".join(f"{', '.join(each.models)} at {each.origin.split()[-1]}" for each in unmatched)
+        what = f"is empty: [defaults] names nothing, and {', '.join(tried)} matches no profile that does ({globs})"
+        fix = "correct the profile's `model`, or serve the model under a name that it matches (--served-model-name)"
+        return [Finding("P004", "info", "plan", what, str(file.path), fix)]
+    what = f"is empty: {file.path} names no item"
+    fix = "name one under [defaults] or in a [[profile]]; `vllm-graft items` lists them"
+    return [Finding("P004", "info", "plan", what, str(file.path), fix)]
 
 
 def _leave_to_others(
