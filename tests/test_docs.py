@@ -404,6 +404,10 @@ IN_FILE = {
     "an item that is no class": '[defaults]\nstats = ["no-class"]\n',
     "an option that does not exist": '[defaults]\nstats = ["request-log"]\n[options.request-log]\npaht = "x"\n',
     "an option of another type": '[defaults]\nstats = ["request-log"]\n[options.request-log]\nqueue = "many"\n',
+    "an option with a value that cannot work": (
+        '[defaults]\nstats = ["request-log"]\n[options.request-log]\nqueue = 0\n'
+    ),
+    "a file of `callers` that is not there": '[defaults]\ncallers = "nobody.toml"\n',
     "an option that is a table, or a list of numbers": "[options.request-log]\nqueue = [1, 2]\n",
     "options of an item that does not exist": "[options.request-lag]\nqueue = 1\n",
 }

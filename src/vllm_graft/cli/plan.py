@@ -16,6 +16,7 @@ from vllm_graft.patching.review import Reviewer
 from vllm_graft.plan import Plan, PlanItem, Request, resolve
 from vllm_graft.plan.catalogue import load
 from vllm_graft.plan.resolution import nothing_configured
+from vllm_graft.server.callers import Callers
 from vllm_graft.text import printable
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range, vllm_version
 
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Resolve and print the plan; exit status 1 where something in it would be refused."""
     plan = resolve(Request(args.model, tuple(args.served_model_name), _json(args.additional_config)))
+    if plan.callers:
+        Callers.read(plan.callers).fits(plan)
     findings = [*switched_off(planned=bool(plan)), *plan.findings, *findings_of(plan)]
     if not plan and not plan.findings:
         findings.append(nothing_configured())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vllm_graft import points
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.errors import ConfigError, GraftError, OptionError, nearest
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import Registered, catalogue, load
 from vllm_graft.plan.layers import (
@@ -56,7 +56,7 @@ def resolve(request: Request) -> Plan:
     names = merge_names(layers)
     options = merge_options(layers)
     settings = _merge_settings(layers)
-    callers = str(settings.get("callers", ("", ""))[0])
+    callers = _callers(settings)
     if not any(names.values()) and not options and not callers:
         return Plan(model=request.model, findings=tuple(_why_nothing(file, request)))
     known = catalogue()
@@ -183,6 +183,8 @@ def _with_defaults(defaults: Layer, profiles: list[Layer]) -> Layer:
             else:
                 merged.names[key] = chosen
         merged.settings.update(profile.settings)
+        for item, options in profile.options.items():
+            merged.options.setdefault(item, {}).update(options)
     return merged
 
 
@@ -191,7 +193,12 @@ def _refuse_contradictions(profiles: list[Layer]) -> None:
     for profile in profiles:
         single = {key: chosen[0] for key, chosen in profile.names.items() if not points.keys()[key].many}
         settings = {key: Named(str(value), origin) for key, (value, origin) in profile.settings.items()}
-        for key, named in {**single, **settings}.items():
+        options = {
+            f"options.{item}.{name}": Named(repr(value), origin)
+            for item, given in profile.options.items()
+            for name, (value, origin) in given.items()
+        }
+        for key, named in {**single, **settings, **options}.items():
             first = seen.setdefault(key, named)
             if first.value != named.value:
                 raise ConfigError(
@@ -294,6 +301,7 @@ def _item(
     declaration = getattr(kind, "declaration", None) if point.name == "patch" else None
     roles = point.roles if declaration is None else tuple(r for r in points.ROLES if r in declaration.processes)
     values = _check_options(named.value, kind, given)
+    _validate(named, kind, values, given)
     return PlanItem(point.name, named.value, entry.target, entry.package, roles, values, named.origin)
 
 
@@ -318,6 +326,28 @@ def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue,
                 fix=f"give it a value like its default, {declared[option]!r}",
             )
     return {**declared, **{option: value for option, (value, _) in given.items()}}
+
+
+def _validate(
+    named: Named, kind: type, values: Mapping[str, OptionValue], given: Mapping[str, tuple[OptionValue, str]]
+) -> None:
+    """Have the item refuse what cannot work, and say where the value stands."""
+    if not issubclass(kind, Item):
+        return
+    try:
+        kind.validate(values)
+    except OptionError as error:
+        origin = given[error.option][1] if error.option in given else named.origin
+        what = f"the option {error.option!r} of {named.value!r} {error.what}"
+        raise ConfigError(what, where=origin, fix=error.fix) from error
+    except Exception as error:
+        reason = str(error) if isinstance(error, GraftError | ValueError) else f"{type(error).__name__}: {error}"
+        places = list(dict.fromkeys(origin for _, origin in given.values()))
+        raise ConfigError(
+            f"the options of {named.value!r} cannot be used: {reason}",
+            where=", ".join(places) or named.origin,
+            fix=f"correct them under [options.{named.value}]",
+        ) from error
 
 
 def _same_type(value: OptionValue, default: OptionValue) -> bool:
@@ -345,6 +375,15 @@ def check_option_owners(
                 where=origin,
                 fix="correct the name or take the table out",
             )
+
+
+def _callers(settings: Mapping[str, tuple[str | bool, str]]) -> str:
+    """The file that says who may ask; a ConfigError where it is not there."""
+    value, origin = settings.get("callers", ("", ""))
+    path = str(value)
+    if path and not os.path.exists(path):
+        raise ConfigError(f"`callers` names {path}, and there is no such file", where=origin, fix="correct the name")
+    return path
 
 
 def _as_on_failure(value: object) -> OnFailure:
