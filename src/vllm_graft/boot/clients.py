@@ -16,7 +16,7 @@ from vllm_graft.boot import disabled, lastline
 from vllm_graft.boot.extension import REPORT, TIMEOUT_S
 from vllm_graft.boot.process import LOG, process
 from vllm_graft.errors import GraftError, StartError
-from vllm_graft.findings import Finding, worst_first
+from vllm_graft.findings import Finding
 from vllm_graft.ledger import folder, reading
 from vllm_graft.plan import Plan
 
@@ -194,7 +194,7 @@ def compare(plan: Plan, rows: list[dict[str, object]], silent: int = 0) -> None:
     for finding in found:
         LOG.error("vllm-graft: %s", finding.explain())
     if plan.strict:
-        raise lastline.as_error(worst_first(found)[0])
+        raise lastline.as_error(found)
 
 
 def _shortage() -> str:

@@ -81,7 +81,7 @@ class Process:
             book.save()
         self._announce(plan)
         if refused and plan.strict:
-            raise StartError(refused[0][1], where=self._place(refused[0][0]), fix=refused[0][2])
+            raise self._refusal(refused)
 
     def _apply(self, plan: Plan) -> list[tuple[PlanItem, str, str]]:
         """Apply the patches this process needs and take back those it does not; the refusals, each with its fix."""
@@ -188,11 +188,15 @@ class Process:
         items = ", ".join(f"{item.name} {item.state}" for item in record.items) or "nothing needed here"
         LOG.info("vllm-graft: plan %s in %s (%s): %s", plan.hash, record.name, "+".join(sorted(self.roles)), items)
 
-    def _place(self, item: PlanItem) -> str:
+    def _refusal(self, refused: list[tuple[PlanItem, str, str]]) -> StartError:
+        """The error that stops the start: every item that is refused, each with its reason and next step."""
         record = ledger.current().record
-        name = record.name if record else "this process"
-        roles = "+".join(sorted(self.roles))
-        return f"{name} ({roles}, pid {os.getpid()}): {item.point} {item.name!r} (from {item.origin})"
+        here = f"{record.name if record else 'this process'} ({'+'.join(sorted(self.roles))}, pid {os.getpid()})"
+        (first, what, fix), *others = refused
+        for item, reason, step in others:
+            what += f". Next: {fix}. Also {_named(item)}: {reason}"
+            fix = step
+        return StartError(what, where=f"{here}: {_named(first)}", fix=fix)
 
     def leave(self) -> None:
         """Put everything back, so that this process can take another plan: patches, record, what was carried."""
@@ -205,6 +209,10 @@ class Process:
         self.roles.clear()
         self._classes.clear()
         self._patchset = ""
+
+
+def _named(item: PlanItem) -> str:
+    return f"{item.point} {item.name!r} (from {item.origin})"
 
 
 process = Process()

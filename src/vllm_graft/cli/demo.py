@@ -175,7 +175,7 @@ def _chat(server: Server) -> tuple[int, str]:
     try:
         import openai
     except ImportError as error:
-        raise SetupError("the openai client is not installed", fix="pip install 'vllm-graft[demo]'") from error
+        raise SetupError("the openai client is not installed", fix="pip install 'openai>=2'") from error
 
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
     try:
