@@ -128,7 +128,9 @@ def _finding(code: str, level: Level, row: Row, cell: Cell, what: str, fix: str)
 def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
     state = cell.verdict.state
     if use.way in ("call", "read"):
-        return "info" if use.guarded else "error"
+        # An override whose method is gone is not called, and what it hands on to neither.
+        dead = use.above and state != "misfit" and use.owner.rpartition(".")[2] == use.qualname.rpartition(".")[2]
+        return "info" if use.guarded else "warning" if dead else "error"
     if state == "misfit":
         return "info" if use.guarded else "error"
     if state in ("gone", "moved", "kind", "absent"):
