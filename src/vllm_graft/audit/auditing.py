@@ -9,7 +9,7 @@ from typing import Final
 
 from vllm_graft.audit.callers import uncallable, vanished
 from vllm_graft.audit.findings import misspelt, reported
-from vllm_graft.audit.judging import Pair, adds, is_dynamic, spelled
+from vllm_graft.audit.judging import Pair, adds, is_dynamic, located, spelled
 from vllm_graft.audit.model import Cell, Reading, Report, Row, Use, Verdict
 from vllm_graft.audit.releases.shape import BODY, Release
 from vllm_graft.findings import Finding, worst_first
@@ -19,22 +19,32 @@ from vllm_graft.patching.upstream.fingerprint import Fingerprint, Function
 _VERSION: Final = re.compile(r"(?<![\w.#])(\d+\.\d+(?:\.\d+)?)(?![\w.])")
 
 
-def audit(readings: Sequence[Reading], base: Release, against: Sequence[Release], *, steps: bool = False) -> Report:
+def audit(
+    readings: Sequence[Reading],
+    base: Release,
+    against: Sequence[Release],
+    *,
+    steps: bool = False,
+    known: Sequence[Release] = (),
+) -> Report:
     """Hold packages against releases.
 
     Each release is compared with ``base``; with ``steps`` with the one before it, ``base`` being before the first. What
-    is reported goes by the last release compared with the base either way.
+    is reported goes by the last release compared with the base either way. ``known`` are more releases, older than the
+    last: what code needs and one of them had it was written for, whatever the base is.
     """
     readings = [_as_meant(reading, (base, *against)) for reading in readings]
     uses = [use for reading in readings for use in reading.uses]
+    more = [release for release in known if not any(same.version == release.version for same in (base, *against))]
     pairs = [
-        Pair.of(before, release, uses) for before, release in zip(_before(base, against, steps), against, strict=True)
+        Pair.of(before, release, uses, () if steps else more)
+        for before, release in zip(_before(base, against, steps), against, strict=True)
     ]
     rows = tuple(row for reading in readings for use in reading.uses if (row := _row(reading, use, pairs)) is not None)
-    judged = _whole_way(rows, Pair.of(base, against[-1], uses)) if steps and against else rows
+    judged = _whole_way(rows, Pair.of(base, against[-1], uses, more)) if steps and against else rows
     ends = {base.version: base, **{release.version: release for release in against}}
     findings = [finding for reading in readings for finding in reading.unread]
-    findings += [finding for row in judged for finding in reported(row, ends)]
+    findings += [finding for row in judged for finding in reported(row, ends, more)]
     findings += [finding for use in uses if use.way == "add" for finding in misspelt(use, base)]
     return Report(
         packages=tuple(readings),
@@ -59,12 +69,10 @@ def _row(reading: Reading, use: Use, pairs: Sequence[Pair]) -> Row | None:
     """The row of a use; None where it is of no name of vLLM's in any of the releases."""
     cells = tuple(Cell(pair.new.version, pair.old.version, verdict(use, pair)) for pair in pairs)
     absent = bool(cells) and all(cell.verdict.state == "absent" for cell in cells)
-    if (
-        absent
-        and use.way not in ("call", "read")
-        and (use.way in ("add", "override") or is_dynamic(pairs[-1].new, use))
-    ):
-        return None
+    if absent and use.way not in ("call", "read"):
+        had = use.way == "import" and any(located(release, use) for release in pairs[-1].known)
+        if use.way in ("add", "override") or (is_dynamic(pairs[-1].new, use) and not had):
+            return None
     return Row(reading.package, use, cells)
 
 
@@ -77,9 +85,9 @@ def verdict(use: Use, pair: Pair) -> Verdict:
     if use.patch is not None and use.patch.vllm and not includes(use.patch.vllm, pair.new.version):
         return Verdict("", f"the patch is for {use.patch.vllm}")
     found = pair.judge(use)
-    if found.state in ("same", "absent") and any(vanished(use, pair.old, pair.new)):
+    if found.state in ("same", "absent") and any(vanished(use, pair.before, pair.new)):
         return Verdict("misfit", "its code reads what is gone", found.now)
-    if found.state == "same" and (said := uncallable(use, pair.old, pair.new)):
+    if found.state == "same" and (said := uncallable(use, pair.before, pair.new)[0]):
         return Verdict("misfit", said, found.now)
     if found.state in ("same", "body", "extended", "broken"):
         return _superfluous(use, pair) or found

@@ -21,25 +21,35 @@ _COMPILED: Final = re.compile(r"^vllm\.(\w+\.)?([a-z0-9_]*_C(_\w+)?|cumem_alloca
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two releases; ``silent`` are the names that the old one mentions and the new one does not."""
+    """Two releases.
+
+    silent:  the names that the old one mentions and the new one does not
+    known:   others before the new one, for code that was written for an older release than the old one
+    """
 
     old: Release
     new: Release
     silent: frozenset[str] = frozenset()
+    known: tuple[Release, ...] = ()
 
     @classmethod
-    def of(cls, old: Release, new: Release, uses: Iterable[Use]) -> Pair:
+    def of(cls, old: Release, new: Release, uses: Iterable[Use], known: Iterable[Release] = ()) -> Pair:
         """The pair, with what has fallen silent of the names that patches stand on."""
         names = {use.qualname.rpartition(".")[2] for use in uses if use.changes_vllm and use.qualname}
-        return cls(old, new, new.unmentioned(names) - old.unmentioned(names))
+        return cls(old, new, new.unmentioned(names) - old.unmentioned(names), tuple(known))
+
+    @property
+    def before(self) -> tuple[Release, ...]:
+        """The releases that code may have been written for, the old one first."""
+        return (self.old, *self.known)
 
     def judge(self, use: Use) -> Verdict:
         """What became of a use's name from the one to the other."""
         if use.way == "call":
-            return judge_call(use, self.old, self.new)
+            return judge_call(use, self.before, self.new)
         if use.way == "read":
-            return judge_read(use, self.old, self.new)
-        if missing := lacking(use, self.old, self.new):
+            return judge_read(use, self.before, self.new)
+        if missing := lacking(use, self.before, self.new):
             names = ", ".join(map(repr, missing))
             return Verdict(
                 "misfit", f"it does not define {names}, which {'is' if len(missing) == 1 else 'are'} abstract"

@@ -204,7 +204,7 @@ class Package:
                 concrete=family.is_concrete(one.cls),
                 mixed=not family.is_sealed(one.cls),
                 made=family.is_made(one.cls),
-                others=family.others(one),
+                owners=family.owners(one),
             )
             yield whole
             for name, (method, line, guarded) in one.methods.items():
@@ -220,7 +220,7 @@ def _override(subclass: Use, name: str, method: Own, line: int, *, guarded: bool
         line=line,
         guarded=subclass.guarded or guarded,
         concrete=False,
-        others=(),
+        owners=(),
         body=method.function,
         body_file=method.file.shown,
         source=bodies.source(method),
