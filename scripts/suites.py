@@ -35,7 +35,7 @@ class Suite:
 
 # A path may be a pattern; all are relative to the repository. The longest come first, for the sake of --jobs.
 SUITES = (
-    Suite("boot", ("tests/boot/test_process.py", "tests/boot/test_simulated.py")),
+    Suite("boot", ("tests/boot/test_process.py", "tests/boot/test_simulated.py", "tests/boot/test_nodes.py")),
     Suite("simulation", ("tests/plugins/simulated", "tests/plugins/test_workload*.py")),
     Suite("refusals", ("tests/boot/test_refused.py", "tests/boot/test_platforms.py")),
     Suite(

@@ -262,6 +262,14 @@ class TestExamples:
         table = blocks("console", DOCS / "status.md")[0].text
         assert table == f"$ vllm-graft status\n{render(servers, [])}\n$ echo $?\n0\n"
 
+    def test_the_last_error_is_below_the_table(self):
+        """As the page says."""
+        servers = json.loads(blocks("json", DOCS / "status.md")[0].text)
+        servers[0]["processes"][0]["last_error"] = "ValueError: broken"
+        table, line = render(servers, []), "last error in"
+        assert f"{line} {servers[0]['processes'][0]['name']}" in table
+        assert "below the tables" in page("status.md")
+
     def test_the_json_of_status_has_the_keys_there_are(self):
         plan = Plan((PlanItem("stats", "sink", "m:C", "p", ("frontend",)),), model="m")
         book = Ledger()
@@ -404,6 +412,10 @@ IN_FILE = {
     "an item that is no class": '[defaults]\nstats = ["no-class"]\n',
     "an option that does not exist": '[defaults]\nstats = ["request-log"]\n[options.request-log]\npaht = "x"\n',
     "an option of another type": '[defaults]\nstats = ["request-log"]\n[options.request-log]\nqueue = "many"\n',
+    "an option with a value that cannot work": (
+        '[defaults]\nstats = ["request-log"]\n[options.request-log]\nqueue = 0\n'
+    ),
+    "a file of `callers` that is not there": '[defaults]\ncallers = "nobody.toml"\n',
     "an option that is a table, or a list of numbers": "[options.request-log]\nqueue = [1, 2]\n",
     "options of an item that does not exist": "[options.request-lag]\nqueue = 1\n",
 }
@@ -806,6 +818,11 @@ class TestLinks:
     @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
     def test_no_page_names_a_place_on_the_writers_machine(self, path: Path):
         assert not re.findall(r"(?<![\w.])/(?:root|work|home/\w+)\b", path.read_text(encoding="utf-8"))
+
+    @pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=lambda path: path.name)
+    def test_nobody_is_sent_to_an_index_that_does_not_have_the_package(self, path: Path):
+        """Until it is on one, it is installed from a clone or a wheel."""
+        assert not re.findall(r"pip install ['\"]?vllm-graft\b", path.read_text(encoding="utf-8"))
 
     def test_the_navigation_has_every_page_once(self):
         listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)

@@ -2,6 +2,7 @@
 
     GraftError
     ├── ConfigError            what was asked for cannot be understood or does not exist
+    │   └── OptionError        an option of an item has a value that cannot work
     ├── PatchError
     │   ├── DeclarationError   a patch class is written in a way that cannot work
     │   ├── TargetError        the target is missing, or is not the kind of thing the patch expects
@@ -51,6 +52,18 @@ def _rebuild(kind: type[GraftError], what: str, where: str, fix: str) -> GraftEr
 
 class ConfigError(GraftError):
     """What was asked for cannot be understood, contradicts itself, or does not exist."""
+
+
+class OptionError(ConfigError):
+    """An option of an item has a value that cannot work; ``what`` is said of the option: "must be above 0, and is -1".
+
+    A plan adds the file and line that gave the value.
+    """
+
+    def __init__(self, what: str, *, option: str = "", item: str = "", where: str = "", fix: str = "") -> None:
+        self.option = option
+        of = f" of {item}" if item else ""
+        super().__init__(what, where=where or f"option {option}{of}", fix=fix or "correct the value")
 
 
 class PatchError(GraftError):

@@ -228,3 +228,42 @@ def test_what_is_no_removed_field(findings, text):
 def test_a_field_that_the_configuration_never_had_is_an_error_where_the_type_is_stated(findings):
     text = "from vllm.config import VllmConfig\ndef f(c: VllmConfig):\n    return c.model_config.never\n"
     assert findings(text, config(), config()) == [("P217", "error", 3)]
+
+
+@pytest.fixture
+def since(make, held, tmp_path):
+    """since(package, known, base, new) -> codes and levels, where an older release than the base is known."""
+
+    def run(package, *texts):
+        file = tmp_path / "plugin.py"
+        file.write_text(dedent(package).lstrip("\n"), encoding="utf-8")
+        made = [make(f"0.{number}.0", m=text) for number, text in enumerate(texts, 1)]
+        known, base, new = held("source", *made)
+        report = audit([read(file)], base, [new], known=[known])
+        return [(one.code, one.level) for one in report.findings]
+
+    return run
+
+
+def test_what_an_older_release_had_the_code_was_written_for(since):
+    """A package that pins nothing is compared with a base that may be newer than what it was written for."""
+    later = OLD.replace("def pick(self): ...", "").replace("self.queue", "self.waiting")
+    body = "from vllm.m import Engine\nclass Mine(Engine):\n    def helper(self):\n        return {}\n"
+    assert since(body.format("self.pick()"), OLD, later, later) == [("P210", "error")]
+    assert since(body.format("self.never"), OLD, later, later) == []
+    assert since("from vllm.m import Engine\nEngine.pick\n", OLD, later, later) == [("P213", "error")]
+    assert since("from vllm.m import Engine\nEngine.never\n", OLD, later, later) == []
+
+
+def test_an_override_that_an_older_release_could_call(since):
+    later = OLD.replace("def step(self, batch): ...", "def step(self, batch, wait=1): ...")
+    body = "from vllm.m import Engine\nclass Mine(Engine):\n    def step(self, {}): ...\n"
+    assert since(body.format("batch"), OLD, later, later) == [("P218", "error")]
+    assert since(body.format("batch, wait=2"), OLD, later, later) == []
+    assert since(body.format("batch, own"), OLD, OLD, OLD) == [("P218", "warning")]
+
+
+def test_an_abstract_method_that_an_older_release_did_not_ask_for(since):
+    package = "from vllm.m import Base\nclass C(Base):\n    def go(self): ...\n"
+    assert since(package, ABSTRACT, STRICTER, STRICTER) == [("P216", "error")]
+    assert since(package, STRICTER, STRICTER, STRICTER) == []

@@ -1,6 +1,7 @@
 """A policy around vLLM's step: when it is asked, how it preempts, and what a failure leads to. The scheduler is a
 stand-in here; the real one is in ``test_policy_engine.py``."""
 
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,47 @@ def spoil(waiting: list[RequestView], running: list[RequestView], kv: KVState) -
     return left
 
 
+class Stranger(RequestView):
+    """A view of the author's own, which says that it equals anything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = RequestView.__hash__
+
+
+class Trap(RequestView):
+    """One whose name ends the process."""
+
+    __slots__ = ()
+
+    @property
+    def request_id(self) -> str:  # type: ignore[override]
+        raise SystemExit(1)
+
+    def _write(self, **attributes: object) -> None:
+        """Nothing is kept."""
+
+
+def rename(waiting: list[RequestView], running: list[RequestView], kv: KVState) -> Schedule:
+    waiting[0].request_id = "c"
+    return Schedule(waiting)
+
+
+def age(waiting: list[RequestView], running: list[RequestView], kv: KVState) -> Schedule:
+    waiting[0].arrival = "yesterday"  # type: ignore[assignment]
+    return Schedule(waiting)
+
+
+def strip(waiting: list[RequestView], running: list[RequestView], kv: KVState) -> Schedule:
+    del waiting[0].source  # type: ignore[attr-defined]
+    return Schedule(waiting)
+
+
+def leave(waiting: list[RequestView], running: list[RequestView], kv: KVState) -> Schedule:
+    raise KeyboardInterrupt
+
+
 def fail(waiting: list[RequestView], running: list[RequestView], kv: KVState) -> Schedule:
     raise RuntimeError("no idea")
 
@@ -153,7 +195,16 @@ def fail(waiting: list[RequestView], running: list[RequestView], kv: KVState) ->
         (fail, "RuntimeError: no idea"),
         (lambda waiting, running, kv: None, "the answer of schedule cannot be followed: it is NoneType"),
         (spoil, "'x' runs, and is neither in decode nor in preempt"),
-        (lambda waiting, running, kv: Schedule([RequestView([])]), "cannot be followed: unhashable"),  # type: ignore[arg-type]
+        (rename, "AttributeError: request_id of a request cannot be written"),
+        (age, "AttributeError: arrival of a request cannot be written"),
+        (strip, "AttributeError: source of a request cannot be deleted"),
+        (leave, "KeyboardInterrupt"),
+        (
+            lambda waiting, running, kv: Schedule([Stranger("a")]),
+            "'a', which is none of the requests that it was given",
+        ),
+        (lambda waiting, running, kv: Schedule([Trap("a")]), "cannot be followed: SystemExit: 1"),
+        (lambda waiting, running, kv: Schedule([RequestView([])]), "cannot be followed: TypeError: unhashable"),  # type: ignore[arg-type]
     ],
 )
 def test_a_policy_that_fails_is_put_aside_and_nothing_is_lost(answer: Answer, reason: str):
@@ -170,6 +221,14 @@ def test_a_policy_that_fails_is_put_aside_and_nothing_is_lost(answer: Answer, re
     assert item.state == "quarantined"
     assert reason in item.reason
     assert "go in the order of their arrival" in item.reason
+
+
+def test_a_view_can_be_copied_and_has_room_for_keys():
+    """What a policy may do with it."""
+    view = RequestView("a", priority=3, extra={"tenant": "acme"})
+    view["mine"] = 5
+    twin = copy.copy(view)
+    assert (twin.request_id, twin.priority, twin["mine"], twin.extra) == ("a", 3, 5, {"tenant": "acme"})
 
 
 def test_a_policy_that_is_slow_again_and_again_is_put_aside(monkeypatch: pytest.MonkeyPatch):

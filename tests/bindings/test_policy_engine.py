@@ -137,6 +137,22 @@ class Idle(SchedulingPolicy):
         return Schedule()
 
 
+class Meddles(SchedulingPolicy):
+    """Writes into the requests that it is given."""
+
+    def schedule(self, waiting, running, kv_cache):
+        for request in waiting:
+            request.request_id = "somebody else"
+        return Schedule(waiting)
+
+
+class Exits(SchedulingPolicy):
+    """Ends the process, it thinks."""
+
+    def schedule(self, waiting, running, kv_cache):
+        raise SystemExit(1)
+
+
 def chosen(options):
     """A plan names one item and a process has one plan: which policy an engine gets is said before it is made."""
     from guide import PriorityFairnessScheduler
@@ -247,6 +263,7 @@ PLAYS = [("order", lambda a: some("", a, *CLASSES)), ("urgent", lambda a: some("
 PLANNED = """
 PLAYS = [("order", lambda a: some("PriorityFairnessScheduler", a, *CLASSES)),
          ("urgent", lambda a: some("Urgent", a, *URGENT)), ("idle", lambda a: some("Idle", a, *TWO))]
+PLAYS += [(name, lambda a, name=name: some(name, a, *TWO)) for name in ("Meddles", "Exits")]
 PLAYS += [(name, lambda a, name=name: many(name, a))
           for name in ("PriorityFairnessScheduler", "Restless", "Raises", "Forgets")]
 """
@@ -317,6 +334,22 @@ def test_a_policy_that_lets_nothing_start_is_put_aside(planned, mode: str):
     assert facts["item"]["state"] == "quarantined"
     assert "lets none of 2 requests start while nothing runs" in facts["item"]["reason"]
     assert "in the order of their arrival" in facts["item"]["reason"]
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Meddles", "AttributeError: request_id of a request cannot be written"),
+        ("Exits", "SystemExit: 1"),
+    ],
+)
+def test_a_policy_that_would_end_the_engine_is_put_aside(planned, mode: str, name: str, reason: str):
+    """Its requests go in the order of their arrival."""
+    facts = planned[mode][name]
+    assert facts["done"] == "ab"
+    assert facts["item"]["state"] == "quarantined"
+    assert reason in facts["item"]["reason"]
 
 
 @MODES

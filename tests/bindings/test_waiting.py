@@ -413,3 +413,61 @@ def test_a_refusal_that_nobody_could_be_told_puts_the_queue_aside(wrong):
     assert not queue.refused
     assert drain(queue) == ["a"]
     assert ledger._items["shortest-first"].state == "quarantined"
+
+
+@pytest.mark.parametrize("answer", [True, False, "full"])
+def test_an_answer_to_admit_that_is_no_refusal_puts_the_queue_aside(answer: object):
+    """It would be taken for consent, whatever its author meant."""
+
+    class Wrong(ShortestFirst):
+        def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
+            return answer  # type: ignore[return-value]
+
+    queue, ledger = held(Wrong())
+    queue.add_request(request("a", 1))  # type: ignore[arg-type]
+    assert drain(queue) == ["a"]
+    reason = ledger._items["shortest-first"].reason
+    assert f"TypeError: admit must return a Refusal or None, and returned {type(answer).__name__}" in reason
+
+
+class Fixed(ShortestFirst):
+    """Has a property where a number is written."""
+
+    free_slots = property(lambda self: 1)  # type: ignore[assignment]
+
+
+class Trap:
+    """Something whose name ends the process."""
+
+    @property
+    def request_id(self) -> str:
+        raise SystemExit(1)
+
+
+class Trapped(ShortestFirst):
+    """Names it."""
+
+    def peek(self) -> WaitingRequest:
+        return Trap()  # type: ignore[return-value]
+
+
+class Leaves(ShortestFirst):
+    """Ends the process, it thinks."""
+
+    def pop(self) -> WaitingRequest:
+        raise SystemExit(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Fixed, "free_slots cannot be set: AttributeError"),
+        (Trapped, "peek named '', which is not waiting"),
+        (Leaves, "SystemExit: 1"),
+    ],
+)
+def test_nothing_a_queue_does_ends_the_engine(kind: type[ShortestFirst], reason: str):
+    """The order of arrival takes over, and nothing is lost."""
+    queue, ledger = filled(kind())
+    assert sorted(drain(queue)) == ["long", "middle", "short"]
+    assert reason in ledger._items["shortest-first"].reason

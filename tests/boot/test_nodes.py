@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from vllm_graft.boot.clients import unasked_ranks
 from vllm_graft.errors import StartError
 from vllm_graft.testing import Server, Session
 from vllm_graft.testing.server import free_port
-
-pytestmark = pytest.mark.server
 
 ENTER = 'hostname "$0" && mount -t tmpfs shm /dev/shm && exec "$@"'
 """Run in a new UTS and mount namespace: give the node a name and shared memory of its own, then start the program."""
@@ -85,6 +84,7 @@ def prepare(session: Session, network: Network, node: int, plan: str) -> Session
     return session
 
 
+@pytest.mark.server
 def test_data_parallel_engines_of_another_node_are_asked(graft: Session, network: Network, tmp_path: Path):
     """Each engine's processes are in the status, and those of a node with another plan are named with both hashes."""
     port = str(free_port())
@@ -110,6 +110,7 @@ def test_data_parallel_engines_of_another_node_are_asked(graft: Session, network
         assert "priority-fairness" in apart[0]["what"]
 
 
+@pytest.mark.server
 def test_a_node_without_a_plan_stops_the_start(graft: Session, network: Network, tmp_path: Path):
     """The last line says which process of which node runs without the plan; no traceback of an attribute."""
     port = str(free_port())
@@ -121,8 +122,20 @@ def test_a_node_without_a_plan_stops_the_start(graft: Session, network: Network,
         with pytest.raises(StartError):
             server.start().wait_healthy()
     said = server.tail(1000)
-    error = next(line for line in said.splitlines() if line.startswith("vllm_graft.errors.StartError: "))
+    errors = [line for line in said.splitlines() if "vllm_graft.errors.StartError: " in line]
+    assert errors, said[-4000:]
+    error = errors[-1]
     assert f"on {network.host}) runs without a plan" in error
     assert "lacks async-history" in error
     assert "Next: start every node with the same" in error
     assert "AttributeError" not in said
+
+
+def test_ranks_of_another_front_end_are_named():
+    """With external or hybrid load balancing a front end manages some of the engines, and can ask no others."""
+    ranks = [rank.to_bytes(2, "little") for rank in range(4)]
+    assert unasked_ranks(4, ranks) is None
+    assert unasked_ranks(1, ranks[:1]) is None
+    found = unasked_ranks(4, ranks[1:2])
+    assert found is not None
+    assert (found.code, found.subject) == ("S025", "data-parallel rank 0, 2, 3")

@@ -1,5 +1,6 @@
 """Starts that must fail, on the simulated accelerator: the last line names who, what and the next step."""
 
+import re
 import subprocess
 
 import pytest
@@ -31,6 +32,33 @@ def test_an_engine_that_cannot_apply_an_item_stops_the_start(simulated: Session,
     assert "'shedule'" in line
     assert "(did you mean 'schedule'?)" in line
     assert "Next: " in line
+
+
+@pytest.mark.parametrize("method", ["in place", "spawn"])
+def test_every_refused_patch_is_named(simulated: Session, method: str):
+    """In one line, each with its reason and next step, wherever they were refused."""
+    simulated.package("more-patches", {"vllm_graft.plugins": {"no-arguments": "more_patches:NoArguments"}}, MORE)
+    simulated.plan('[defaults]\npatches = ["wrong-method", "no-arguments"]\n')
+    if method == "in place":
+        simulated.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    else:
+        simulated.env["VLLM_WORKER_MULTIPROC_METHOD"] = method
+    line = last_line(simulated.script(START))
+    for name, reason in (("wrong-method", "there is no 'shedule'"), ("no-arguments", "it has no place for 'request'")):
+        assert re.search(rf"patch '?{name}'?.*{reason}.*Next: ", line), line
+    assert "The hook is add_request(self, call), upstream's is add_request(self, request" in line
+
+
+MORE = {
+    "more_patches": """
+from vllm_graft import VLLMPatch, wrap
+
+class NoArguments(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="no-arguments", processes={"engine"}):
+    @wrap
+    def add_request(self, call):
+        return call()
+"""
+}
 
 
 def test_a_late_patch_stops_the_start(simulated: Session):

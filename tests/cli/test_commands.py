@@ -143,6 +143,58 @@ def test_plan_without_configuration_says_so(capsys: pytest.CaptureFixture[str]):
     assert "nothing is planned for m: vLLM would run as it is" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("text", "variables", "why"),
+    [
+        (None, {}, "there is no graft.toml in HERE, and none of GRAFT_CONFIG, VLLM_CUSTOM_PATCHES and --additional-co"),
+        (
+            '[[profile]]\nmodel = "*70B*"\npatches = ["stat-logger-guard"]\n',
+            {},
+            "[defaults] names nothing, and m, other matches no profile that does (*70B* at graft.toml:1)",
+        ),
+        (
+            '[defaults]\npatches = ["stat-logger-guard"]\n',
+            {"VLLM_CUSTOM_PATCHES": ""},
+            "VLLM_CUSTOM_PATCHES is set and empty, which takes out the patches of graft.toml: stat-logger-guard",
+        ),
+        ("[defaults]\nendpoint = false\n", {}, "graft.toml names no item"),
+    ],
+)
+def test_plan_says_why_nothing_is_planned(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str | None,
+    variables: dict[str, str],
+    why: str,
+):
+    """For a person and as a finding in JSON; it is no error."""
+    if text is not None:
+        Path("graft.toml").write_text(text)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    words = ["plan", "--model", "m", "--served-model-name", "other"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert f"P004 info: plan: is empty: {why.replace('HERE', str(Path.cwd()))}" in shown
+    assert main([*words, "--json"]) == 0
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["code"] == "P004"
+
+
+def test_plan_says_what_turns_it_off(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """By intent it is a warning; by an allow-list that forgot us an error."""
+    Path("graft.toml").write_text('[defaults]\npatches = ["stat-logger-guard"]\n')
+    monkeypatch.setenv("GRAFT_DISABLE", "1")
+    assert main(["plan", "--model", "m"]) == 0
+    assert "P011 warning: GRAFT_DISABLE: is set: vLLM runs as it is" in capsys.readouterr().out
+    assert main(["status"]) == 0
+    assert "P011 warning: GRAFT_DISABLE: is set" in capsys.readouterr().out
+    monkeypatch.delenv("GRAFT_DISABLE")
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    assert main(["plan", "--model", "m"]) == 1
+    assert "P011 error: VLLM_PLUGINS: VLLM_PLUGINS='other' does not list graft" in capsys.readouterr().out
+
+
 def test_plan_finds_a_patch_that_the_installed_vllm_is_too_new_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -232,6 +232,8 @@ def test_a_process_that_could_not_record_itself_does_so_later(disk: SmallDisk):
     live = book.view()
     assert live is not None
     assert live.unsaved == f"the disk of {folder.home_in(disk.place)} is full"
+    (finding,) = [each for each in reading.findings_of([live.as_dict(live=True)], PLAN) if each.code == "S019"]
+    assert finding.level == "warning", "what the process says itself is right"
     disk.free()
     book.retry()
     assert [process.life for process in runs()[0].processes] == ["running"]

@@ -1,6 +1,7 @@
 """From configuration to plan: which layer wins, which profile matches, and what every mistake says."""
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -88,7 +89,7 @@ def test_additional_config_is_the_strongest(monkeypatch: pytest.MonkeyPatch, off
 def test_a_star_means_every_registered_item_of_the_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """'*' under patches takes the patches and leaves the sinks."""
     monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "*")
-    assert names(plan_for()) == ["async-history", "lora-path-guard", "stat-logger-guard"]
+    assert names(plan_for()) == ["async-history", "cpu-seeds", "lora-path-guard", "stat-logger-guard"]
 
 
 def test_items_of_a_patch_run_where_the_patch_says(offered: Path):
@@ -289,6 +290,106 @@ def test_a_patch_may_be_for_some_models_only(offered: Path, monkeypatch: pytest.
     assert names(plan) == ["my-sink"]
     assert plan.left_out == {"engine-patch": "is for the models *70b*, org/small, and this is org/Model-8B"}
     assert Plan.from_json(plan.to_json()) == plan
+
+
+class TestOptionsOfProfiles:
+    """``[profile.options.NAME]``, layered over ``[options.NAME]``."""
+
+    FILE = """
+[defaults]
+scheduler = "priority-fairness"
+[options.priority-fairness]
+max_wait_sec = 30
+classes = 4
+[[profile]]
+model = "*8B*"
+[profile.options.priority-fairness]
+max_wait_sec = 5
+[[profile]]
+model = ["*70B*", "*8B*"]
+on_failure = "warn"
+[profile.options.priority-fairness]
+urgent_share = 0.8
+"""
+
+    def test_they_are_set_one_by_one(self):
+        """A profile that does not match sets nothing."""
+        write(self.FILE)
+        small, large, other = (dict(plan_for(f"org/Model-{size}").items[0].options) for size in ("8B", "70B", "1B"))
+        assert [each["max_wait_sec"] for each in (small, large, other)] == [5, 30, 30]
+        assert [each["urgent_share"] for each in (small, large, other)] == [0.8, 0.8, 0.9]
+        assert {each["classes"] for each in (small, large, other)} == {4}
+
+    @pytest.mark.parametrize(
+        ("option", "said"),
+        [
+            ("max_wait_sec = -3", "the option 'max_wait_sec' of 'priority-fairness' must be above 0 and at most 86400"),
+            ("max_wait = 3", "'priority-fairness' has no option 'max_wait' (did you mean 'max_wait_sec'?)"),
+            ("classes = 'x'", "the option 'classes' of 'priority-fairness' must be a whole number, and is 'x'"),
+        ],
+    )
+    def test_a_mistake_has_its_line(self, option: str, said: str):
+        write(self.FILE + option + "\n")
+        with pytest.raises(ConfigError, match=f"^graft.toml:16: {re.escape(said)}"):
+            plan_for("org/Model-70B")
+        assert plan_for("org/Model-1B")
+
+    def test_two_profiles_that_contradict_one_another(self):
+        write(self.FILE + "max_wait_sec = 9\n")
+        with pytest.raises(ConfigError, match=r"graft.toml:16: two profiles match .* `options.priority-fair"):
+            plan_for("org/Model-8B")
+
+    def test_options_of_nothing(self):
+        write('[[profile]]\nmodel = "*"\n[profile.options.request-lag]\nqueue = 3\n')
+        with pytest.raises(ConfigError, match=r"graft.toml:4: options are given for 'request-lag', and there is no"):
+            plan_for()
+
+
+@pytest.mark.parametrize(
+    ("key", "item", "option", "said"),
+    [
+        ("scheduler", "priority-fairness", "max_wait_sec = -1", "must be above 0 and at most 86400, and is -1"),
+        ("scheduler", "tenant-fairness", "weights = ['acme']", "holds 'acme', which is not a tenant and its weight"),
+        ("samplers", "xtc", "on_error = 'requests'", 'must be "quarantine" or "request", and is \'requests\' (did you'),
+        (
+            "samplers",
+            "dry",
+            "budget_us = -1",
+            "must be a time in microseconds, 0 for the point's own",
+        ),
+        ("samplers", "dry", "window = 1", "must be at least 2, and is 1"),
+        ("stats", "request-log", "queue = 0", "must be at least 1, and is 0"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_with_its_line(key: str, item: str, option: str, said: str):
+    """Before anything is made: by ``plan`` and at the start alike."""
+    name = f'"{item}"' if key == "scheduler" else f'["{item}"]'
+    write(f"[defaults]\n{key} = {name}\n[options.{item}]\n{option}\n")
+    with pytest.raises(ConfigError) as caught:
+        plan_for()
+    assert f"graft.toml:4: the option {option.split()[0]!r} of {item!r} {said}" in str(caught.value)
+
+
+def test_an_item_that_refuses_its_options_otherwise(offered: Path, monkeypatch: pytest.MonkeyPatch):
+    """A ValueError names no option, so all that were given are named; a bug in ``validate`` is told with its type."""
+    write('[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = 5\n')
+    kind = plan_for() and importlib.import_module("graft_offered").Sink
+
+    def refuse(options: dict[str, object]) -> None:
+        raise ValueError("count and ratio contradict one another")
+
+    monkeypatch.setattr(kind, "validate", refuse)
+    with pytest.raises(ConfigError, match=r"graft.toml:4: the options of 'my-sink' cannot be used: count and ratio"):
+        plan_for()
+    monkeypatch.setattr(kind, "validate", lambda options: options["none"])
+    with pytest.raises(ConfigError, match=r"graft.toml:4: the options of 'my-sink' cannot be used: KeyError: 'none'"):
+        plan_for()
+
+
+def test_callers_that_are_not_there():
+    write('[defaults]\ncallers = "nobody.toml"\n')
+    with pytest.raises(ConfigError, match=r"graft.toml:2: `callers` names .*/nobody.toml, and there is no such file"):
+        plan_for()
 
 
 class TestPatchesOfGeneralPlugins:

@@ -61,9 +61,10 @@ priority = 3
 
 
 def post(server: Server, body: object, path: str = "/v1/completions", **headers: str) -> tuple[int, Mapping[str, str]]:
-    """The status and the headers of the answer, which was read to its end."""
+    """The status and the headers of the answer, which was read to its end; bytes are sent as they are."""
     sent = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    request = urllib.request.Request(f"{server.url}{path}", data=json.dumps(body).encode(), headers=sent)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"{server.url}{path}", data=data, headers=sent)
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
             answer.read()
@@ -114,6 +115,10 @@ def test_who_asks_and_who_is_turned_away(graft: Session):
         assert len(notes.read_text().splitlines()) == len(seen)
         assert 'vllm_graft_gate_refused_total{class="3",status="503"} 2.0' in server.get("/metrics")[1]
         assert states(server) == {"noting": "applied", "callers": "applied"}
+
+        for raw in (b"[" * 1_000_000, b'{"a": ' * 200_000, b'{"prompt": [' + b"1," * 5_000_000 + b"1]}", b"\xff"):
+            assert 400 <= post(server, raw, Authorization=key)[0] < 500
+        assert server.health() == 200
 
         (graft.folder / "callers.toml").write_text(CALLERS + "[others]\nbest_priority = 4\n")
         wait(lambda: post(server, ask)[0] == 200, "a changed file of callers takes effect")

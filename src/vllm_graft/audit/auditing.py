@@ -9,7 +9,7 @@ from typing import Final
 
 from vllm_graft.audit.callers import uncallable, vanished
 from vllm_graft.audit.findings import is_for, misspelt, refused, reported
-from vllm_graft.audit.judging import Pair, adds, has_owner, is_dynamic, may_inherit, spelled
+from vllm_graft.audit.judging import Pair, adds, has_owner, is_dynamic, located, may_inherit, spelled
 from vllm_graft.audit.model import Cell, Reading, Report, Row, Use, Verdict
 from vllm_graft.audit.releases.shape import BODY, Release
 from vllm_graft.findings import Finding, worst_first
@@ -19,22 +19,32 @@ from vllm_graft.patching.upstream.fingerprint import Fingerprint, Function
 _VERSION: Final = re.compile(r"(?<![\w.#])(\d+\.\d+(?:\.\d+)?)(?![\w.])")
 
 
-def audit(readings: Sequence[Reading], base: Release, against: Sequence[Release], *, steps: bool = False) -> Report:
+def audit(
+    readings: Sequence[Reading],
+    base: Release,
+    against: Sequence[Release],
+    *,
+    steps: bool = False,
+    known: Sequence[Release] = (),
+) -> Report:
     """Hold packages against releases.
 
     Each release is compared with ``base``; with ``steps`` with the one before it, ``base`` being before the first. What
-    is reported goes by the last release compared with the base either way.
+    is reported goes by the last release compared with the base either way. ``known`` are more releases, older than the
+    last: what code needs and one of them had it was written for, whatever the base is.
     """
     readings = [_as_meant(reading, (base, *against)) for reading in readings]
     uses = [use for reading in readings for use in reading.uses]
+    more = [release for release in known if not any(same.version == release.version for same in (base, *against))]
     pairs = [
-        Pair.of(before, release, uses) for before, release in zip(_before(base, against, steps), against, strict=True)
+        Pair.of(before, release, uses, () if steps else more)
+        for before, release in zip(_before(base, against, steps), against, strict=True)
     ]
     rows = tuple(row for reading in readings for use in reading.uses if (row := _row(reading, use, pairs)) is not None)
-    judged = _whole_way(rows, Pair.of(base, against[-1], uses)) if steps and against else rows
+    judged = _whole_way(rows, Pair.of(base, against[-1], uses, more)) if steps and against else rows
     ends = {base.version: base, **{release.version: release for release in against}}
     findings = [finding for reading in readings for finding in reading.unread]
-    findings += [finding for row in judged for finding in reported(row, ends)]
+    findings += [finding for row in judged for finding in reported(row, ends, more)]
     findings += [finding for reading in readings for release in against[-1:] for finding in refused(reading, release)]
     findings += [finding for use in uses if use.way == "add" for finding in misspelt(use, base)]
     return Report(
@@ -68,13 +78,12 @@ def _row(reading: Reading, use: Use, pairs: Sequence[Pair]) -> Row | None:
     """The row of a use; None where it is of no name of vLLM's in any of the releases."""
     cells = tuple(Cell(pair.new.version, pair.old.version, verdict(use, pair)) for pair in pairs)
     absent = bool(cells) and all(cell.verdict.state == "absent" for cell in cells)
-    if absent and use.above and use.owner.rpartition(".")[2] == use.qualname.rpartition(".")[2]:
-        # The method that hands on to it is called by nobody in a release that has none such.
-        return None
-    from_elsewhere = is_dynamic if use.patch is None else may_inherit
-    added = use.way in ("add", "override") and (use.patch is None or has_owner(pairs[-1].new, use))
-    if absent and use.way not in ("call", "read") and (added or from_elsewhere(pairs[-1].new, use)):
-        return None
+    if absent and use.way not in ("call", "read"):
+        had = use.way == "import" and any(located(release, use) for release in pairs[-1].known)
+        added = use.way in ("add", "override") and (use.patch is None or has_owner(pairs[-1].new, use))
+        from_elsewhere = is_dynamic if use.patch is None else may_inherit
+        if added or (from_elsewhere(pairs[-1].new, use) and not had):
+            return None
     return Row(reading.package, use, cells)
 
 
@@ -87,9 +96,9 @@ def verdict(use: Use, pair: Pair) -> Verdict:
     if use.patch is not None and not is_for(use.patch.releases, pair.new.version):
         return Verdict("", f"this body is for {use.patch.releases}")
     found = pair.judge(use)
-    if found.state in ("same", "absent") and any(vanished(use, pair.old, pair.new)):
+    if found.state in ("same", "absent") and any(vanished(use, pair.before, pair.new)):
         return Verdict("misfit", "its code reads what is gone", found.now)
-    if found.state == "same" and (said := uncallable(use, pair.old, pair.new)):
+    if found.state == "same" and (said := uncallable(use, pair.before, pair.new)[0]):
         return Verdict("misfit", said, found.now)
     if found.state in ("same", "body", "extended", "broken"):
         return _superfluous(use, pair) or found

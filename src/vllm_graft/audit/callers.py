@@ -18,15 +18,15 @@ _CONFIGS: Final = "vllm.config"
 _METHODS: Final = ("function", "classmethod", "staticmethod")
 
 
-def judge_call(use: Use, old: Release, new: Release) -> Verdict:
+def judge_call(use: Use, before: Sequence[Release], new: Release) -> Verdict:
     """Whether a call still fits what it calls. What is gone is told of where it is named, but for ``super()``."""
-    if use.above and (state := _unreachable(use, old, new)):
+    if use.above and (state := _unreachable(use, before, new)):
         return Verdict(state)
     why = _misfit(use, new)
     if not why:
         return _SAME
-    before = _misfit(use, old)
-    return Verdict("misfit", f"{why}{'' if not before else f'; it did not fit {old.version} either'}")
+    base = before[0]
+    return Verdict("misfit", f"{why}; it did not fit {base.version} either" if _misfit(use, base) else why)
 
 
 def _misfit(use: Use, release: Release) -> str:
@@ -37,7 +37,7 @@ def _misfit(use: Use, release: Release) -> str:
         owner = _owner(use, release)
         places = [(owner.module, f"{owner.qualname}.{use.path[-1]}")] if owner is not None else []
     else:
-        places = [(use.module, use.qualname), *use.others]
+        places = [(use.module, use.qualname), *use.owners]
     for module, qualname in places:
         found = release.shape(module, qualname)
         if found is not None:
@@ -79,16 +79,16 @@ def _all_fit(use: Use, signatures: Sequence[Sequence[str]]) -> str:
     return next((said for one in signatures if (said := misfit(use.arguments, one))), "")
 
 
-def judge_read(use: Use, old: Release, new: Release) -> Verdict:
+def judge_read(use: Use, before: Sequence[Release], new: Release) -> Verdict:
     """Whether the attributes that are read one after the other are there."""
     lost = _lost(use, new)
     if lost is None:
         return _SAME
     owner, name = lost
-    before = _lost(use, old)
-    if before is None and _had(use, old, name):
-        return Verdict("gone", f"{owner.qualname} has no {name!r} any more", f"{owner.module}:{owner.qualname}")
-    if before is not None and not use.guessed and owner.module.startswith(_CONFIGS):
+    if had := next((old for old in before if _had(use, old, name)), None):
+        what = f"{owner.qualname} had {name!r} in {had.version} and has it no more"
+        return Verdict("gone", what, f"{owner.module}:{owner.qualname}")
+    if not use.guessed and owner.module.startswith(_CONFIGS):
         return Verdict("absent", f"{owner.qualname} has no {name!r}")
     return _SAME
 
@@ -124,13 +124,17 @@ def _owner(use: Use, release: Release, upto: int | None = None) -> Shape | None:
     return found if found is not None and found.kind == "class" else None
 
 
-def lacking(use: Use, old: Release, new: Release) -> list[str]:
-    """The abstract methods that a subclass does not define and did not have to before."""
+def lacking(use: Use, before: Sequence[Release], new: Release) -> list[str]:
+    """The abstract methods that a subclass does not define and did not have to in some release before."""
     if use.way != "subclass" or not use.concrete:
         return []
-    before = old.abstract(use.module, use.qualname) - use.own if old.shape(use.module, use.qualname) else frozenset()
-    open_ = new.abstract(use.module, use.qualname) - use.own
-    return sorted(name for name in open_ - before if not any(_defines(new, other, name) for other in use.others))
+    left = [
+        name
+        for name in new.abstract(use.module, use.qualname) - use.own
+        if not any(_defines(new, other, name) for other in use.owners)
+    ]
+    asking = [old.abstract(use.module, use.qualname) for old in before if old.shape(use.module, use.qualname)]
+    return sorted(name for name in left if not asking or any(name not in asked for asked in asking))
 
 
 def _defines(release: Release, cls: tuple[str, str], name: str) -> bool:
@@ -139,26 +143,33 @@ def _defines(release: Release, cls: tuple[str, str], name: str) -> bool:
     return found is not None and name not in release.abstract(module, qualname)
 
 
-def vanished(use: Use, old: Release, new: Release) -> Iterator[tuple[str, int]]:
-    """Attributes that a body reads from ``self``, that the class had, and that it has no more; each with its line."""
+def vanished(use: Use, before: Sequence[Release], new: Release) -> Iterator[tuple[str, int, str]]:
+    """Attributes that a body reads from ``self``, and that the class has no more: each with line and last release."""
     if use.body is None or "." not in use.qualname or use.mixed:
         return
     read = relies(use).attributes
     owner = use.qualname.rpartition(".")[0]
-    had, has = (release.attributes(use.module, owner) if read else None for release in (old, new))
-    if had is None or has is None or new.outside(use.module, owner) - old.outside(use.module, owner):
+    has = new.attributes(use.module, owner) if read else None
+    if has is None or has.issuperset(read):
         return
-    yield from ((name, line) for name, line in read.items() if name in had and name not in has)
+    outside = new.outside(use.module, owner)
+    for name, line in read.items():
+        if name not in has:
+            had = (old for old in before if name in (old.attributes(use.module, owner) or ()))
+            release = next((old for old in had if outside <= old.outside(use.module, owner)), None)
+            if release is not None:
+                yield name, line, release.version
 
 
-def _unreachable(use: Use, old: Release, new: Release) -> Literal["gone", "absent", ""]:
+def _unreachable(use: Use, before: Sequence[Release], new: Release) -> Literal["gone", "absent", ""]:
     """What became of a method that ``super()`` does not have; empty where it has it, or a base from outside may."""
-    places = [(use.module, use.qualname), *use.others]
+    places = [(use.module, use.qualname), *use.owners]
     if any(new.shape(*place) is not None for place in places) or any(_answers(new, *place) for place in places):
         return ""
-    if not any(new.shape(module, qualname.rpartition(".")[0]) for module, qualname in places):
+    classes = [new.shape(module, qualname.rpartition(".")[0]) for module, qualname in places]
+    if any(shape is None or shape.kind != "class" for shape in classes):
         return ""
-    if any(old.shape(*place) is not None for place in places):
+    if any(before[0].shape(*place) is not None for place in places):
         return "gone"
     magic = use.qualname.rpartition(".")[2].startswith("__")
     return "" if magic else "absent"
@@ -170,18 +181,26 @@ def refuses(use: Use, was: Shape | None, now: Shape) -> bool:
     return bool(_refused(use, now) - before)
 
 
-def uncallable(use: Use, old: Release, new: Release) -> str:
-    """Why an override takes none of the calls that upstream's allows, now or in the base; empty where it takes one."""
+def uncallable(use: Use, before: Sequence[Release], new: Release) -> tuple[str, str]:
+    """What an override does not take of what upstream passes, though nothing changed since the base.
+
+    With the release that it fitted, where one is known; else it takes none of the calls that upstream's allows, now or
+    in the base. Empty where there is nothing to say.
+    """
     name = use.qualname.rpartition(".")[2]
     if use.way != "override" or use.body is None or use.mixed or (name.startswith("__") and name != "__call__"):
-        return ""
-    was, now = (release.shape(use.module, use.qualname) for release in (old, new))
-    if was is None or now is None or was.opaque or now.opaque or was.kind != now.kind or now.kind not in _METHODS:
-        return ""
+        return "", ""
+    was, now = (release.shape(use.module, use.qualname) for release in (before[0], new))
     own = _own_parameters(use)
-    if own is None or not _all_reject(own, was):
-        return ""
-    return _all_reject(own, now)
+    if own is None or was is None or now is None or now.opaque or now.kind not in _METHODS:
+        return "", ""
+    if was.signature != now.signature or not (refused := _refused(use, now)):
+        return "", ""
+    for old in before[1:]:
+        then = old.shape(use.module, use.qualname)
+        if then is not None and then.kind == now.kind and not _refused(use, then):
+            return "; ".join(sorted(refused)), old.version
+    return _all_reject(own, now), ""
 
 
 def _all_reject(own: Sequence[str], upstream: Shape) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -86,8 +86,8 @@ _NEAR: Final = 0.87
 """How alike two names are that are taken for one, by difflib's ratio: one letter of eight."""
 
 
-def reported(row: Row, releases: Mapping[str, Release]) -> Iterator[Finding]:
-    """What is to be said of one use."""
+def reported(row: Row, releases: Mapping[str, Release], known: Sequence[Release] = ()) -> Iterator[Finding]:
+    """What is to be said of one use; ``known`` are other releases that its code may have been written for."""
     for cell in row.cells:
         state = cell.verdict.state
         old, new = releases.get(cell.since), releases.get(cell.release)
@@ -103,9 +103,9 @@ def reported(row: Row, releases: Mapping[str, Release]) -> Iterator[Finding]:
             yield _finding(code, level, row, cell, _said(row.use, cell), fix)
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
             facts = ReleaseFacts(new)
-            yield from _vanished(row, cell, old, new, facts)
+            yield from _vanished(row, cell, (old, *known), new, facts)
             yield from _refused(row, cell, old, now, facts)
-            yield from _uncallable(row, cell, old, new)
+            yield from _uncallable(row, cell, (old, *known), new)
 
 
 def is_for(releases: str, version: str) -> bool:
@@ -224,7 +224,11 @@ def _finding(code: str, level: Level, row: Row, cell: Cell, what: str, fix: str)
 def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
     state = cell.verdict.state
     provided = cell.verdict.standing in ("caught", "unsure", "unmet") or bool(use.alternatives) or use.fallback
-    if use.way in ("call", "read") or state == "misfit":
+    if use.way in ("call", "read"):
+        # An override whose method is gone is not called, and what it hands on to neither.
+        dead = use.above and state != "misfit" and use.owner.rpartition(".")[2] == use.qualname.rpartition(".")[2]
+        return "info" if provided else "warning" if dead else "error"
+    if state == "misfit":
         return "info" if provided else "error"
     if state in ("gone", "moved", "kind", "absent"):
         return "info" if provided else "warning" if use.way == "override" else "error"
@@ -256,14 +260,14 @@ def _parameters(shape: Shape) -> list[str]:
     return [token.removeprefix("kw ").removesuffix("=") for token in tokens if token[:1] not in "*/"]
 
 
-def _vanished(row: Row, cell: Cell, old: Release, new: Release, facts: ReleaseFacts) -> Iterator[Finding]:
+def _vanished(row: Row, cell: Cell, before: Sequence[Release], new: Release, facts: ReleaseFacts) -> Iterator[Finding]:
     """Attributes that the code reads from ``self``, that the class had, and that it has no more."""
     use = row.use
     owner = use.qualname.rpartition(".")[0]
-    for name, line in vanished(use, old, new):
+    for name, line, had in vanished(use, before, new):
         if not facts.runs(use.branches, line):
             continue
-        what = f"the code reads self.{name}, which {owner} had in {cell.since} and has no more in {cell.release}"
+        what = f"the code reads self.{name}, which {owner} had in {had} and has no more in {cell.release}"
         place = f"{use.body_file or use.file}:{line}"
         yield Finding("P210", "error", f"{use.way} {use.name}", what, place, "find what took its place")
 
@@ -282,9 +286,12 @@ def _refused(row: Row, cell: Cell, old: Release, now: Shape | None, facts: Relea
             yield Finding("P211", "error", f"{use.way} {use.name}", what, place, "pass what it takes now")
 
 
-def _uncallable(row: Row, cell: Cell, old: Release, new: Release) -> Iterator[Finding]:
+def _uncallable(row: Row, cell: Cell, before: Sequence[Release], new: Release) -> Iterator[Finding]:
     """An override that upstream's callers do not fit, and did not fit in the base."""
-    if said := uncallable(row.use, old, new):
+    said, fitted = uncallable(row.use, before, new)
+    if said:
         what = f"what upstream passes the override does not take in {cell.release}, nor in {cell.since}: {said}"
+        what += f"; it fitted {fitted}" if fitted else ""
         fix = "accept the parameters and hand them on, or choose a name of your own"
-        yield Finding("P218", "warning", f"{row.use.way} {row.use.name}", what, row.use.where, fix)
+        level: Level = "error" if fitted and not row.use.guarded else "warning"
+        yield Finding("P218", level, f"{row.use.way} {row.use.name}", what, row.use.where, fix)

@@ -63,27 +63,37 @@ class ReleaseFacts:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two releases; ``silent`` are the names that the old one mentions and the new one does not."""
+    """Two releases.
+
+    silent:  the names that the old one mentions and the new one does not
+    known:   others before the new one, for code that was written for an older release than the old one
+    """
 
     old: Release
     new: Release
     silent: frozenset[str] = frozenset()
-    before: ReleaseFacts = field(init=False, repr=False, compare=False)
-    after: ReleaseFacts = field(init=False, repr=False, compare=False)
+    known: tuple[Release, ...] = ()
+    old_facts: ReleaseFacts = field(init=False, repr=False, compare=False)
+    new_facts: ReleaseFacts = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "before", ReleaseFacts(self.old))
-        object.__setattr__(self, "after", ReleaseFacts(self.new))
+        object.__setattr__(self, "old_facts", ReleaseFacts(self.old))
+        object.__setattr__(self, "new_facts", ReleaseFacts(self.new))
 
     @classmethod
-    def of(cls, old: Release, new: Release, uses: Iterable[Use]) -> Pair:
+    def of(cls, old: Release, new: Release, uses: Iterable[Use], known: Iterable[Release] = ()) -> Pair:
         """The pair, with what has fallen silent of the names that patches stand on."""
         names = {use.qualname.rpartition(".")[2] for use in uses if use.changes_vllm and use.qualname}
-        return cls(old, new, new.unmentioned(names) - old.unmentioned(names))
+        return cls(old, new, new.unmentioned(names) - old.unmentioned(names), tuple(known))
+
+    @property
+    def before(self) -> tuple[Release, ...]:
+        """The releases that code may have been written for, the old one first."""
+        return (self.old, *self.known)
 
     def judge(self, use: Use) -> Verdict:
         """What became of a use's name from the one to the other, as far as the code runs in the newer one."""
-        stands = self.after.standing(use.guard)
+        stands = self.new_facts.standing(use.guard)
         if stands == "skipped":
             return Verdict("", f"it is not for {self.new.version}, by a test of the version", standing=stands)
         found = self._judge(use)
@@ -91,13 +101,13 @@ class Pair:
             return replace(self._missing(use, found, stands), standing=stands)
         if stands == "unmet":
             return Verdict("", f"it does not run in {self.new.version}, by a test for a name", standing=stands)
-        if found.state not in ("", "misfit") and self.before.standing(use.guard) == "skipped":
+        if found.state not in ("", "misfit") and self.old_facts.standing(use.guard) == "skipped":
             return Verdict("same", f"the code is not for {self.old.version}")
         return replace(found, standing=stands)
 
     def _missing(self, use: Use, found: Verdict, stands: Standing) -> Verdict:
         """What a missing name comes to: nothing where the code has something else in its place."""
-        elsewhere = next((name for name in use.alternatives if self.after.has(*name)), None)
+        elsewhere = next((name for name in use.alternatives if self.new_facts.has(*name)), None)
         if elsewhere is not None:
             return Verdict("", f"{':'.join(elsewhere)} is in its place")
         if stands == "runs":
@@ -110,10 +120,10 @@ class Pair:
 
     def _judge(self, use: Use) -> Verdict:
         if use.way == "call":
-            return judge_call(use, self.old, self.new)
+            return judge_call(use, self.before, self.new)
         if use.way == "read":
-            return judge_read(use, self.old, self.new)
-        if missing := lacking(use, self.old, self.new):
+            return judge_read(use, self.before, self.new)
+        if missing := lacking(use, self.before, self.new):
             names = ", ".join(map(repr, missing))
             return Verdict(
                 "misfit", f"it does not define {names}, which {'is' if len(missing) == 1 else 'are'} abstract"

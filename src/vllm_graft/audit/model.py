@@ -212,7 +212,7 @@ class Use:
     path:      the attributes that lead from an object of the class to what is called or read
     guessed:   whether only the name of a variable, such as ``model_config``, says what the object is
     above:     of a call: whether it goes to ``super()``
-    others:    of a method that is called: where else it may come from, as the bases stand in order; of a subclass: the
+    owners:    of a method that is called: where else it may come from, as the bases stand in order; of a subclass: the
                other classes of vLLM that it derives from
     mixed:     of a subclass and its methods: whether a base from elsewhere may have what vLLM's classes do not
     made:      of a subclass and its methods: whether the package itself calls the constructor
@@ -240,7 +240,7 @@ class Use:
     path: tuple[str, ...] = ()
     guessed: bool = False
     above: bool = False
-    others: tuple[tuple[str, str], ...] = ()
+    owners: tuple[tuple[str, str], ...] = ()
     concrete: bool = False
     mixed: bool = False
     made: bool = False

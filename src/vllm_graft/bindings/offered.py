@@ -22,6 +22,8 @@ class LiveView(RequestView):
 
     __slots__ = ("source",)
 
+    source: Request
+
     def __init__(self, source: Request, clock: SteadyClock) -> None:
         lora = source.lora_request
         super().__init__(
@@ -34,7 +36,7 @@ class LiveView(RequestView):
             cache_salt=source.cache_salt or "",
             lora=lora.lora_name if lora is not None else "",
         )
-        self.source = source
+        self._write(source=source)
 
     @property
     def output_tokens(self) -> int:

@@ -10,6 +10,7 @@ from vllm_graft.bindings.clock import SteadyClock
 from vllm_graft.bindings.offered import OfferedQueue
 from vllm_graft.contracts import KVState, SchedulingPolicy
 from vllm_graft.ledger import Guard, Ledger
+from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
 from vllm_graft.points import point
 
@@ -56,8 +57,11 @@ class Decider:
             return
         try:
             starting, stopping = read_answer(answer, self._queue.held, running)
-        except Exception as error:  # a request of the author's own making may have anything for a name
-            self._fail(f"the answer of schedule cannot be followed: {error}")
+        except BaseException as error:  # a request of the author's own making may have anything for a name
+            if raised_by_signal(error):
+                raise
+            why = str(error) if isinstance(error, ValueError) else reason_of(error)
+            self._fail(f"the answer of schedule cannot be followed: {why}")
             return
         self._holds_back = not starting
         _preempt(scheduler, {view.request_id for view in stopping})

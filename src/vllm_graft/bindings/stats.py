@@ -1,14 +1,23 @@
-"""The stats point: planned sinks as one vLLM stat logger, each called through a guard of its own."""
+"""The stats point: planned sinks as one vLLM stat logger, each called through a guard of its own.
+
+vLLM calls a stat logger on the event loop of its server, where a sink that waits would hold up every answer. So there
+each sink lives on a thread of its own, which makes it, feeds it in order and closes it. With ``LLM`` there is no event
+loop, and sinks are called where vLLM calls them.
+"""
 
 from __future__ import annotations
 
 import functools
 import multiprocessing.util
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.bindings.making import make
 from vllm_graft.contracts import BatchRecord, RequestRecord, StatSink
 from vllm_graft.ledger import Guard, Ledger
+from vllm_graft.ledger.guard import reason_of
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.points import point
 
@@ -17,26 +26,118 @@ if TYPE_CHECKING:
 
     Feed = Callable[[Any, Any, int], None]
 
+MOST_BATCHES: Final = 10_000
+"""How many batches may wait for a sink; one that falls further behind is put aside. A busy server makes 100 per s."""
 
-def stat_loggers(plan: Plan, ledger: Ledger) -> list[type]:
-    """The stat loggers to hand to vLLM's engine client: one class that feeds every planned sink."""
-    feeds = [feed for item in plan.of("stats") if (feed := _sink(item, plan, ledger)) is not None]
+CLOSE_S: Final = 5.0
+"""How long the end of a server waits for its sinks: what they were not yet told of, and their ``close``."""
+
+
+def stat_loggers(plan: Plan, ledger: Ledger, *, threads: bool) -> list[type]:
+    """Return the stat loggers to hand to vLLM's engine client: one class that feeds every planned sink.
+
+    ``threads`` gives each sink a thread of its own.
+    """
+    if threads:
+        running = [SinkThread(item, plan, ledger) for item in plan.of("stats")]
+        feeds: list[Feed] = [thread.feed for thread in running if thread.made]
+        multiprocessing.util.Finalize(None, _close_all, args=(running,), exitpriority=10)
+    else:
+        made = [sink for item in plan.of("stats") if (sink := _sink(item, plan, ledger)) is not None]
+        feeds = [feed for feed, _ in made]
+        for _, close in made:
+            multiprocessing.util.Finalize(None, close, exitpriority=10)
     return [_logger_class(feeds)] if feeds else []
 
 
-def _sink(item: PlanItem, plan: Plan, ledger: Ledger) -> Feed | None:
-    """The guarded ``finished`` of one sink, fed with vLLM's own statistics."""
+class SinkThread:
+    """A thread on which one sink is made, told of every batch in order, and closed.
+
+    A sink that falls ``MOST_BATCHES`` behind is put aside: what waits for it would fill the memory.
+    """
+
+    def __init__(self, item: PlanItem, plan: Plan, ledger: Ledger) -> None:
+        self.made = False
+        """Whether there is a sink: a lenient plan goes on without one that cannot be made."""
+        self._item = item
+        self._plan = plan
+        self._ledger = ledger
+        self._batches: SimpleQueue[tuple[Any, Any, int] | None] = SimpleQueue()
+        self._guard: Guard[[Any, Any, int], None] | None = None
+        self._close: Callable[[], None] = _nothing
+        self._ready = threading.Event()
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"graft-sink-{item.name}", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._failed is not None:
+            raise self._failed
+
+    def feed(self, scheduler: Any, iteration: Any, engine: int) -> None:
+        """Hand a batch to the thread. Called on the event loop."""
+        guard = self._guard
+        if guard is None or guard.aside:
+            return
+        if self._batches.qsize() >= MOST_BATCHES:
+            guard.put_aside(f"it is {MOST_BATCHES} batches behind; none of the later ones is kept for it")
+            return
+        self._batches.put((scheduler, iteration, engine))
+
+    def end(self) -> None:
+        """Have the sink closed once it was told of all that waits for it."""
+        self._batches.put(None)
+
+    def wait(self, until: float) -> None:
+        """Wait for the sink's end until a moment of the monotonic clock, and say where it is not reached."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            left = max(self._batches.qsize() - 1, 0)
+            what = f"did not close within {CLOSE_S:g} s of the server's end, with {left} batches still to be told of"
+            self._ledger.note_error(self._item.name, what)
+
+    def _run(self) -> None:
+        try:
+            sink = _sink(self._item, self._plan, self._ledger)
+            if sink is not None:
+                self._guard, self._close = sink
+                self.made = True
+        except BaseException as error:
+            self._failed = error
+            return
+        finally:
+            self._ready.set()
+        while self._guard is not None and (batch := self._batches.get()) is not None:
+            self._guard(*batch)
+        try:
+            self._close()
+        except BaseException as error:  # a thread that exits is not heard of either
+            self._ledger.note_error(self._item.name, f"failed to close: {reason_of(error)}")
+
+
+def _close_all(threads: list[SinkThread]) -> None:
+    until = time.monotonic() + CLOSE_S
+    for thread in threads:
+        thread.end()
+    for thread in threads:
+        thread.wait(until)
+
+
+def _nothing() -> None:
+    """Close nothing."""
+
+
+def _sink(item: PlanItem, plan: Plan, ledger: Ledger) -> tuple[Guard[[Any, Any, int], None], Callable[[], None]] | None:
+    """Return the guarded ``finished`` of one sink, fed with vLLM's own statistics, and its ``close``."""
     sink = make(item, StatSink, plan, ledger)
     if sink is None:
         return None
     meter = ledger.hook(item.name, "finished", point("stats").budget_us)
-    multiprocessing.util.Finalize(None, sink.close, exitpriority=10)
 
     def feed(scheduler: Any, iteration: Any, engine: int) -> None:
         # Inside the guard, so that a release that renames a field costs the sink and not the server.
         sink.finished(_requests(iteration), _batch(scheduler, iteration, engine))
 
-    return Guard(feed, _ignore, meter, functools.partial(ledger.put_aside, item.name))
+    return Guard(feed, _ignore, meter, functools.partial(ledger.put_aside, item.name)), sink.close
 
 
 def _ignore(scheduler: Any, iteration: Any, engine: int) -> None:

@@ -12,6 +12,7 @@ from vllm_graft.bindings.clock import Pace, SteadyClock
 from vllm_graft.bindings.tally import ALL, Kinds, Tally, kinds_of
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.ledger import Guard, Ledger
+from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
 from vllm_graft.points import point
 
@@ -66,6 +67,8 @@ class HeldQueue:
         if self._counts:
             self._calls["served"] = self._guarded("served", self._serve)
         self._labels = "labels" in own
+        if self._admits:
+            self._calls["admit"] = self._guarded("admit", lambda *args: _refusal(queue.admit(*args)))
         if self._labels:
             self._calls["labels"] = self._guarded("labels", lambda request: kinds_of(queue.labels(request)))
 
@@ -79,7 +82,7 @@ class HeldQueue:
             waiting = replace(waiting, priority=before.priority)  # the request's own may have become its rank
         elif self._admits:
             refusal = self._ask("admit", waiting, self.load())
-            if isinstance(refusal, Refusal):
+            if refusal is not None:
                 self._tally.refused(self._kinds(waiting))
                 self.refused[name] = (request, refusal)
                 return
@@ -92,7 +95,7 @@ class HeldQueue:
     def peek_request(self) -> Request:
         """The request that goes next, as of now."""
         self._clock.move()
-        self._queue.free_slots = self._slots - self._running()
+        self._tell_free_slots(self._running())
         return self._held[self._next()][0]
 
     def pop_request(self) -> Request:
@@ -168,8 +171,19 @@ class HeldQueue:
         running = self._running()
         if self._failed or not running:
             return False  # with nothing running, nothing would ever change
-        self._queue.free_slots = self._slots - running
-        return self._ask("ready") is False
+        self._tell_free_slots(running)
+        return not self._failed and self._ask("ready") is False
+
+    def _tell_free_slots(self, running: int) -> None:
+        """A class of the author's may have a property of that name, or refuse attributes."""
+        if self._failed:
+            return
+        try:
+            self._queue.free_slots = self._slots - running
+        except BaseException as error:
+            if raised_by_signal(error):
+                raise
+            self._fail(f"free_slots cannot be set: {reason_of(error)}")
 
     def __len__(self) -> int:
         # Those refused count until their clients were told, or the engine would see no reason for another step.
@@ -244,13 +258,27 @@ class HeldQueue:
 
 _REQUIRED: Final = ("push", "peek", "pop", "remove")
 _OPTIONAL: Final = ("put_back", "served", "ended", "admit", "rank", "ready", "labels")
-_WRAPPED: Final = {"served", "labels"}
+_WRAPPED: Final = {"served", "labels", "admit"}
 
 
 def _name(answer: object) -> str:
     """The request an answer names; empty where it is no request at all."""
-    named = getattr(answer, "request_id", "")
-    return named if isinstance(named, str) else ""
+    try:
+        named = getattr(answer, "request_id", "")
+    except BaseException as error:
+        if raised_by_signal(error):
+            raise
+        return ""
+    return named if type(named) is str else ""
+
+
+def _refusal(answer: object) -> Refusal | None:
+    """What ``admit`` answered, read while a failure is still its own; anything else would be taken for consent."""
+    if answer is None:
+        return None
+    if not isinstance(answer, Refusal):
+        raise TypeError(f"admit must return a Refusal or None, and returned {type(answer).__name__}")
+    return Refusal(answer.reason, answer.retry_after, answer.status)
 
 
 def _nothing(*args: object) -> None:

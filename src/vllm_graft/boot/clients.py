@@ -7,7 +7,7 @@ import inspect
 import json
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,7 @@ from vllm_graft.boot import disabled, lastline
 from vllm_graft.boot.extension import REPORT, TIMEOUT_S
 from vllm_graft.boot.process import LOG, process
 from vllm_graft.errors import GraftError, StartError
-from vllm_graft.findings import Finding, worst_first
+from vllm_graft.findings import Finding
 from vllm_graft.ledger import folder, reading
 from vllm_graft.plan import Plan
 
@@ -29,6 +29,9 @@ _ANSWER_S: Final = 10.0
 """How long engines have to answer when somebody asks for the status."""
 
 _FRESH_S: Final = 1.0
+_LEAVE_S: Final = 5.0
+"""How long an API server takes to end besides its sinks."""
+
 _LOOK: Final = "look for an earlier error of these processes in the server's log"
 
 
@@ -57,6 +60,15 @@ def make_client(
         compare(plan, gather([]).rows)
     ledger.current().set_ready()
     process.watch.start()
+
+
+def closing_seconds() -> float:
+    """Return how long API servers may take to end: time for their sinks, where the plan has any."""
+    if disabled() or not process.plan or not process.plan.of("stats"):
+        return 0.0
+    from vllm_graft.bindings.stats import CLOSE_S
+
+    return CLOSE_S + _LEAVE_S
 
 
 def endpoint_plugins() -> list[GraftEndpoint]:
@@ -137,6 +149,22 @@ async def _ask_engines(core: Any, seconds: float = TIMEOUT_S) -> list[str]:
     return answers
 
 
+def unasked_ranks(size: int, engines: Sequence[bytes]) -> Finding | None:
+    """Say which data-parallel ranks this front end does not manage, and so cannot ask; None where it manages all."""
+    managed = {int.from_bytes(identity, "little") for identity in engines}
+    others = [str(rank) for rank in range(size) if rank not in managed]
+    if not others:
+        return None
+    return Finding(
+        "S025",
+        "warning",
+        f"data-parallel rank {', '.join(others)}",
+        "answers to another front end, so this one cannot tell what is active there",
+        "external or hybrid load balancing",
+        "see that /graft/status of every front end shows the same plan",
+    )
+
+
 def _without_answer(rank: int, error: BaseException, seconds: float) -> dict[str, object]:
     """Describe an engine that did not answer, as ``reading.row_without_record`` takes it."""
     if not isinstance(error, Exception):
@@ -166,7 +194,7 @@ def compare(plan: Plan, rows: list[dict[str, object]], silent: int = 0) -> None:
     for finding in found:
         LOG.error("vllm-graft: %s", finding.explain())
     if plan.strict:
-        raise lastline.as_error(worst_first(found)[0])
+        raise lastline.as_error(found)
 
 
 def _shortage() -> str:
@@ -182,7 +210,7 @@ def _with_stat_loggers(
         from vllm_graft.bindings.stats import stat_loggers
 
         theirs = arguments.arguments.get("stat_loggers") or []
-        arguments.arguments["stat_loggers"] = [*theirs, *stat_loggers(plan, ledger.current())]
+        arguments.arguments["stat_loggers"] = [*theirs, *stat_loggers(plan, ledger.current(), threads=not offline)]
         if offline:
             # LLM() turns statistics off unless told otherwise, and a planned sink would then hear nothing.
             arguments.arguments["log_stats"] = True
@@ -200,6 +228,7 @@ class GraftEndpoint:
         self._run = run
         self._client: EngineClient | None = None
         self._keys: list[str] = []
+        self._unasked: list[Finding] = []
         self._found: Gathering | None = None
         self._found_at = 0.0
         self._look: asyncio.Task[Gathering] | None = None
@@ -228,8 +257,13 @@ class GraftEndpoint:
                 from vllm_graft.server.enforcing import enforce
 
                 enforce(engine_client)
-            answers = await _ask_engines(_core_of(engine_client))
+            core = _core_of(engine_client)
+            answers = await _ask_engines(core)
             compare(self._plan, gather(answers).rows, _silent(answers))
+            unasked = unasked_ranks(engine_client.vllm_config.parallel_config.data_parallel_size, core.core_engines)
+            if unasked is not None:
+                self._unasked = [unasked]
+                LOG.warning("vllm-graft: %s", unasked.explain())
 
     async def status(self) -> tuple[list[dict[str, object]], list[Finding]]:
         """Every process of this server and what is wrong with it; asked for at most once a second.
@@ -244,7 +278,8 @@ class GraftEndpoint:
             self._found = await asyncio.shield(self._look)
             self._found_at = time.monotonic()
         found = self._found
-        return found.rows, [*reading.findings_of(found.rows, self._plan, _shortage()), *found.damaged]
+        of_rows = reading.findings_of(found.rows, self._plan, _shortage())
+        return found.rows, [*of_rows, *found.damaged, *self._unasked]
 
     async def _gather(self) -> Gathering:
         answers = await _ask_engines(_core_of(self._client), _ANSWER_S) if self._client is not None else []

@@ -36,9 +36,8 @@ class Reporter:
 
     def graft_report(self) -> str:
         """The records of this worker's machine and run, as a JSON list of processes."""
-        from vllm_graft.boot.process import process
-
-        process.watch.start()
+        # A worker that answers is ready, also where an executor has a loop of its own.
+        ledger.current().unfinished = ""
         return json.dumps(rows_here())
 
 
@@ -61,6 +60,9 @@ def report_engine(executor: Any) -> list[str]:
     """Return the records of an engine core's machine, and the report of each of its workers."""
     import cloudpickle
 
+    from vllm_graft.boot.process import process
+
+    process.asked = True
     # An engine forked from a front end without a plan has the method too, and no record.
     stranger = {"name": process_name(), "roles": ["engine"], "host": socket.gethostname(), "pid": os.getpid()}
     own = json.dumps(rows_here() or stranger)
@@ -73,11 +75,17 @@ def report_engine(executor: Any) -> list[str]:
 
 
 def rows_here() -> list[dict[str, object]]:
-    """Every process of this run that recorded on this machine, after a look at this one's patches."""
+    """Every process of this run that recorded on this machine, after a look at this one's patches.
+
+    Whoever is asked is watched from then on, also where a loop of vLLM's is not the one that we know.
+    """
     from vllm_graft.boot.process import process
 
     process.look()
-    return ledger.current().rows()
+    rows = ledger.current().rows()
+    if rows:
+        process.watch.start()
+    return rows
 
 
 def _compose(users: str) -> type:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
 from vllm_graft.errors import PatchError
-from vllm_graft.patching import Engine, HookState, VLLMPatch, wrap
+from vllm_graft.patching import Engine, HookState, Patch, VLLMPatch, wrap
+from vllm_graft.plan import carried_run
 from vllm_graft.points import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _WHY = "vLLM has no hook between parsing the arguments and starting the processes"
 
@@ -111,6 +112,17 @@ class EngineReports(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.eng
         return report_engine(self.model_executor)
 
 
+class HeadlessEngine(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.headless-engine", why=_WHY):
+    """Notice, on a node without a front end, work from a front end that has no plan and so never asks."""
+
+    @wrap
+    def add_request(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        from vllm_graft.boot.process import process
+
+        process.note_work()
+        return call(*args, **kwargs)
+
+
 class Endpoints(VLLMPatch["vllm.plugins"], name="graft.endpoints", why=_WHY):
     """Add our routes wherever vLLM collects endpoint plugins."""
 
@@ -131,12 +143,18 @@ class EngineProcesses(VLLMPatch["vllm.v1.engine.utils:CoreEngineProcManager"], n
 
 
 class ServerProcesses(VLLMPatch["vllm.v1.utils:APIServerProcessManager"], name="graft.server-processes", why=_WHY):
-    """The same for several API servers."""
+    """The same for several API servers, which get the time to close their sinks.
+
+    vLLM kills them as soon as it has told them to end, unless ``--shutdown-timeout`` is given.
+    """
 
     @wrap
-    def shutdown(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    def shutdown(self, call: Callable[..., None], timeout: float | None = None, *args: Any, **kwargs: Any) -> None:
+        from vllm_graft.boot.clients import closing_seconds
+
         ledger.current().take_down(process.pid for process in self.processes if process.pid)
-        call(*args, **kwargs)
+        # None is vLLM's own grace of some seconds.
+        call(None if timeout is None else max(timeout, closing_seconds()), *args, **kwargs)
 
 
 OWN = (
@@ -159,6 +177,17 @@ def install(engine: Engine, role: Role | None) -> None:
     engine's report, and refuses a plan (see ``missing``).
     """
     places = OWN if role is None or role == "frontend" else _IN_CHILDREN.get(role, ())
+    if role == "engine" and (run := carried_run()) is not None and run.headless:
+        places = (*places, HeadlessEngine)
+    _apply(engine, places)
+
+
+def install_headless(engine: Engine) -> None:
+    """Put in what a node without a front end has besides, for engines that are forked from this process."""
+    _apply(engine, (HeadlessEngine,))
+
+
+def _apply(engine: Engine, places: Iterable[Patch]) -> None:
     for place in places:
         with contextlib.suppress(PatchError):
             engine.apply([place])
@@ -166,5 +195,5 @@ def install(engine: Engine, role: Role | None) -> None:
 
 def missing(engine: Engine) -> HookState | None:
     """The first of these places that this vLLM does not offer, or None; those of a single point may be missing."""
-    names = {place.declaration.name for place in OWN}
+    names = {place.declaration.name for place in (*OWN, HeadlessEngine)}
     return next((hook for hook in engine.report() if hook.patch in names and hook.state == "refused"), None)

@@ -7,6 +7,7 @@ has recorded what it refused and why; this repeats it as the last line, whatever
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 
 from vllm_graft.errors import GraftError, StartError
@@ -36,7 +37,7 @@ def start_error(run: str) -> StartError | None:
     if view is None or not view.plan.strict:
         return None
     found = [finding for finding in reading.missing(_without_life(view.rows()), view.plan) if _explains(finding)]
-    return as_error(worst_first(found)[0]) if found else None
+    return as_error(found) if found else None
 
 
 def start_error_of(pid: int) -> StartError | None:
@@ -47,9 +48,15 @@ def start_error_of(pid: int) -> StartError | None:
     return start_error(found[-1]) if found else None
 
 
-def as_error(finding: Finding) -> StartError:
-    """A finding as the error that stops the start."""
-    return StartError(f"{finding.subject} {finding.what}", where=finding.where, fix=finding.fix)
+def as_error(findings: Sequence[Finding]) -> StartError:
+    """One or more findings as the error that stops the start: the worst first, and every one of them named."""
+    first, *others = dict.fromkeys(worst_first(findings))
+    parts = [f"{first.subject} {first.what}"]
+    for other in others:
+        place = f"{other.where}: " if other.where != first.where else ""
+        fix = f". Next: {other.fix}" if other.fix and other.fix != first.fix else ""
+        parts.append(f"{place}{other.subject} {other.what}{fix}")
+    return StartError("; also ".join(parts), where=first.where, fix=first.fix)
 
 
 def _explains(finding: Finding) -> bool:

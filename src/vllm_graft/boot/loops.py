@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from vllm_graft import ledger
-from vllm_graft.boot.process import process
+from vllm_graft.boot.process import LOG, process
 from vllm_graft.ledger import Progress
 from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.ledger import is_orderly
@@ -21,7 +21,10 @@ def run_engine(core: Any, call: Callable[[], None]) -> None:
     if not process.plan:
         call()
         return
-    process.watch.progress = functools.partial(progress_of, core, threading.get_ident())
+    if all(hasattr(core.scheduler, name) for name in ("finished_req_ids", "get_request_counts")):
+        process.watch.progress = functools.partial(progress_of, core, threading.get_ident())
+    else:
+        LOG.warning("vllm-graft: %s is not vLLM's scheduler: whether it is stuck is not watched", type(core.scheduler))
     process.watch.start()
     try:
         call()

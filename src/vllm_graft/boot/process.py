@@ -17,6 +17,7 @@ from vllm_graft.bindings.sampling import places
 from vllm_graft.boot import disabled, names
 from vllm_graft.boot.role import child_role, named_role
 from vllm_graft.errors import GraftError, PatchError, StartError
+from vllm_graft.ledger.reading import SAME_PLAN
 from vllm_graft.ledger.record import Record, State
 from vllm_graft.patching import HookState, Patch, default_engine, patchset_hash
 from vllm_graft.patching.declare import declared
@@ -45,6 +46,8 @@ class Process:
         self.roles: set[Role] = set()
         self.entered = False
         self.failed: GraftError | None = None
+        self.asked = False
+        """Whether a front end has asked this engine what is active here."""
         # One engine per process: it may already hold what another plugin applied by hand.
         self.engine = default_engine()
         self.engine.strict = False
@@ -78,7 +81,7 @@ class Process:
             book.save()
         self._announce(plan)
         if refused and plan.strict:
-            raise StartError(refused[0][1], where=self._place(refused[0][0]), fix=refused[0][2])
+            raise self._refusal(refused)
 
     def _apply(self, plan: Plan) -> list[tuple[PlanItem, str, str]]:
         """Apply the patches this process needs and take back those it does not; the refusals, each with its fix."""
@@ -167,6 +170,17 @@ class Process:
                 self._note_patch(name, patch)
                 book.save()
 
+    def note_work(self) -> None:
+        """Say once that a front end on another node gives this engine work and never asked what is active here."""
+        if self.asked or self.plan is None:
+            return
+        self.asked = True
+        what = (
+            "requests come from a front end that never asked for it: its node has no plan, so this one is active on "
+            "its own node alone"
+        )
+        ledger.current().note_error("S024", f"plan {self.plan.hash}: {what}. Next: {SAME_PLAN}")
+
     def _announce(self, plan: Plan) -> None:
         record = ledger.current().record
         if record is None:
@@ -174,11 +188,15 @@ class Process:
         items = ", ".join(f"{item.name} {item.state}" for item in record.items) or "nothing needed here"
         LOG.info("vllm-graft: plan %s in %s (%s): %s", plan.hash, record.name, "+".join(sorted(self.roles)), items)
 
-    def _place(self, item: PlanItem) -> str:
+    def _refusal(self, refused: list[tuple[PlanItem, str, str]]) -> StartError:
+        """The error that stops the start: every item that is refused, each with its reason and next step."""
         record = ledger.current().record
-        name = record.name if record else "this process"
-        roles = "+".join(sorted(self.roles))
-        return f"{name} ({roles}, pid {os.getpid()}): {item.point} {item.name!r} (from {item.origin})"
+        here = f"{record.name if record else 'this process'} ({'+'.join(sorted(self.roles))}, pid {os.getpid()})"
+        (first, what, fix), *others = refused
+        for item, reason, step in others:
+            what += f". Next: {fix}. Also {_named(item)}: {reason}"
+            fix = step
+        return StartError(what, where=f"{here}: {_named(first)}", fix=fix)
 
     def leave(self) -> None:
         """Put everything back, so that this process can take another plan: patches, record, what was carried."""
@@ -191,6 +209,10 @@ class Process:
         self.roles.clear()
         self._classes.clear()
         self._patchset = ""
+
+
+def _named(item: PlanItem) -> str:
+    return f"{item.point} {item.name!r} (from {item.origin})"
 
 
 process = Process()

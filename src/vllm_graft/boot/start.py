@@ -60,7 +60,9 @@ def engine_config(
     if first and child_role() is None:
         platforms.refuse_broken()
     try:
-        run = _begin(plan, _own_extension(args))
+        run = _begin(plan, _own_extension(args), headless=bool(named.get("headless")))
+        if run.headless:
+            injections.install_headless(process.engine)
         with _injected(args, plan):
             config = call(*given, **named)
         left_out = sampling.left_out(config, plan)
@@ -150,7 +152,7 @@ def _items(plan: Plan) -> str:
     return ", ".join(item.name for item in plan) or "nothing"
 
 
-def _begin(plan: Plan, extension: str) -> Run:
+def _begin(plan: Plan, extension: str, *, headless: bool) -> Run:
     """Carry the plan to the children and make it this process's own."""
     inherited = carried_run()
     if child_role() == "frontend" and inherited is not None:
@@ -158,7 +160,7 @@ def _begin(plan: Plan, extension: str) -> Run:
     elif process.run is not None:
         run = dataclasses.replace(process.run, extension=extension)
     else:
-        run = Run(f"{os.getpid()}-{secrets.token_hex(4)}", os.getpid(), extension=extension)
+        run = Run(f"{os.getpid()}-{secrets.token_hex(4)}", os.getpid(), extension=extension, headless=headless)
         ledger.current().begin_run(run.id, plan)
         lastline.install(run.id)
     carry(plan, run)

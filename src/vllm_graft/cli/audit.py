@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         against = _after(base, against)
     for release in (base, *against):
         library.ahead(release, modules_of(readings))
-    report = audit(readings, base, against, steps=args.matrix)
+    report = audit(readings, base, against, steps=args.matrix, known=library.before(against[-1]) if against else ())
     if args.copies:
         report = _with_copies(report, base, library)
     _show(args, report, library, why)

@@ -16,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 from vllm_graft.cli import burst
@@ -40,6 +41,9 @@ stats   = ["request-log"]               # one line of JSON per finished request
 [options.request-log]
 path = "requests.jsonl"
 """
+
+_OWN = '           "count-steps"'
+_SEEDS = '           "cpu-seeds",                 # a request with a seed no longer ends a CPU engine\n'
 
 PATCHES = """\
 from vllm_graft import VLLMPatch, wrap
@@ -91,19 +95,29 @@ def run(args: argparse.Namespace) -> int:
         )
         own = {"count-steps": "demo_patches:CountSteps", "count-batches": "demo_patches:CountBatches"}
         lay_out(folder, "demo-patches", {"vllm_graft.plugins": own}, {"demo_patches": PATCHES})
-        (folder / "graft.toml").write_text(PLAN, encoding="utf-8")
+        plan = _plan()
+        (folder / "graft.toml").write_text(plan, encoding="utf-8")
         if not args.skip_stock:
             _say("1. Stock vLLM, with a stat logger that raises")
             with _server(model, folder, "stock.log", disable=True) as server:
                 _stock_half(server)
         _say("2. The same server, the same logger, and this graft.toml")
-        print(textwrap.indent(f"{PLAN}\n{PATCHES}", "   | ", lambda line: True))
+        print(textwrap.indent(f"{plan}\n{PATCHES}", "   | ", lambda line: True))
         with _server(model, folder, "grafted.log", disable=False) as server:
             healthy = _grafted_half(server, folder)
         if not args.skip_burst:
             healthy &= _burst(folder)
     print(paint("The demo did what it says.", "green") if healthy else paint("The demo FAILED.", "red"))
     return 0 if healthy else 1
+
+
+def _plan() -> str:
+    """The plan, with the patch for seeds where vLLM is built for CPUs: no other build needs it."""
+    try:
+        cpu = "cpu" in metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        cpu = True  # only builds for CPUs come under another name
+    return PLAN.replace(_OWN, _SEEDS + _OWN) if cpu else PLAN
 
 
 def _stock_half(server: Server) -> None:
@@ -161,7 +175,7 @@ def _chat(server: Server) -> tuple[int, str]:
     try:
         import openai
     except ImportError as error:
-        raise SetupError("the openai client is not installed", fix="pip install 'vllm-graft[demo]'") from error
+        raise SetupError("the openai client is not installed", fix="pip install 'openai>=2'") from error
 
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
     try:

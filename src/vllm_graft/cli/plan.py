@@ -7,6 +7,7 @@ import json
 
 from packaging.version import Version
 
+from vllm_graft.cli.switches import switched_off
 from vllm_graft.cli.table import show_findings, table
 from vllm_graft.errors import ConfigError, PatchError
 from vllm_graft.findings import Finding, Level, exit_status
@@ -15,6 +16,8 @@ from vllm_graft.patching.review import Reviewer
 from vllm_graft.patching.trial import attempt
 from vllm_graft.plan import Plan, PlanItem, Request, resolve
 from vllm_graft.plan.catalogue import load
+from vllm_graft.plan.resolution import nothing_configured
+from vllm_graft.server.callers import Callers
 from vllm_graft.text import printable
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range, vllm_version
 
@@ -40,15 +43,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Resolve and print the plan; exit status 1 where something in it would be refused."""
     plan = resolve(Request(args.model, tuple(args.served_model_name), _json(args.additional_config)))
-    findings = [*plan.findings, *findings_of(plan)]
+    if plan.callers:
+        Callers.read(plan.callers).fits(plan)
+    findings = [*switched_off(planned=bool(plan)), *plan.findings, *findings_of(plan)]
+    if not plan and not plan.findings:
+        findings.append(nothing_configured())
     if args.json:
         print(json.dumps({**plan.as_dict(), "findings": [found.as_dict() for found in findings]}, indent=2))
         return exit_status(findings)
     for name, reason in plan.left_out.items():
         print(printable(f"{name} {reason}: it is left out"))
     if not plan:
-        print(f"nothing is planned for {args.model}: vLLM would run as it is")
-        return 0
+        print(printable(f"nothing is planned for {args.model}: vLLM would run as it is"))
+        print(show_findings(findings))
+        return exit_status(findings)
     rows = [(item.name, item.point, "+".join(item.roles), item.package, _options(item), item.origin) for item in plan]
     print(printable(f"plan {plan.hash} for {plan.model}"))
     print(table(("ITEM", "POINT", "ACTIVE IN", "PACKAGE", "OPTIONS", "FROM"), rows))
@@ -63,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 def findings_of(plan: Plan) -> list[Finding]:
     """What a start with this plan would stumble over, as far as it shows without importing vLLM."""
+    if not plan:
+        return []
     version = vllm_version()
     if version is None:
         fix = "install a vLLM build for your hardware"

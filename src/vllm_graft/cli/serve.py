@@ -11,6 +11,7 @@ from types import FrameType
 
 from vllm_graft.boot import disabled, lastline
 from vllm_graft.cli.status import render_run
+from vllm_graft.cli.switches import PLUGINS_VARIABLE, plugins_fault
 from vllm_graft.errors import ConfigError, SetupError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.testing.models import embedded_model
@@ -127,16 +128,13 @@ def check_set_up() -> None:
 
 def check_plugins_variable() -> None:
     """Refuse where ``VLLM_PLUGINS`` would turn us off before any code of ours runs in the server."""
-    listed = os.environ.get("VLLM_PLUGINS")
-    if listed is None or disabled() or "graft" in listed.split(","):
-        return
-    spaced = "graft" in [name.strip() for name in listed.split(",")]
-    what = "lists graft with blanks around it, which vLLM does not strip" if spaced else "does not list graft"
-    raise ConfigError(
-        f"VLLM_PLUGINS={listed!r} {what}, so vLLM would not load vllm-graft and nothing of the plan would be active",
-        where="VLLM_PLUGINS",
-        fix="add graft to it without blanks, or unset it; GRAFT_DISABLE=1 gives the stock server",
-    )
+    fault = plugins_fault()
+    if fault and not disabled():
+        raise ConfigError(
+            f"{fault}, so vLLM would not load vllm-graft and nothing of the plan would be active",
+            where=PLUGINS_VARIABLE,
+            fix="add graft to it without blanks, or unset it; GRAFT_DISABLE=1 gives the stock server",
+        )
 
 
 def with_default_model(arguments: list[str]) -> list[str]:
@@ -170,5 +168,6 @@ def _show(server: Server) -> None:
     elif disabled():
         print("vllm-graft: GRAFT_DISABLE is set; this is the stock server", flush=True)
     else:
-        note = Finding("P004", "info", "plan", "is empty: this is the stock server", "", "write a graft.toml")
+        fix = "run `vllm-graft plan --model MODEL` in this folder: it says why"
+        note = Finding("P004", "info", "plan", "is empty: this is the stock server", "", fix)
         print(note.explain(), flush=True)

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 
 from vllm_graft.cli.queues import render_queues
+from vllm_graft.cli.switches import switched_off
 from vllm_graft.cli.table import paint, show_findings, table
 from vllm_graft.errors import SetupError
 from vllm_graft.findings import Finding, exit_status
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 def render(servers: Sequence[Mapping[str, object]], findings: Sequence[Finding], *, everyone: bool = False) -> str:
     """Servers and findings as text for a person."""
     if not servers:
-        return f"no server with a plan runs here (records: {state_folder() or 'none'})"
+        return _no_server()
     parts = [render_server(server, everyone=everyone) for server in servers]
     parts += [
         paint(printable(f"last error in {row['name']} (pid {row['pid']}): {row['last_error']}"), "yellow")
@@ -62,6 +63,16 @@ def render(servers: Sequence[Mapping[str, object]], findings: Sequence[Finding],
     ]
     verdict = show_findings(findings) if findings else paint("every process has what its plan names", "green")
     return "\n".join([*parts, verdict])
+
+
+def _no_server() -> str:
+    """Say that there is nothing to show, and what may be the reason."""
+    lines = [
+        f"no server with a plan runs here (records: {state_folder() or 'none'})",
+        "A server for whose model nothing is planned leaves no record: `vllm-graft plan --model MODEL`, run where that "
+        "server was started, says why.",
+    ]
+    return "\n".join([*lines, *(finding.explain() for finding in switched_off(planned=False))])
 
 
 def render_server(server: Mapping[str, object], *, everyone: bool = False) -> str:

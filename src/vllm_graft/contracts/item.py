@@ -17,14 +17,21 @@ class Item:
         class CsvSink(StatSink):
             options = {"path": "requests.csv", "flush_every": 100}
 
-    ``[options.NAME]`` in ``graft.toml`` sets them; an unknown name or a wrong type stops the start with the file and
-    the line. ``self.option("path")`` reads one.
+    ``[options.NAME]`` in ``graft.toml`` sets them; an unknown name, a wrong type, or a value that ``validate`` refuses
+    stops the start with the file and the line. ``self.option("path")`` reads one.
     """
 
     options: ClassVar[Mapping[str, OptionValue]] = {}
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         self._options: dict[str, OptionValue] = {**type(self).options, **(options or {})}
+
+    @classmethod
+    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+        """Optional: refuse values that cannot work, with an ``OptionError`` or a ValueError.
+
+        ``options`` holds every declared option. Called by ``vllm-graft plan`` and at the start, before it is made.
+        """
 
     def option(self, name: str) -> OptionValue:
         """The value of a declared option: what the configuration says, else the default."""

@@ -29,7 +29,7 @@ class RequestView(dict[str, object]):
     ==================  ==================  ==========================================================================
 
     The same object in every step, from the request's arrival to its end: a policy may keep it, use it as a key, and
-    write keys of its own into it. Two views are equal only where they are one.
+    write keys of its own into it. Its attributes cannot be written. Two views are equal only where they are one.
     """
 
     __slots__ = (
@@ -57,26 +57,53 @@ class RequestView(dict[str, object]):
         lora: str = "",
         progress: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        self.request_id = request_id
-        self.priority = priority
-        self.arrival = arrival
-        self.prompt_tokens = prompt_tokens
-        self.max_tokens = max_tokens
-        self.extra: Mapping[str, object] = {} if extra is None else extra
-        self.cache_salt = cache_salt
-        self.lora = lora
-        self._progress = progress
+        own: Mapping[str, object] = {} if extra is None else extra
+        self._write(
+            request_id=request_id,
+            priority=priority,
+            arrival=arrival,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            extra=own,
+            cache_salt=cache_salt,
+            lora=lora,
+            _progress=progress,
+        )
         super().__init__(
             request_id=request_id,
             arrival_time=arrival,
             input_length=prompt_tokens,
             max_tokens=max_tokens,
-            extra=self.extra,
+            extra=own,
             cache_salt=cache_salt,
             lora=lora,
         )
         if priority:
             self["priority"] = priority
+
+    request_id: str
+    priority: int
+    arrival: float
+    prompt_tokens: int
+    max_tokens: int
+    extra: Mapping[str, object]
+    cache_salt: str
+    lora: str
+    _progress: tuple[int, int, int]
+
+    def _write(self, **attributes: object) -> None:
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} of a request cannot be written; keep what is yours under a key: view[{name!r}]")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{name} of a request cannot be deleted")
+
+    def __setstate__(self, state: tuple[None, Mapping[str, object]]) -> None:
+        """What ``copy`` asks for."""
+        self._write(**state[1])
 
     @property
     def output_tokens(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params, declared
 from vllm_graft.contracts.rows import Rows, ServedModel, Statistics
+from vllm_graft.errors import OptionError, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +19,10 @@ Stage = Literal["constrain", "penalty", "truncate", "transform"]
 STAGES: Final[tuple[Stage, ...]] = ("constrain", "penalty", "truncate", "transform")
 """The order in which strategies work on a step's logits, after vLLM's own penalties and before its temperature; within
 a stage they go in the order of the plan, and samplers that pick tokens come last."""
+
+
+ON_ERROR: Final = ("quarantine", "request")
+"""What an exception of a sampler may cost: the sampler, or the request it was raised for."""
 
 
 class Chosen(Item):
@@ -41,6 +47,17 @@ class Chosen(Item):
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.options = {**Chosen.options, **cls.options}
+
+    @classmethod
+    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+        """Refuse values of the options that every sampler has; an override calls this one too."""
+        policy, budget = options["on_error"], options["budget_us"]
+        if policy not in ON_ERROR:
+            known = " or ".join(f'"{each}"' for each in ON_ERROR)
+            raise OptionError(f"must be {known}, and is {policy!r}{nearest(str(policy), ON_ERROR)}", option="on_error")
+        if not isinstance(budget, int | float) or not 0 <= budget < math.inf:
+            what = f"must be a time in microseconds, 0 for the point's own budget, and is {budget!r}"
+            raise OptionError(what, option="budget_us")
 
     @classmethod
     def request_keys(cls) -> tuple[Key, ...]:

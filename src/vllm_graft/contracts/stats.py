@@ -38,10 +38,12 @@ class BatchRecord:
 class StatSink(Item):
     """Receives what finished, once per batch of engine outputs, in the front end.
 
-    Implement ``finished``. It is called on the server's event loop, so it must be quick (50 microseconds per batch):
-    append to a queue here and write elsewhere. With several API servers each has a sink of its own and sees only its
-    own requests. A sink that raises, or that overruns its budget again and again, is put aside: requests go on, and
-    ``vllm-graft status`` shows it as quarantined with the error. ::
+    Implement ``finished``. In a server a sink has a thread of its own, on which it is made, told of each batch in turn,
+    and closed; with ``LLM`` it is called in the thread of the caller. Python runs one thread at a time, so it must be
+    quick all the same (50 microseconds per batch): append to a queue here and write elsewhere. With several API servers
+    each has a sink of its own and sees only its own requests. A sink that raises, that overruns its budget again and
+    again, or that falls 10,000 batches behind is put aside: requests go on, and ``vllm-graft status`` shows it as
+    quarantined with the error. ::
 
         class Tokens(StatSink):
             def __init__(self, options=None):
@@ -57,4 +59,4 @@ class StatSink(Item):
         raise NotImplementedError(f"{type(self).__name__} must implement finished(requests, batch)")
 
     def close(self) -> None:
-        """The server stops: flush and close. Called at most once, and not after a crash."""
+        """The server stops: flush and close, within 5 seconds. Called at most once, and not after a crash."""

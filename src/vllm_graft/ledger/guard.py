@@ -77,13 +77,13 @@ class Guard(Generic[P, R]):
                 raise
             self._meter.count(time.perf_counter_ns() - started)
             self._meter.error()
-            self._put_aside(reason_of(error))
+            self.put_aside(reason_of(error))
             return self._fallback(*args, **kwargs)
         took = time.perf_counter_ns() - started
         if not self._meter.count(took):
             self._in_a_row = 0
         elif reason := self._overrun(started, took):
-            self._put_aside(reason)
+            self.put_aside(reason)
         return result
 
     def _overrun(self, started: int, took: int) -> str:
@@ -115,7 +115,8 @@ class Guard(Generic[P, R]):
         """The item and its hook that is called."""
         return self._meter.key.replace("\t", ".")
 
-    def _put_aside(self, reason: str) -> None:
+    def put_aside(self, reason: str) -> None:
+        """Stop calling the plugin, for a reason of the guard's or of its owner's."""
         self.aside = reason
         self._on_aside(reason)
 

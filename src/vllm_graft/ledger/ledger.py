@@ -96,7 +96,7 @@ class Ledger:
 
     def retry(self) -> None:
         """Write what could not be written before, as soon as there is room again."""
-        if self.record is None or not self._unsaved:
+        if self.record is None or not (self._unsaved or self._begun):
             return
         state = folder.state_folder()
         if state is None or folder.shortage(state):

@@ -24,6 +24,11 @@ T = TypeVar("T")
 PLAN_FILE = "plan.json"
 """The file of a run's folder that holds its plan."""
 
+SAME_PLAN: Final = (
+    "start every node with the same vllm-graft and the same graft.toml, variables and --additional-config"
+)
+"""The next step where nodes differ."""
+
 Life = Literal["running", "ended", "died", "unknown"]
 """running; ended in order; died: gone without having ended in order; unknown: of another machine or container."""
 
@@ -390,6 +395,9 @@ def _held_up(row: Mapping[str, object]) -> list[Finding]:
 
 
 def _unsaved(row: Mapping[str, object], shortage: str) -> Finding:
+    if row.get("live"):
+        what = f"cannot write its record, so what is shown here is right and not what is recorded: {row['unsaved']}"
+        return Finding("S019", "warning", _who(row), what, shortage, _NEXT["unsaved"])
     what = f"could not write its record, so what is shown may be out of date: {row['unsaved']}"
     return Finding("S019", "error", _who(row), what, shortage, _NEXT["unsaved"])
 
@@ -528,7 +536,7 @@ _CODES = {
 }
 
 _NEXT = {
-    "apart": "start every node with the same vllm-graft and the same graft.toml, variables and --additional-config",
+    "apart": SAME_PLAN,
     "unanswered": "look for an error of this process in the log of its node",
     "damaged": "remove it if its server is gone; ask a running server itself with --url",
     "gone": "look for the last lines of these processes in the server's log, and restart the server",

@@ -28,6 +28,7 @@ class Run:
     extension: the user's own worker extension class that ours is composed with; empty where there is none
     speculative: whether the engine verifies drafts
     left_out:  planned items that this engine cannot have, each with the reason
+    headless:  whether the front end is on another node, which made a plan of its own
     """
 
     id: str
@@ -36,6 +37,7 @@ class Run:
     extension: str = ""
     speculative: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
+    headless: bool = False
 
 
 def carry(plan: Plan, run: Run) -> None:

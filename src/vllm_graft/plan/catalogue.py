@@ -21,6 +21,7 @@ GROUP: Final = "vllm_graft.plugins"
 
 SHIPPED: Final[Mapping[str, str]] = {
     "async-history": "vllm_graft.plugins.patches.async_history:AsyncHistory",
+    "cpu-seeds": "vllm_graft.plugins.patches.cpu_seeds:CpuSeeds",
     "lora-path-guard": "vllm_graft.plugins.patches.lora_path_guard:LoraPathGuard",
     "stat-logger-guard": "vllm_graft.plugins.patches.stat_logger_guard:StatLoggerGuard",
     "constrained-json": "vllm_graft.plugins.samplers.constrained_json:ConstrainedJSONSampler",

@@ -144,7 +144,9 @@ def _read_profiles(given: object, where: Where, folder: Path) -> list[Layer]:
         table = _table(row, path, where)
         layer = Layer(f"[[profile]] {where(path, None)}")
         layer.models = _globs(table.pop("model", None), path, where)
-        _read_choices(layer, table, path, where, folder, extra=("model",))
+        options = _table(table.pop("options", {}), (*path, "options"), where)
+        _read_choices(layer, table, path, where, folder, extra=("model", "options"))
+        _read_options(layer, options, (*path, "options"), where)
         profiles.append(layer)
     return profiles
 

@@ -52,6 +52,9 @@ class Lines:
                     index = counts.get(table, 0)
                     counts[table] = index + 1
                     table = (*table, index)
+                elif table[:1] in counts:
+                    # [profile.options.x] belongs to the last [[profile]] above it.
+                    table = (table[0], counts[table[:1]] - 1, *table[1:])
                 self._at.setdefault(table, number)
             elif key := _KEY.match(row):
                 path: Path = (*table, *_parts(key[1]))

@@ -7,13 +7,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from vllm_graft import points
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.errors import ConfigError, GraftError, OptionError, nearest
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import Registered, catalogue, load
 from vllm_graft.plan.layers import (
+    CONFIG_VARIABLE,
+    FILE,
     File,
     Layer,
     Named,
@@ -53,14 +56,16 @@ def resolve(request: Request) -> Plan:
     names = merge_names(layers)
     options = merge_options(layers)
     settings = _merge_settings(layers)
-    callers = str(settings.get("callers", ("", ""))[0])
+    callers = _callers(settings)
     if not any(names.values()) and not options and not callers:
-        return Plan(model=request.model)
+        return Plan(model=request.model, findings=tuple(_why_nothing(file, request)))
     known = catalogue()
     findings = _leave_to_others(names, known, plugins_loaded=request.plugins_loaded)
     items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
     left_out = _of_other_models(items, model_names(request.model, request.served))
     check_option_owners(options, known)
+    if not items and not callers and not findings:
+        findings = _why_nothing(file, request)
     on_failure, endpoint = settings.get("on_failure", ("stop", "")), settings.get("endpoint", (True, ""))
     return Plan(
         items=tuple(item for item in items if item.name not in left_out),
@@ -72,6 +77,37 @@ def resolve(request: Request) -> Plan:
         callers=callers,
         findings=tuple(findings),
     )
+
+
+def nothing_configured() -> Finding:
+    """Say that nothing asks for anything, and where it was looked for."""
+    others = f"{CONFIG_VARIABLE}, {PATCHES_VARIABLE} and --additional-config"
+    what = f"is empty: there is no {FILE} in {Path.cwd()}, and none of {others} names anything"
+    fix = f"write a {FILE} there, or set {CONFIG_VARIABLE} to the file"
+    return Finding("P004", "info", "plan", what, "", fix)
+
+
+def _why_nothing(file: File | None, request: Request) -> list[Finding]:
+    """Say why a file that is there names nothing for this model; nothing where there is no file."""
+    if file is None:
+        return []
+    emptied = from_environment()
+    if emptied is not None and not emptied.names["patches"]:
+        taken = [named.value for layer in layers_of(file, request) for named in layer.names.get("patches", [])]
+        if taken:
+            names = ", ".join(dict.fromkeys(taken))
+            what = f"is empty: {PATCHES_VARIABLE} is set and empty, which takes out the patches of {file.path}: {names}"
+            return [Finding("P004", "info", "plan", what, PATCHES_VARIABLE, f"unset {PATCHES_VARIABLE} to have them")]
+    tried = model_names(request.model, request.served)
+    unmatched = [profile for profile in file.profiles if profile.names and not matches(profile.models, tried)]
+    if unmatched:
+        globs = "; ".join(f"{', '.join(each.models)} at {each.origin.split()[-1]}" for each in unmatched)
+        what = f"is empty: [defaults] names nothing, and {', '.join(tried)} matches no profile that does ({globs})"
+        fix = "correct the profile's `model`, or serve the model under a name that it matches (--served-model-name)"
+        return [Finding("P004", "info", "plan", what, str(file.path), fix)]
+    what = f"is empty: {file.path} names no item"
+    fix = "name one under [defaults] or in a [[profile]]; `vllm-graft items` lists them"
+    return [Finding("P004", "info", "plan", what, str(file.path), fix)]
 
 
 def _leave_to_others(
@@ -147,6 +183,8 @@ def _with_defaults(defaults: Layer, profiles: list[Layer]) -> Layer:
             else:
                 merged.names[key] = chosen
         merged.settings.update(profile.settings)
+        for item, options in profile.options.items():
+            merged.options.setdefault(item, {}).update(options)
     return merged
 
 
@@ -155,7 +193,12 @@ def _refuse_contradictions(profiles: list[Layer]) -> None:
     for profile in profiles:
         single = {key: chosen[0] for key, chosen in profile.names.items() if not points.keys()[key].many}
         settings = {key: Named(str(value), origin) for key, (value, origin) in profile.settings.items()}
-        for key, named in {**single, **settings}.items():
+        options = {
+            f"options.{item}.{name}": Named(repr(value), origin)
+            for item, given in profile.options.items()
+            for name, (value, origin) in given.items()
+        }
+        for key, named in {**single, **settings, **options}.items():
             first = seen.setdefault(key, named)
             if first.value != named.value:
                 raise ConfigError(
@@ -258,6 +301,7 @@ def _item(
     declaration = getattr(kind, "declaration", None) if point.name == "patch" else None
     roles = point.roles if declaration is None else tuple(r for r in points.ROLES if r in declaration.processes)
     values = _check_options(named.value, kind, given)
+    _validate(named, kind, values, given)
     return PlanItem(point.name, named.value, entry.target, entry.package, roles, values, named.origin)
 
 
@@ -282,6 +326,28 @@ def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue,
                 fix=f"give it a value like its default, {declared[option]!r}",
             )
     return {**declared, **{option: value for option, (value, _) in given.items()}}
+
+
+def _validate(
+    named: Named, kind: type, values: Mapping[str, OptionValue], given: Mapping[str, tuple[OptionValue, str]]
+) -> None:
+    """Have the item refuse what cannot work, and say where the value stands."""
+    if not issubclass(kind, Item):
+        return
+    try:
+        kind.validate(values)
+    except OptionError as error:
+        origin = given[error.option][1] if error.option in given else named.origin
+        what = f"the option {error.option!r} of {named.value!r} {error.what}"
+        raise ConfigError(what, where=origin, fix=error.fix) from error
+    except Exception as error:
+        reason = str(error) if isinstance(error, GraftError | ValueError) else f"{type(error).__name__}: {error}"
+        places = list(dict.fromkeys(origin for _, origin in given.values()))
+        raise ConfigError(
+            f"the options of {named.value!r} cannot be used: {reason}",
+            where=", ".join(places) or named.origin,
+            fix=f"correct them under [options.{named.value}]",
+        ) from error
 
 
 def _same_type(value: OptionValue, default: OptionValue) -> bool:
@@ -309,6 +375,15 @@ def check_option_owners(
                 where=origin,
                 fix="correct the name or take the table out",
             )
+
+
+def _callers(settings: Mapping[str, tuple[str | bool, str]]) -> str:
+    """The file that says who may ask; a ConfigError where it is not there."""
+    value, origin = settings.get("callers", ("", ""))
+    path = str(value)
+    if path and not os.path.exists(path):
+        raise ConfigError(f"`callers` names {path}, and there is no such file", where=origin, fix="correct the name")
+    return path
 
 
 def _as_on_failure(value: object) -> OnFailure:

@@ -116,7 +116,7 @@ def _require(*modules: str) -> None:
         raise SetupError(
             f"making a model needs {' and '.join(missing)}, which this Python does not have",
             where=sys.executable,
-            fix="pip install 'vllm-graft[model]'",
+            fix=f"pip install {' '.join(missing)}",
         )
 
 

@@ -37,19 +37,6 @@ def test_a_v2_runner_that_takes_no_samplers_is_refused(monkeypatch: pytest.Monke
     assert arguments(given(), plan())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"on_error": "ignore"}, "on_error = 'ignore', which is none of quarantine, request"),
-        ({"budget_us": -1}, "budget_us = -1, which is no time"),
-    ],
-)
-def test_absurd_options_are_refused(options: dict[str, object], said: str):
-    """With the place that asked for the sampler, and where to correct it."""
-    with pytest.raises(ConfigError, match=rf"graft.toml:2: the sampler 'force' has {said}.*\[options.force\]"):
-        arguments(given(), plan(**options))  # type: ignore[arg-type]
-
-
 def engine(runner: str = "generate", *, drafts: bool = False, v2: bool = False) -> SimpleNamespace:
     model = SimpleNamespace(runner_type=runner)
     return SimpleNamespace(model_config=model, speculative_config=object() if drafts else None, use_v2_model_runner=v2)

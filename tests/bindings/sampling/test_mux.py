@@ -843,3 +843,24 @@ def test_a_limit_that_is_none_costs_the_truncation(answer: object, kinds: int):
     kept = [int(row.isfinite().sum()) for row in bench.run(3)]
     assert kept == [VOCABULARY if kinds == 1 else 4] * 3
     assert bench.state("wrong") == "quarantined"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_few_logits_are_worked_on_by_one_thread(fails: bool):
+    """Several would wait for one another after each operation; afterwards there are as many as before."""
+
+    class Counts(Misbehaves):
+        def step(self, logits, rows):
+            seen.append(torch.get_num_threads())
+            if fails:
+                raise RuntimeError
+
+    seen, before = [], torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        bench = Bench(Counts)
+        bench.change(added=[(0, {"misbehaves": "yes"})])
+        bench.run(1)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)

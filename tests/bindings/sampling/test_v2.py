@@ -5,6 +5,9 @@ writes that are done by Python instead of a kernel. ``benchmarks/gpu/samplers.py
 """
 
 import json
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -71,8 +74,6 @@ def config() -> SimpleNamespace:
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A plan with every shipped strategy and one that shows what it gets."""
-    import sys
-
     from vllm_graft.plan.catalogue import SHIPPED
 
     monkeypatch.setitem(sys.modules, Shows.__module__, sys.modules[__name__])
@@ -399,19 +400,52 @@ class Unfit(SamplingStrategy):
         raise RuntimeError(f"no table for {model.vocabulary} tokens")
 
 
-@pytest.mark.parametrize("policy", ["stop", "warn"])
-def test_a_sampler_that_cannot_be_set_up_is_refused(monkeypatch: pytest.MonkeyPatch, policy: str):
-    """A strict plan stops the start; a lenient one goes on without it, and the record says so."""
-    import sys
+class Quits(Unfit):
+    """Ends the process, it thinks."""
 
+    def setup(self, model):
+        raise SystemExit(2)
+
+
+class Slow(Unfit):
+    """Takes its time."""
+
+    def setup(self, model):
+        time.sleep(0.2)
+
+
+def test_a_start_that_waits_for_a_sampler_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """From outside it looks as if vLLM hung."""
+    monkeypatch.setattr("vllm_graft.bindings.making.SLOW_START_S", 0.05)
+    monkeypatch.setitem(sys.modules, Slow.__module__, sys.modules[__name__])
+    carry(Plan((PlanItem("sampler", "slow", f"{Slow.__module__}:Slow", "p", ("worker",)),)), Run("slow", 1))
+    try:
+        with caplog.at_level("WARNING", logger="vllm.graft"):
+            HostBatch()
+    finally:
+        drop()
+        ledger.current().forget_items()
+    assert "the start has waited for 0 s while setup of the sampler 'slow' runs" in caplog.text
+    for thread in threading.enumerate():
+        if thread.name == "graft-slow-start":
+            thread.join(5)
+            assert not thread.is_alive(), "nothing waits any more"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(Unfit, "RuntimeError: no table for 50 tokens"), (Quits, "SystemExit: 2")]
+)
+@pytest.mark.parametrize("policy", ["stop", "warn"])
+def test_a_sampler_that_cannot_be_set_up_is_refused(
+    monkeypatch: pytest.MonkeyPatch, policy: str, kind: type[Unfit], reason: str
+):
+    """A strict plan stops the start; a lenient one goes on without it, and the record says so."""
     monkeypatch.setitem(sys.modules, Unfit.__module__, sys.modules[__name__])
-    item = PlanItem("sampler", "unfit", f"{Unfit.__module__}:Unfit", "p", ("worker",))
+    item = PlanItem("sampler", "unfit", f"{Unfit.__module__}:{kind.__name__}", "p", ("worker",))
     carry(Plan((item,), on_failure=policy), Run("unfit", 1))
     try:
         if policy == "stop":
-            with pytest.raises(
-                StartError, match="'unfit' cannot be set up for m: RuntimeError: no table for 50 tokens"
-            ):
+            with pytest.raises(StartError, match=f"'unfit' cannot be set up for m: {reason}"):
                 HostBatch()
         else:
             assert HostBatch().processor.mux.planned == []

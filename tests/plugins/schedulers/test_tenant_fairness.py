@@ -212,11 +212,14 @@ def test_unknown_tenants_are_refused_where_only_known_ones_are_served():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"weights": ["acme"]}, "option weights of tenant-fairness: 'acme' is not a tenant and its weight"),
-        ({"weights": ["acme=0"]}, "'acme=0' is not a tenant"),
-        ({"weights": ["acme=nan"]}, "'acme=nan' is not a tenant"),
-        ({"weights": ["a=1", "a=2"]}, "the tenant 'a' has two weights"),
-        ({"tenant_from": ["header"]}, "a tenant cannot be read from 'header'"),
+        (
+            {"weights": ["acme"]},
+            "option weights of tenant-fairness: holds 'acme', which is not a tenant and",
+        ),
+        ({"weights": ["acme=0"]}, "'acme=0', which is not a tenant"),
+        ({"weights": ["acme=nan"]}, "'acme=nan', which is not a tenant"),
+        ({"weights": ["a=1", "a=2"]}, "gives the tenant 'a' two weights"),
+        ({"tenant_from": ["header"]}, "names 'header', which a tenant cannot be read from"),
         ({"tenant_from": []}, "says nowhere to read the tenant from"),
         ({"max_wait_sec": -1.0}, "option max_wait_sec of tenant-fairness: must be at least 0"),
     ],

@@ -29,6 +29,16 @@ def same_release(name: str, other: str) -> bool:
         return name == other
 
 
+def is_older(version: str, other: str) -> bool:
+    """Whether a release comes before another, whatever that was built for; not where one has no number."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version) < Version(Version(other).public)
+    except InvalidVersion:
+        return False
+
+
 class Library:
     """Releases by what a person calls them: a number, "installed", "latest"."""
 
@@ -75,6 +85,11 @@ class Library:
             with contextlib.suppress(ConfigError):
                 return self._index.versions()
         return kept.versions()
+
+    def before(self, release: Release) -> list[Release]:
+        """The releases of the catalogue that are older than one, the newest first."""
+        known = [self.catalogue.release(version) for version in reversed(self.catalogue.releases)]
+        return [one for one in known if is_older(one.version, release.version)]
 
     def ahead(self, release: Release, modules: Iterable[str]) -> None:
         """Have a release far away send these modules together."""

@@ -201,6 +201,8 @@ def _has_names(name: Name) -> bool:
     """Whether a name is that of a module or class, as far as imports tell, and the way that vLLM names them."""
     if any(_is_capital(part) for part in name.qualname.split(".")):
         return is_class(name.qualname)
+    if any(part.startswith("__") for part in name.qualname.split(".")):
+        return False
     # What is imported under a small name is a module or an object, which only a release can tell.
     return name.qualname != "logger"
 

@@ -49,7 +49,7 @@ class Family:
                     guard=called.guard,
                     arguments=called.arguments,
                     bound=True,
-                    others=tuple(rest),
+                    owners=tuple(rest),
                     above=called.above,
                 )
 
@@ -82,7 +82,7 @@ class Family:
         direct = {one.dotted for base in cls.bases for one in base if isinstance(one, Name)}
         return self.is_sealed(cls) and direct.isdisjoint({"abc.ABC", "typing.Protocol"})
 
-    def others(self, subclass: Subclass) -> tuple[tuple[str, str], ...]:
+    def owners(self, subclass: Subclass) -> tuple[tuple[str, str], ...]:
         """The other classes of vLLM that a class derives from, which may define what one of them leaves open."""
         targets = self._normal.get(subclass.cls, ())
         return tuple((name.module, name.qualname) for name in targets if name != subclass.target)

@@ -230,7 +230,7 @@ class Package:
                 concrete=family.is_concrete(one.cls),
                 mixed=not family.is_sealed(one.cls),
                 made=family.is_made(one.cls),
-                others=family.others(one),
+                owners=family.owners(one),
             )
             yield whole
             for name, (method, line, guard) in one.methods.items():
@@ -247,7 +247,7 @@ def _override(subclass: Use, name: str, method: Own, line: int, guard: Guard) ->
         guard=subclass.guard.and_also(guard),
         alternatives=tuple((module, f"{qualname}.{name}".strip(".")) for module, qualname in subclass.alternatives),
         concrete=False,
-        others=(),
+        owners=(),
         body=method.function,
         body_file=method.file.shown,
         source=bodies.source(method),

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.plan import Plan, PlanItem
+from vllm_graft.plan import Plan
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 QUALNAME: Final = "vllm_graft.bindings.sampling.processor:PlannedProcessor"
 """What vLLM is given among its logits processors; it resolves the name in front end and workers."""
-
-POLICIES: Final = ("quarantine", "request")
-"""What an exception of a sampler may cost."""
 
 RUNNER_VARIABLE: Final = "VLLM_USE_V2_MODEL_RUNNER"
 _V2: Final = "vllm.v1.worker.gpu.sample.logits_processor"
@@ -40,23 +37,8 @@ def arguments(args: EngineArgs, plan: Plan) -> dict[str, Any]:
             where=f"{RUNNER_VARIABLE}=1",
             fix=f"unset {RUNNER_VARIABLE}, install vLLM 0.31 or newer, or take the sampler out of the plan",
         )
-    for item in planned:
-        _check_options(item)
     theirs = [processor for processor in args.logits_processors or [] if processor != QUALNAME]
     return {"logits_processors": [*theirs, QUALNAME]}
-
-
-def _check_options(item: PlanItem) -> None:
-    policy, budget = item.options.get("on_error", POLICIES[0]), item.options.get("budget_us", 0)
-    wrong = ""
-    if policy not in POLICIES:
-        wrong = f"on_error = {policy!r}, which is none of {', '.join(POLICIES)}"
-    elif not isinstance(budget, int | float) or budget < 0:
-        wrong = f"budget_us = {budget!r}, which is no time in microseconds"
-    if wrong:
-        raise ConfigError(
-            f"the sampler {item.name!r} has {wrong}", where=item.origin, fix=f"correct it under [options.{item.name}]"
-        )
 
 
 def left_out(config: VllmConfig, plan: Plan) -> dict[str, str]:

@@ -69,6 +69,12 @@ class Dry(SamplingStrategy):
         self.window = read_window(self.option("window"), "dry")
 
     @classmethod
+    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+        """The window too."""
+        super().validate(options)
+        read_window(options["window"], "dry")
+
+    @classmethod
     def check(cls, params: Mapping[str, KeyValue]) -> None:
         """Refuse texts that are too long to be looked for at once."""
         breakers = params.get("dry_sequence_breakers", [])

@@ -64,6 +64,12 @@ class NoRepeatNgram(SamplingStrategy):
         super().__init__(options)
         self.window = read_window(self.option("window"), "no-repeat-ngram")
 
+    @classmethod
+    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+        """The window too."""
+        super().validate(options)
+        read_window(options["window"], "no-repeat-ngram")
+
     def setup(self, model: ServedModel) -> None:
         """Make room for what requests ask for."""
         from vllm_graft.plugins.samplers.matching.lengths import no_tokens

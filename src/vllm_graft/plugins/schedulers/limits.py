@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from vllm_graft.contracts import Item
-from vllm_graft.errors import ConfigError
+from vllm_graft.errors import OptionError
 
 
 def number(item: Item, who: str, name: str, low: float, high: float = math.inf, *, above: bool = False) -> float:
@@ -15,7 +15,7 @@ def number(item: Item, who: str, name: str, low: float, high: float = math.inf, 
     if not fits or not low <= value <= high or (above and value == low):  # type: ignore[operator]
         least = f"above {low:g}" if above else f"at least {low:g}"
         most = f" and at most {high:g}" if math.isfinite(high) else ""
-        raise ConfigError(f"must be {least}{most}, and is {value!r}", where=place(name, who), fix="correct the value")
+        raise OptionError(f"must be {least}{most}, and is {value!r}", option=name, item=who)
     return float(value)  # type: ignore[arg-type]
 
 
@@ -23,10 +23,5 @@ def count(item: Item, who: str, name: str, low: int, high: int) -> int:
     """A whole number option from ``low`` to ``high``."""
     value = number(item, who, name, low, high)
     if value != int(value):
-        raise ConfigError(f"must be a whole number, and is {value!r}", where=place(name, who), fix="correct the value")
+        raise OptionError(f"must be a whole number, and is {value!r}", option=name, item=who)
     return int(value)
-
-
-def place(name: str, who: str) -> str:
-    """Where an option stands, as errors say it."""
-    return f"option {name} of {who}"

@@ -7,11 +7,11 @@ from typing import ClassVar, Final
 
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.contracts.item import OptionValue
-from vllm_graft.errors import ConfigError
+from vllm_graft.errors import OptionError
 from vllm_graft.plugins.schedulers.admission import Admission
 from vllm_graft.plugins.schedulers.classes import Classes
 from vllm_graft.plugins.schedulers.lanes import UrgentLane, Way
-from vllm_graft.plugins.schedulers.limits import count, number, place
+from vllm_graft.plugins.schedulers.limits import count, number
 
 _NAME: Final = "priority-fairness"
 _FIRST: Final = 0
@@ -66,11 +66,17 @@ class PriorityFairness(AdmissionQueue):
         self._first_class = WaitingHeap()
         self._way: Way = "class"
 
+    @classmethod
+    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+        """What the constructor refuses."""
+        cls(options)
+
     def limited_to(self, slots: int) -> None:
         """At least one slot must be left to all."""
         if self._reserved_slots >= slots:
             what = f"must be below the {slots} requests that this engine runs at once, and is {self._reserved_slots}"
-            raise ConfigError(what, where=place("reserved_slots", _NAME), fix="reserve fewer, or raise --max-num-seqs")
+            fix = "reserve fewer, or raise --max-num-seqs"
+            raise OptionError(what, option="reserved_slots", item=_NAME, fix=fix)
 
     def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
         """A priority beyond the last class is a mistake of the client's; a long queue turns the last classes away."""

@@ -9,7 +9,7 @@ from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.contracts.item import OptionValue
 from vllm_graft.plugins.schedulers.classes import Classes
 from vllm_graft.plugins.schedulers.lanes import UrgentLane
-from vllm_graft.plugins.schedulers.limits import number, place
+from vllm_graft.plugins.schedulers.limits import number
 from vllm_graft.plugins.schedulers.shares import Counters, TenantHeap
 from vllm_graft.plugins.schedulers.tenants import reader, shown_as, weights_of
 
@@ -52,8 +52,8 @@ class TenantFairness(AdmissionQueue):
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)
         self._classes = Classes.of_options(self, _NAME)
-        self._tenant = reader(_names(self, "tenant_from"), str(self.option("tenant_key")), place("tenant_from", _NAME))
-        self._weights = weights_of(_names(self, "weights"), place("weights", _NAME))
+        self._tenant = reader(_names(self, "tenant_from"), str(self.option("tenant_key")), _NAME)
+        self._weights = weights_of(_names(self, "weights"), _NAME)
         self._known_only = bool(self.option("known_only"))
         self._classes_first = bool(self.option("classes_first"))
         wait = number(self, _NAME, "max_wait_sec", 0.0, 86_400.0)
@@ -64,6 +64,11 @@ class TenantFairness(AdmissionQueue):
         self._groups: dict[int, TenantHeap] = {}
         self._waiting: dict[str, int] = {}
         self._accounts: dict[str, Account] = {}
+
+    @classmethod
+    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+        """What the constructor refuses."""
+        cls(options)
 
     def labels(self, request: WaitingRequest) -> Mapping[str, str]:
         """By class and tenant."""

@@ -7,7 +7,7 @@ from hashlib import blake2s
 from typing import Final
 
 from vllm_graft.contracts import WaitingRequest
-from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.errors import OptionError, nearest
 
 LONGEST: Final = 128
 """Names are cut to this length: they are clients' words, and are kept."""
@@ -15,7 +15,7 @@ LONGEST: Final = 128
 _ENDPOINTS: Final = ("chatcmpl-", "cmpl-", "resp_", "resp-")
 
 
-def reader(sources: Sequence[str], key: str, where: str) -> Callable[[WaitingRequest], str]:
+def reader(sources: Sequence[str], key: str, item: str) -> Callable[[WaitingRequest], str]:
     """A function that gives a request's tenant: the first of the sources that has one, else the empty name.
 
     Sources: ``xargs`` (the value of ``key`` among its ``vllm_xargs``), ``cache_salt``, ``lora``, and ``request_id``
@@ -29,13 +29,11 @@ def reader(sources: Sequence[str], key: str, where: str) -> Callable[[WaitingReq
     }
     for source in sources:
         if source not in known:
-            raise ConfigError(
-                f"a tenant cannot be read from {source!r}{nearest(source, known)}",
-                where=where,
-                fix=f"use {list(known)}",
-            )
+            what = f"names {source!r}, which a tenant cannot be read from{nearest(source, known)}"
+            raise OptionError(what, option="tenant_from", item=item, fix=f"use {list(known)}")
     if not sources:
-        raise ConfigError("says nowhere to read the tenant from", where=where, fix=f"name some of {list(known)}")
+        what = "says nowhere to read the tenant from"
+        raise OptionError(what, option="tenant_from", item=item, fix=f"name some of {list(known)}")
     readers = [known[source] for source in sources]
 
     def tenant(request: WaitingRequest) -> str:
@@ -58,7 +56,7 @@ def shown_as(tenant: str, request: WaitingRequest) -> str:
     return f"salt-{blake2s(request.cache_salt.encode('utf-8', 'replace'), digest_size=6).hexdigest()}"
 
 
-def weights_of(rows: Sequence[str], where: str) -> dict[str, float]:
+def weights_of(rows: Sequence[str], item: str) -> dict[str, float]:
     """Weights written as ``tenant=weight``."""
     weights: dict[str, float] = {}
     for row in rows:
@@ -68,11 +66,11 @@ def weights_of(rows: Sequence[str], where: str) -> dict[str, float]:
         except ValueError:
             weight = 0.0
         if not equals or not name or not 1e-6 <= weight <= 1e6:
-            raise ConfigError(
-                f"{row!r} is not a tenant and its weight", where=where, fix='write "tenant=2", the weight above 0'
-            )
+            what = f"holds {row!r}, which is not a tenant and its weight"
+            raise OptionError(what, option="weights", item=item, fix='write "tenant=2", the weight above 0')
         if name in weights:
-            raise ConfigError(f"the tenant {name!r} has two weights", where=where, fix="take one of them out")
+            what = f"gives the tenant {name!r} two weights"
+            raise OptionError(what, option="weights", item=item, fix="take one of them out")
         weights[name] = weight
     return weights
 

@@ -15,9 +15,16 @@ from typing import IO, ClassVar, Final
 
 from vllm_graft.contracts import BatchRecord, RequestRecord, StatSink
 from vllm_graft.contracts.item import OptionValue
-from vllm_graft.errors import ConfigError
+from vllm_graft.errors import ConfigError, OptionError
 
 _EVERY_S: Final = 0.2
+_NAME: Final = "request-log"
+
+
+def _room(value: OptionValue) -> int:
+    if isinstance(value, int) and value >= 1:
+        return value
+    raise OptionError(f"must be at least 1, and is {value!r}", option="queue", item=_NAME, fix="raise it")
 
 
 class RequestLog(StatSink):
@@ -31,15 +38,15 @@ class RequestLog(StatSink):
 
     options: ClassVar[Mapping[str, OptionValue]] = {"path": "requests-{pid}.jsonl", "queue": 10_000}
 
+    @classmethod
+    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+        """The queue's size; the folder may be one of another machine than that which looks at the plan."""
+        _room(options["queue"])
+
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)
         self._file = _open(Path(str(self.option("path")).replace("{pid}", str(os.getpid()))))
-        size = self.option("queue")
-        if not isinstance(size, int) or size < 1:
-            raise ConfigError(
-                f"must be at least 1, and is {size!r}", where="option queue of request-log", fix="raise it"
-            )
-        self._room = size
+        self._room = _room(self.option("queue"))
         self._waiting: deque[RequestRecord] = deque()
         self._closing = threading.Event()
         self._dropped = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -81,6 +82,8 @@ class Tape:
     results: dict[str, Result] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
     """The report's fields that a driver fills in."""
+    began: float = field(default_factory=time.time)
+    """When the run began, by the clock on the wall."""
 
     @property
     def vocabulary(self) -> int:
@@ -130,7 +133,7 @@ class Tape:
             vllm=_version(),
             async_scheduling=bool(self.config.scheduler_config.async_scheduling),
             engines=self.config.parallel_config.data_parallel_size,
-            **plan_facts(self.config),
+            **plan_facts(self.config, self.began),
             **self.measured,
         )
 

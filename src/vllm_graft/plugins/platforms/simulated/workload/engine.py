@@ -98,8 +98,11 @@ def engine_config(given: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> 
     return config
 
 
-def plan_facts(config: VllmConfig) -> dict[str, Any]:
-    """Return a report's facts of the plan: its hash, the scheduler, and what was not active until the end."""
+def plan_facts(config: VllmConfig, began: float) -> dict[str, Any]:
+    """Return a report's facts of the plan: its hash, the scheduler, and what was not active until the end.
+
+    ``began`` is when the run did: a program may play several, and the records of earlier engines are not this one's.
+    """
     plan = carried()
     if plan is None:
         chosen = config.scheduler_config.scheduler_cls
@@ -107,7 +110,12 @@ def plan_facts(config: VllmConfig) -> dict[str, Any]:
         return {"scheduler": str(name)}
     planned = [item.name for item in plan.of("scheduler")]
     # The engine's processes have ended by now, and what they recorded until then is what is wanted.
-    rows = [{**row, "life": "unknown"} for row in ledger.current().rows()]
+    own = os.getpid()
+    rows = [
+        {**row, "life": "unknown"}
+        for row in ledger.current().rows()
+        if row["pid"] == own or float(str(row["since"])) >= began
+    ]
     return {
         "plan": plan.hash,
         "scheduler": planned[0] if planned else f"vLLM's own, {config.scheduler_config.policy}",
