@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-OptionValue = bool | int | float | str | list[str]
+OptionTable = dict[str, bool | int | float | str | list[str] | list[int]]
+"""A table as the value of an option, such as the keys that requests carry by default."""
+
+OptionValue = bool | int | float | str | list[str] | OptionTable
 """What an option may hold: what TOML and JSON can both say in one line."""
 
 
@@ -25,6 +28,10 @@ class Item:
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         self._options: dict[str, OptionValue] = {**type(self).options, **(options or {})}
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
+        """Refuse with a ValueError options that their types alone do not rule out. Called when a plan is resolved."""
 
     def option(self, name: str) -> OptionValue:
         """The value of a declared option: what the configuration says, else the default."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.request_keys import Key, KeyValue, Params, declared
+from vllm_graft.contracts.request_keys import Key, KeyValue, Params, declared, read_keys, refuse_unsendable
 from vllm_graft.contracts.rows import Rows, ServedModel, Statistics
+from vllm_graft.errors import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +21,10 @@ STAGES: Final[tuple[Stage, ...]] = ("constrain", "penalty", "truncate", "transfo
 a stage they go in the order of the plan, and samplers that pick tokens come last."""
 
 
+ON_ERROR: Final = ("quarantine", "request")
+"""What an exception of a sampler may cost."""
+
+
 class Chosen(Item):
     """What strategies and samplers share: the requests that carry one of ``keys`` are theirs, all others are not.
 
@@ -27,11 +33,18 @@ class Chosen(Item):
     """
 
     keys: ClassVar[Sequence[Key | str]] = ()
-    options: ClassVar[Mapping[str, OptionValue]] = {"on_error": "quarantine", "required": False, "budget_us": 0}
+    options: ClassVar[Mapping[str, OptionValue]] = {
+        "on_error": "quarantine",
+        "required": False,
+        "budget_us": 0,
+        "defaults": {},
+        "every_request": False,
+    }
     """Every sampler has these, whatever options it declares besides: ``on_error`` says what an exception costs,
     ``quarantine`` the sampler or ``request`` the request it was raised for; ``required`` refuses a start at which the
     sampler cannot be used, where else it is left out and its requests are answered with a 400; ``budget_us`` is what a
-    step may cost, 0 the point's own budget."""
+    step may cost, 0 the point's own budget; ``defaults`` holds values of keys for requests that do not carry them;
+    ``every_request`` gives a sampler without keys all requests."""
     window: int = 0
     """How many of a request's last tokens are wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
     row_budget_us: ClassVar[float] = 0.0
@@ -46,6 +59,21 @@ class Chosen(Item):
     def request_keys(cls) -> tuple[Key, ...]:
         """The keys, each in full."""
         return declared(cls.keys)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
+        """Refuse options that cannot be: an ``on_error`` that is none, defaults that no request could carry."""
+        policy, budget = options.get("on_error", ON_ERROR[0]), options.get("budget_us", 0)
+        if policy not in ON_ERROR:
+            raise ValueError(f"on_error = {policy!r} is none of {', '.join(ON_ERROR)}")
+        if not isinstance(budget, int | float) or not 0 <= budget < math.inf:
+            raise ValueError(f"budget_us = {budget!r} is no time in microseconds")
+        defaults = read_defaults(cls, options)
+        if defaults:
+            cls.check(defaults)
+            cls.asked(defaults)
+        if options.get("every_request") and cls.request_keys():
+            raise ValueError("every_request is for samplers without keys; set `defaults` to what requests ask for")
 
     @classmethod
     def asked(cls, params: Mapping[str, KeyValue]) -> bool:
@@ -172,10 +200,24 @@ class Sampler(Chosen):
         raise NotImplementedError(f"{type(self).__name__} must implement sample(logits, params)")
 
 
+def read_defaults(kind: type[Chosen], options: Mapping[str, OptionValue]) -> dict[str, KeyValue]:
+    """The keys that the option ``defaults`` gives to requests without them; a ValueError where one cannot be."""
+    table = options.get("defaults", {})
+    if not isinstance(table, Mapping):
+        raise ValueError(f"defaults = {table!r} is no table of keys")
+    names = [name for key in kind.request_keys() for name in (key.name, *key.aliases)]
+    for name in table:
+        if name not in names:
+            raise ValueError(f"defaults names {name!r}, which is no key of it{nearest(name, names)}")
+    refuse_unsendable(table)
+    return read_keys(kind.request_keys(), table)
+
+
 SamplerBase = Sampler
 """The name under which the contract was first described."""
 
 __all__ = [
+    "ON_ERROR",
     "STAGES",
     "Chosen",
     "Sampler",
@@ -183,4 +225,5 @@ __all__ = [
     "SamplingStrategy",
     "Stage",
     "Truncation",
+    "read_defaults",
 ]

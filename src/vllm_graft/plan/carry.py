@@ -28,6 +28,7 @@ class Run:
     extension: the user's own worker extension class that ours is composed with; empty where there is none
     speculative: whether the engine verifies drafts
     left_out:  planned items that this engine cannot have, each with the reason
+    processors: the user's own logits processors, as ``module:Class``
     """
 
     id: str
@@ -36,6 +37,7 @@ class Run:
     extension: str = ""
     speculative: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
+    processors: list[str] = field(default_factory=list)
 
 
 def carry(plan: Plan, run: Run) -> None:

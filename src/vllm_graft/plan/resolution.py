@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from vllm_graft import points
 from vllm_graft.contracts.item import Item, OptionValue
+from vllm_graft.contracts.validation import find_mistake, place_of, shared_key
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import Registered, catalogue, load
@@ -17,13 +18,14 @@ from vllm_graft.plan.layers import (
     File,
     Layer,
     Named,
+    Setting,
     find_file,
     from_additional_config,
     from_environment,
     read_file,
 )
 from vllm_graft.plan.managers import PATCHES_VARIABLE, general_plugins, manager_of, undecided
-from vllm_graft.plan.plan import OnFailure, Plan, PlanItem
+from vllm_graft.plan.plan import OnFailure, Plan, PlanItem, UnknownKeys
 
 ALL = "*"
 
@@ -61,6 +63,7 @@ def resolve(request: Request) -> Plan:
     items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
     left_out = _of_other_models(items, model_names(request.model, request.served))
     check_option_owners(options, known)
+    _refuse_shared_keys(items)
     on_failure, endpoint = settings.get("on_failure", ("stop", "")), settings.get("endpoint", (True, ""))
     return Plan(
         items=tuple(item for item in items if item.name not in left_out),
@@ -71,6 +74,8 @@ def resolve(request: Request) -> Plan:
         left_out=left_out,
         callers=callers,
         findings=tuple(findings),
+        unknown_keys=_as_unknown_keys(settings.get("unknown_keys", ("", ""))[0]),
+        other_keys=_as_names(settings.get("other_keys", ((), ""))[0]),
     )
 
 
@@ -95,6 +100,20 @@ def _leave_to_others(
 def foreign(named: Named, known: Mapping[str, Registered]) -> bool:
     """Whether a name may be one of another package's manager: nobody offers it, and only the variable names it."""
     return named.origin == PATCHES_VARIABLE and named.value != ALL and named.value not in known
+
+
+def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
+    """Refuse two samplers with one key: a request could not say which of them it means."""
+    planned = {item.name: item for item in items if item.point == "sampler"}
+    keys = {name: load(item.target, name, item.package).request_keys() for name, item in planned.items()}  # type: ignore[attr-defined]
+    if shared := shared_key(keys):
+        key, first, second = shared
+        raise ConfigError(
+            f"the samplers {first!r} ({planned[first].target}) and {second!r} ({planned[second].target}) both take the "
+            f"key {key!r}, so a request could not say which of them it means",
+            where=planned[second].origin,
+            fix="take one of the two out of the plan, or rename the key in its class",
+        )
 
 
 def _of_other_models(items: Iterable[PlanItem], names: Iterable[str]) -> dict[str, str]:
@@ -174,8 +193,8 @@ def merge_names(layers: list[Layer]) -> dict[str, list[Named]]:
     return {key: merged[key] for key in points.keys() if key in merged}
 
 
-def _merge_settings(layers: list[Layer]) -> dict[str, tuple[str | bool, str]]:
-    merged: dict[str, tuple[str | bool, str]] = {}
+def _merge_settings(layers: list[Layer]) -> dict[str, tuple[Setting, str]]:
+    merged: dict[str, tuple[Setting, str]] = {}
     for layer in layers:
         merged.update(layer.settings)
     return merged
@@ -257,7 +276,14 @@ def _item(
         )
     declaration = getattr(kind, "declaration", None) if point.name == "patch" else None
     roles = point.roles if declaration is None else tuple(r for r in points.ROLES if r in declaration.processes)
-    values = _check_options(named.value, kind, given)
+    values = _check_options(named, kind, given)
+    mistake = find_mistake(kind, values)
+    if mistake is not None:
+        raise ConfigError(
+            f"the {point.name} {named.value!r} ({entry.target} of {entry.package}) {mistake.what}",
+            where=place_of(kind),
+            fix=f"{mistake.fix}; or take {named.value!r} out of the plan ({named.origin})",
+        )
     return PlanItem(point.name, named.value, entry.target, entry.package, roles, values, named.origin)
 
 
@@ -266,7 +292,8 @@ def fits(kind: type, point: points.Point) -> bool:
     return any(issubclass(kind, load(contract, point.name, "vllm-graft")) for contract in point.contracts)
 
 
-def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue, str]]) -> dict[str, OptionValue]:
+def _check_options(named: Named, kind: type, given: Mapping[str, tuple[OptionValue, str]]) -> dict[str, OptionValue]:
+    name = named.value
     declared = dict(kind.options) if issubclass(kind, Item) else {}
     for option, (value, origin) in given.items():
         if option not in declared:
@@ -281,7 +308,20 @@ def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue,
                 where=origin,
                 fix=f"give it a value like its default, {declared[option]!r}",
             )
-    return {**declared, **{option: value for option, (value, _) in given.items()}}
+    values = {**declared, **{option: value for option, (value, _) in given.items()}}
+    if issubclass(kind, Item):
+        try:
+            kind.check_options(values)
+        except Exception as error:
+            # What the author's own code raises there is as good a refusal as a ValueError.
+            said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            origins = [origin for option, (_, origin) in given.items() if option in said]
+            raise ConfigError(
+                f"the options of {name!r} cannot be: {said}",
+                where=(origins or [named.origin])[0],
+                fix=f"correct it under [options.{name}]",
+            ) from error
+    return values
 
 
 def _same_type(value: OptionValue, default: OptionValue) -> bool:
@@ -293,7 +333,7 @@ def _same_type(value: OptionValue, default: OptionValue) -> bool:
 
 
 def _type_name(default: OptionValue) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", dict: "a table"}
     return words.get(type(default), "a list of strings")
 
 
@@ -309,6 +349,14 @@ def check_option_owners(
                 where=origin,
                 fix="correct the name or take the table out",
             )
+
+
+def _as_unknown_keys(value: object) -> UnknownKeys:
+    return "refuse" if value == "refuse" else "pass" if value == "pass" else "refuse-similar"
+
+
+def _as_names(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, tuple) else ()
 
 
 def _as_on_failure(value: object) -> OnFailure:

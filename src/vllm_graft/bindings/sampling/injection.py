@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.plan import Plan, PlanItem
+from vllm_graft.plan import Plan, Run
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 QUALNAME: Final = "vllm_graft.bindings.sampling.processor:PlannedProcessor"
 """What vLLM is given among its logits processors; it resolves the name in front end and workers."""
-
-POLICIES: Final = ("quarantine", "request")
-"""What an exception of a sampler may cost."""
 
 RUNNER_VARIABLE: Final = "VLLM_USE_V2_MODEL_RUNNER"
 _V2: Final = "vllm.v1.worker.gpu.sample.logits_processor"
@@ -40,23 +37,8 @@ def arguments(args: EngineArgs, plan: Plan) -> dict[str, Any]:
             where=f"{RUNNER_VARIABLE}=1",
             fix=f"unset {RUNNER_VARIABLE}, install vLLM 0.31 or newer, or take the sampler out of the plan",
         )
-    for item in planned:
-        _check_options(item)
     theirs = [processor for processor in args.logits_processors or [] if processor != QUALNAME]
     return {"logits_processors": [*theirs, QUALNAME]}
-
-
-def _check_options(item: PlanItem) -> None:
-    policy, budget = item.options.get("on_error", POLICIES[0]), item.options.get("budget_us", 0)
-    wrong = ""
-    if policy not in POLICIES:
-        wrong = f"on_error = {policy!r}, which is none of {', '.join(POLICIES)}"
-    elif not isinstance(budget, int | float) or budget < 0:
-        wrong = f"budget_us = {budget!r}, which is no time in microseconds"
-    if wrong:
-        raise ConfigError(
-            f"the sampler {item.name!r} has {wrong}", where=item.origin, fix=f"correct it under [options.{item.name}]"
-        )
 
 
 def left_out(config: VllmConfig, plan: Plan) -> dict[str, str]:
@@ -65,6 +47,9 @@ def left_out(config: VllmConfig, plan: Plan) -> dict[str, str]:
     if not planned:
         return {}
     reason = _reason(config)
+    by_default = any(item.options.get("defaults") or item.options.get("every_request") for item in planned)
+    if by_default and config.speculative_config is not None and not reason:
+        _refuse_defaults_without_drafts(plan)
     for item in planned:
         if reason and item.options.get("required"):
             raise ConfigError(
@@ -73,6 +58,26 @@ def left_out(config: VllmConfig, plan: Plan) -> dict[str, str]:
                 fix=f"start the engine without it, or drop `required` from [options.{item.name}]",
             )
     return {item.name: reason for item in planned} if reason else {}
+
+
+def _refuse_defaults_without_drafts(plan: Plan) -> None:
+    """Refuse a sampler for every request that works token by token, where the engine verifies several at a time."""
+    from vllm_graft.bindings.sampling.requests import offered
+
+    for each in offered(plan, Run("", 0, speculative=True)):
+        if each.planned and each.refused and each.by_default:
+            raise ConfigError(
+                f"the sampler {each.name!r} is to work on every request and cannot be used: {each.refused}",
+                where=next(item.origin for item in plan if item.name == each.name),
+                fix=f"take `defaults` out of [options.{each.name}], or start the engine without speculative decoding",
+            )
+
+
+def users_own(config: VllmConfig) -> list[str]:
+    """The logits processors of an engine's arguments that are not ours, as ``module:Class``."""
+    found = getattr(config.model_config, "logits_processors", None) or []
+    names = [f"{each.__module__}:{each.__qualname__}" if isinstance(each, type) else str(each) for each in found]
+    return [name for name in names if name != QUALNAME]
 
 
 def _reason(config: VllmConfig) -> str:

@@ -42,9 +42,10 @@ _WORTH_SAYING: Final = 16 * 2**20
 def build_mux(model: ServedModel, seed: int, fail: Any) -> Mux:
     """The planned samplers of this worker, made and told of the model."""
     plan, ledger = carried(), current()
+    provided = {"tokenizer": lambda: model.tokenizer, "model": lambda: model}
     made = []
     for item in plan.of("sampler") if plan is not None else ():
-        chosen = make(item, Chosen, plan, ledger)  # type: ignore[arg-type]
+        chosen = make(item, Chosen, plan, ledger, provided=provided)  # type: ignore[arg-type]
         if chosen is not None:
             made.append(Planned(item, chosen, model, ledger, fail))
     ready = [each for each in made if _set_up(each, model)]
