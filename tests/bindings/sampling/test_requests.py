@@ -307,12 +307,10 @@ def test_a_sampler_that_was_put_aside_is_no_fault_of_the_request():
     known.check({"dry_multiplier": 0, "xtc_probability": 0.5})
     with pytest.raises(PutAsideError, match=r"dry_multiplier: the sampler 'dry' .* put aside .*no such table"):
         known.check({"dry_multiplier": 1})
-    pytest.importorskip("fastapi")
-    from fastapi import HTTPException
-
-    with pytest.raises(HTTPException, match="put aside") as refused:
+    with pytest.raises(Exception, match="put aside") as refused:
         with_status(known.check, {"dry_multiplier": 1})
-    assert refused.value.status_code == 503
+    assert not isinstance(refused.value, ValueError)
+    assert 503 in vars(refused.value).values()
     failed.clear()
     known.check({"dry_multiplier": 1})
 

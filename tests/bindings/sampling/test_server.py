@@ -244,7 +244,7 @@ UNSENDABLE: list[dict[str, object]] = [
     {"dry_multiplier": float("inf")},
     {"dry_sequence_breakers": ["\ud800"]},
     {"dry_multiplier": json.loads("[" * 900 + "]" * 900)},
-    {"top_k": 2**64},
+    {"top_k": 2**64, "temperature": 1},
     {"structured_outputs": 5},
     {"structured_outputs": "x"},
     {"vllm_xargs": {"somebody": 2**64}},

@@ -14,6 +14,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -393,9 +394,20 @@ def with_status(call: Callable[..., None], *args: Any) -> None:
     try:
         call(*args)
     except PutAsideError as error:
+        raise _unavailable(str(error)) from error
+
+
+def _unavailable(message: str) -> Exception:
+    """What vLLM answers with a 503."""
+    try:
+        from vllm.exceptions import GracefulHTTPError
+    except ImportError:
+        # Before vLLM had an error of its own for it; /v1/messages makes a 500 of this one.
         from fastapi import HTTPException
 
-        raise HTTPException(503, str(error)) from error
+        return HTTPException(503, message)
+    found: Exception = GracefulHTTPError(message, HTTPStatus.SERVICE_UNAVAILABLE)
+    return found
 
 
 def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, object] | None) -> None:
