@@ -274,16 +274,16 @@ def _item(
             where=named.origin,
             fix=f"name it under the key of its own point, or a {point.name} here",
         )
-    declaration = getattr(kind, "declaration", None) if point.name == "patch" else None
-    roles = point.roles if declaration is None else tuple(r for r in points.ROLES if r in declaration.processes)
-    values = _check_options(named, kind, given)
-    mistake = find_mistake(kind, values)
+    mistake = find_mistake(kind, {option: value for option, (value, _) in given.items()})
     if mistake is not None:
         raise ConfigError(
             f"the {point.name} {named.value!r} ({entry.target} of {entry.package}) {mistake.what}",
             where=place_of(kind),
             fix=f"{mistake.fix}; or take {named.value!r} out of the plan ({named.origin})",
         )
+    values = _check_options(named, kind, given)
+    declaration = getattr(kind, "declaration", None) if point.name == "patch" else None
+    roles = point.roles if declaration is None else tuple(r for r in points.ROLES if r in declaration.processes)
     return PlanItem(point.name, named.value, entry.target, entry.package, roles, values, named.origin)
 
 

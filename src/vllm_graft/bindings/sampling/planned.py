@@ -131,7 +131,12 @@ class Planned:
         self.opened.clear()
 
     def enter(
-        self, slot: int, extra: Mapping[str, object], request: Callable[[Mapping[str, KeyValue]], Params]
+        self,
+        slot: int,
+        extra: Mapping[str, object],
+        request: Callable[[Mapping[str, KeyValue]], Params],
+        *,
+        begun: bool = False,
     ) -> bool:
         """A request has this slot now, whoever had it before; returns whether it is this sampler's."""
         self.leave(slot)
@@ -152,23 +157,24 @@ class Planned:
             return False
         if not asked:
             return False
-        params = request({**self._defaults, **self._of_plan, **found})
         if self.aside:
-            self._turn_away(slot, params, asked=bool(found))
+            if found and not begun:
+                self._turn_away(slot)
             return False
+        params = request({**self._defaults, **self._of_plan, **found})
         if self._open is not None and not self._open(slot, params):
             return False
         self.opened[slot] = params
         self.mask[slot] = 1
         return True
 
-    def _turn_away(self, slot: int, params: Params, *, asked: bool) -> None:
-        """End a request that asks for this sampler after it was put aside; one that had begun before goes on.
+    def _turn_away(self, slot: int) -> None:
+        """End a request that asks for this sampler after it was put aside; one that has begun goes on without it.
 
         The front end refuses such requests as soon as it hears of it; this one was on its way, or came from a machine
         that has no record of this process.
         """
-        if asked and self._end_request is not None and not params.generated:
+        if self._end_request is not None:
             self._end_request(slot, f"{self.name}: was put aside after a failure, and the request asks for it")
 
     def leave(self, slot: int) -> None:

@@ -145,7 +145,7 @@ class Batch:
         self._slots[index] = slot
         self._tokens[slot] = Tokens(prompt if prompt is not None else (), output)
         generated = ReadOnlyTokens(output)
-        self._mux.enter(slot, params, lambda: generated)
+        self._mux.enter(slot, params, lambda: generated, begun=bool(output))
         if self._fed is not None:
             self._fed.enter(slot)
 
@@ -236,7 +236,9 @@ class Processor:
         return bool(self._contain(self._add, req_idx, sampling_params))
 
     def _add(self, req_idx: int, sampling_params: Any) -> bool:
-        mine = self.mux.enter(req_idx, sampling_params, lambda: self._generated(req_idx))
+        states = self._states
+        begun = bool(states.prefill_len.np[req_idx] > states.prompt_len.np[req_idx])
+        mine = self.mux.enter(req_idx, sampling_params, lambda: self._generated(req_idx), begun=begun)
         if mine and self._keeps_history:
             self._history.enter(req_idx)
         return mine
