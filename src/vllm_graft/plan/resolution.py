@@ -63,6 +63,8 @@ def resolve(request: Request) -> Plan:
     items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
     left_out = _of_other_models(items, model_names(request.model, request.served))
     check_option_owners(options, known)
+    for item in items:
+        _refuse_mistakes(item, {option: origin for option, (_, origin) in options.get(item.name, {}).items()})
     _refuse_shared_keys(items)
     on_failure, endpoint = settings.get("on_failure", ("stop", "")), settings.get("endpoint", (True, ""))
     return Plan(
@@ -100,6 +102,30 @@ def _leave_to_others(
 def foreign(named: Named, known: Mapping[str, Registered]) -> bool:
     """Whether a name may be one of another package's manager: nobody offers it, and only the variable names it."""
     return named.origin == PATCHES_VARIABLE and named.value != ALL and named.value not in known
+
+
+def _refuse_mistakes(item: PlanItem, origins: Mapping[str, str]) -> None:
+    """Refuse a class that cannot work, and options that it refuses itself; ``origins`` is where each option stands."""
+    kind = load(item.target, item.name, item.package)
+    mistake = find_mistake(kind, item.options)
+    if mistake is not None:
+        raise ConfigError(
+            f"the {item.point} {item.name!r} ({item.target} of {item.package}) {mistake.what}",
+            where=place_of(kind),
+            fix=f"{mistake.fix}; or take {item.name!r} out of the plan ({item.origin})",
+        )
+    if not issubclass(kind, Item):
+        return
+    try:
+        kind.check_options(item.options)
+    except Exception as error:
+        # What the author's own code raises there is as good a refusal as a ValueError.
+        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"the options of {item.name!r} cannot be: {said}",
+            where=next((origin for option, origin in origins.items() if option in said), item.origin),
+            fix=f"correct it under [options.{item.name}]",
+        ) from error
 
 
 def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
@@ -274,14 +300,7 @@ def _item(
             where=named.origin,
             fix=f"name it under the key of its own point, or a {point.name} here",
         )
-    mistake = find_mistake(kind, {option: value for option, (value, _) in given.items()})
-    if mistake is not None:
-        raise ConfigError(
-            f"the {point.name} {named.value!r} ({entry.target} of {entry.package}) {mistake.what}",
-            where=place_of(kind),
-            fix=f"{mistake.fix}; or take {named.value!r} out of the plan ({named.origin})",
-        )
-    values = _check_options(named, kind, given)
+    values = _check_options(named.value, kind, given)
     declaration = getattr(kind, "declaration", None) if point.name == "patch" else None
     roles = point.roles if declaration is None else tuple(r for r in points.ROLES if r in declaration.processes)
     return PlanItem(point.name, named.value, entry.target, entry.package, roles, values, named.origin)
@@ -292,8 +311,7 @@ def fits(kind: type, point: points.Point) -> bool:
     return any(issubclass(kind, load(contract, point.name, "vllm-graft")) for contract in point.contracts)
 
 
-def _check_options(named: Named, kind: type, given: Mapping[str, tuple[OptionValue, str]]) -> dict[str, OptionValue]:
-    name = named.value
+def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue, str]]) -> dict[str, OptionValue]:
     declared = dict(kind.options) if issubclass(kind, Item) else {}
     for option, (value, origin) in given.items():
         if option not in declared:
@@ -308,20 +326,7 @@ def _check_options(named: Named, kind: type, given: Mapping[str, tuple[OptionVal
                 where=origin,
                 fix=f"give it a value like its default, {declared[option]!r}",
             )
-    values = {**declared, **{option: value for option, (value, _) in given.items()}}
-    if issubclass(kind, Item):
-        try:
-            kind.check_options(values)
-        except Exception as error:
-            # What the author's own code raises there is as good a refusal as a ValueError.
-            said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            origins = [origin for option, (_, origin) in given.items() if option in said]
-            raise ConfigError(
-                f"the options of {name!r} cannot be: {said}",
-                where=(origins or [named.origin])[0],
-                fix=f"correct it under [options.{name}]",
-            ) from error
-    return values
+    return {**declared, **{option: value for option, (value, _) in given.items()}}
 
 
 def _same_type(value: OptionValue, default: OptionValue) -> bool:
