@@ -56,12 +56,28 @@ def test_records_are_read_only_when_one_has_changed(worker: Ledger, monkeypatch:
     reads: list[Path] = []
     read_run = module.read_run
     monkeypatch.setattr(module, "read_run", lambda home: (reads.append(home), read_run(home))[1])
-    asides = Asides(FrontEnd(worker.home), clock=lambda: time.time_ns() + 10**9)
+    ahead = [10**9]
+    asides = Asides(FrontEnd(worker.home), clock=lambda: time.time_ns() + ahead[0])
     for _ in range(100):
         asides.reasons()
     assert len(reads) == 1
     worker.save()
+    ahead[0] += 10**9
     assert asides.reasons() == {}
+    assert len(reads) == 2
+
+
+def test_records_that_change_all_the_time_are_not_read_all_the_time(worker: Ledger, monkeypatch: pytest.MonkeyPatch):
+    """A sampler that costs its requests an error each has a record that changes with each of them."""
+    reads: list[Path] = []
+    read_run = module.read_run
+    monkeypatch.setattr(module, "read_run", lambda home: (reads.append(home), read_run(home))[1])
+    moment = [10**18]
+    asides = Asides(FrontEnd(worker.home), clock=lambda: moment[0])
+    for _ in range(100):
+        worker.save()
+        asides.reasons()
+        moment[0] += 10**6
     assert len(reads) == 2
 
 
@@ -70,8 +86,10 @@ def test_a_time_that_is_too_recent_to_trust_is_read_again(worker: Ledger, monkey
     reads: list[Path] = []
     read_run = module.read_run
     monkeypatch.setattr(module, "read_run", lambda home: (reads.append(home), read_run(home))[1])
-    asides = Asides(FrontEnd(worker.home), clock=lambda: 0)
+    moment = [10**8]
+    asides = Asides(FrontEnd(worker.home), clock=lambda: moment[0])
     asides.reasons()
+    moment[0] += 10**8
     asides.reasons()
     assert len(reads) == 2
 
