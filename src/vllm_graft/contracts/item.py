@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-OptionValue = bool | int | float | str | list[str]
+OptionTable = dict[str, bool | int | float | str | list[str] | list[int]]
+"""A table as the value of an option, such as the keys that requests carry by default."""
+
+OptionValue = bool | int | float | str | list[str] | OptionTable
 """What an option may hold: what TOML and JSON can both say in one line."""
 
 
