@@ -224,8 +224,8 @@ MISTAKES = {
     ),
     "defaults that no request could carry": (
         '[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = {dry_multiplier = -0.8}\n',
-        "the option 'defaults' of 'dry' cannot be what requests carry: dry_multiplier must be a number, with a value of "
-        "at least 0, and is -0.8",
+        "the option 'defaults' of 'dry' cannot be what requests carry: dry_multiplier must be a number, with a value "
+        "of at least 0, and is -0.8",
     ),
     "every request of a sampler with keys": (
         '[defaults]\nsamplers = ["dry"]\n[options.dry]\nevery_request = true\n',

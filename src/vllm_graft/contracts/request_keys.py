@@ -191,7 +191,7 @@ def _unsendable(value: object, depth: int = 0) -> str:
 
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_DEEPEST: Final = 16
+_DEEPEST: Final = 64
 
 
 def _shown(value: object) -> str:

@@ -221,7 +221,7 @@ UNSENDABLE = [
     ({"warm_words": ["a\ud800"]}, "warm_words has half of a surrogate pair"),
     ({"some\ud800body": 1}, r"'some\\ud800body' has half of a surrogate pair"),
     ({"somebody": {"a": ["\udfff"]}}, "somebody has half of a surrogate pair"),
-    ({"somebody": functools.reduce(lambda inner, _: [inner], range(900), 1)}, "somebody is nested more than 16 levels"),
+    ({"somebody": functools.reduce(lambda inner, _: [inner], range(900), 1)}, "somebody is nested more than 64 levels"),
 ]
 
 
