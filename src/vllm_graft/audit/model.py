@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from vllm_graft.findings import Finding
@@ -152,6 +152,10 @@ class Use:
     def where(self) -> str:
         """File and line."""
         return f"{self.file}:{self.line}"
+
+    def without_tree(self) -> Use:
+        """Return the use without its syntax tree, for a report that is kept."""
+        return replace(self, body=None)
 
     @property
     def changes_vllm(self) -> bool:
