@@ -781,6 +781,69 @@ class TestSamplers:
         assert logits.tolist() == [[1.5] * 5, [1] * 5]
 
 
+GUIDES = DOCS / "seeds.md"
+
+START = """
+import json
+from vllm import LLM, SamplingParams
+llm = LLM(MODEL, max_model_len=256, max_num_seqs=1, num_gpu_blocks_override=64)
+engine = llm.llm_engine
+for name, priority in zip("abc", (1, 5, 3)):
+    engine.add_request(name, name * 20, SamplingParams(max_tokens=3, ignore_eos=True), priority=priority)
+done = ""
+while engine.has_unfinished_requests():
+    done += "".join(output.request_id[0] for output in engine.step() if output.finished)
+from vllm_graft.ledger import runs
+items = [[item["name"], item["state"], item["calls"]] for run in runs() for row in run.rows() for item in row["items"]]
+print("FACTS", json.dumps([done, items]))
+"""
+
+
+class TestGuides:
+    """The page for those who come from the plugin guides."""
+
+    @pytest.mark.engine
+    def test_their_package_runs_in_a_real_llm(self, graft: Session):
+        """With a general plugin, a manager and the variable; the order of the answers shows the patch."""
+        block, project = blocks("python", GUIDES)[0], tomllib.loads(blocks("toml", GUIDES)[0].text)["project"]
+        graft.simulate("instant", "virtual")
+        graft.package(project["name"], project["entry-points"], {"vllm_custom_patches": block.text})
+        graft.env["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
+        graft.env["VLLM_CUSTOM_PATCHES"] = "PriorityScheduler"
+        done = graft.script(START)
+        assert done.returncode == 0, done.stderr[-3000:]
+        line = next(line for line in done.stdout.splitlines() if line.startswith("FACTS"))
+        order, items = json.loads(line.removeprefix("FACTS"))
+        assert order == "bca"
+        ((name, state, calls),) = items
+        assert (name, state) == ("PriorityScheduler", "applied")
+        assert calls >= 9
+
+    def test_one_file_serves_many_models(self):
+        """Each gets what its profile names, with its options."""
+        Path("graft.toml").write_text(blocks("toml", GUIDES)[1].text, encoding="utf-8")
+        found = {size: resolve(Request(f"org/Model-{size}")) for size in ("70B", "7B", "1B")}
+        names = {size: [item.name for item in plan] for size, plan in found.items()}
+        assert names == {
+            "70B": ["stat-logger-guard", "priority-fairness"],
+            "7B": ["stat-logger-guard", "request-log"],
+            "1B": ["stat-logger-guard"],
+        }
+        assert found["70B"].items[1].options["max_wait_sec"] == 60
+
+    def test_the_threshold_is_each_requests_own(self):
+        """And requests that do not ask are left alone."""
+        import torch
+
+        scope: dict[str, object] = {"__name__": "example"}
+        exec(compile(blocks("python", GUIDES)[1].text, str(GUIDES), "exec"), scope)
+        logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 3).log()
+        _step(scope["Threshold"], logits, [{"my_threshold": 0.5}, {}, {"my_threshold": 0.2}])
+        assert logits[0].exp().tolist() == pytest.approx([0.5, 0.3, 0, 0])
+        assert logits[1].exp().tolist() == pytest.approx([0.5, 0.3, 0.15, 0.05])
+        assert logits[2].exp().tolist() == pytest.approx([0.5, 0.3, 0.15, 0])
+
+
 def sampler(name: str) -> type[Chosen]:
     """The class behind a name that ships."""
     return load(SHIPPED[name], name, "vllm-graft")

@@ -471,17 +471,17 @@ def test_a_value_that_cannot_work_is_refused_with_its_line(key: str, item: str, 
 
 
 def test_an_item_that_refuses_its_options_otherwise(offered: Path, monkeypatch: pytest.MonkeyPatch):
-    """A ValueError names no option, so all that were given are named; a bug in ``validate`` is told with its type."""
+    """A ValueError names no option, so all that were given are named; a bug in it is told with its type."""
     write('[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = 5\n')
     kind = plan_for() and importlib.import_module("graft_offered").Sink
 
     def refuse(options: dict[str, object]) -> None:
         raise ValueError("count and ratio contradict one another")
 
-    monkeypatch.setattr(kind, "validate", refuse)
+    monkeypatch.setattr(kind, "check_options", refuse)
     with pytest.raises(ConfigError, match=r"graft.toml:4: the options of 'my-sink' cannot be used: count and ratio"):
         plan_for()
-    monkeypatch.setattr(kind, "validate", lambda options: options["none"])
+    monkeypatch.setattr(kind, "check_options", lambda options: options["none"])
     with pytest.raises(ConfigError, match=r"graft.toml:4: the options of 'my-sink' cannot be used: KeyError: 'none'"):
         plan_for()
 

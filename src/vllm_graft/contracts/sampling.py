@@ -56,7 +56,7 @@ class Chosen(Item):
         cls.options = {**Chosen.options, **cls.options}
 
     @classmethod
-    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
         """Refuse values of the options that every sampler has; an override calls this one too."""
         policy, budget = options["on_error"], options["budget_us"]
         if policy not in ON_ERROR:

@@ -227,7 +227,7 @@ def _refuse_contradictions(profiles: list[Layer]) -> None:
         single = {key: chosen[0] for key, chosen in profile.names.items() if not points.keys()[key].many}
         settings = {key: Named(str(value), origin) for key, (value, origin) in profile.settings.items()}
         options = {
-            f"options.{item}.{name}": Named(repr(value), origin)
+            f"options.{item}.{name}": Named(str(value), origin)
             for item, given in profile.options.items()
             for name, (value, origin) in given.items()
         }
@@ -368,7 +368,7 @@ def _validate(
     if not issubclass(kind, Item):
         return
     try:
-        kind.validate(values)
+        kind.check_options(values)
     except OptionError as error:
         origin = given[error.option][1] if error.option in given else named.origin
         what = f"the option {error.option!r} of {named.value!r} {error.what}"
