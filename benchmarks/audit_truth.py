@@ -28,6 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from truth.collect import is_test
 from truth.compare import Finding, Result, compare
 from truth.corpus import CORPUS, Entry, unpack
 from truth.decided import Truth
@@ -51,14 +52,15 @@ def measure(entry: Entry, truth: Truth, release: str, reasons: bool = False) -> 
     """Measure one package."""
     folder = unpack(entry)
     document, seconds = audit(folder, release)
-    uses = truth.uses(entry)
+    left_out = any(package.get("tests_left_out") for package in document["packages"])
+    uses = [use for use in truth.uses(entry) if not left_out or not is_test(use.file)]
     if reasons:
         for line, count in Counter(
             f"{use.kind}: {use.why}" for use in uses if use.verdict == "undecided"
         ).most_common():
             print(f"undecided {count:6} {line}")
     findings = [Finding.parse(one) for one in document["findings"] if one["level"] in ("error", "warning")]
-    result = compare(Result(entry.label, entry.held_out), uses, findings, truth)
+    result = compare(Result(entry.label, entry.held_out), entry, uses, findings, truth)
     result.seconds, result.base = round(seconds, 1), document["base"]
     return result
 

@@ -399,6 +399,8 @@ IN_FILE = {
     "another `on_failure`": '[defaults]\non_failure = "ignore"\n',
     "another `endpoint`": '[defaults]\nendpoint = "no"\n',
     "another `callers`": "[defaults]\ncallers = 1\n",
+    "another `unknown_keys`": '[defaults]\nunknown_keys = "ignore"\n',
+    "another `other_keys`": '[defaults]\nother_keys = "tenant"\n',
     "a value where a table belongs": "defaults = 1\n",
     "one bracket around `profile`": '[profile]\nmodel = "*"\n',
     "a profile without `model`": '[[profile]]\nstats = ["request-log"]\n',
@@ -416,9 +418,27 @@ IN_FILE = {
         '[defaults]\nstats = ["request-log"]\n[options.request-log]\nqueue = 0\n'
     ),
     "a file of `callers` that is not there": '[defaults]\ncallers = "nobody.toml"\n',
-    "an option that is a table, or a list of numbers": "[options.request-log]\nqueue = [1, 2]\n",
+    "an option that is a list of numbers": "[options.request-log]\nqueue = [1, 2]\n",
+    "a sampler's option that cannot be": '[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = {dry_bse = 2}\n',
+    "a class that lacks a method": '[defaults]\nsamplers = ["half"]\n',
+    "two samplers with one key": '[defaults]\nsamplers = ["dry", "dry-too"]\n',
     "options of an item that does not exist": "[options.request-lag]\nqueue = 1\n",
 }
+
+
+FAULTY = """
+from vllm_graft import Key, SamplingStrategy
+
+LIMIT = 3
+
+class Half(SamplingStrategy):
+    keys = (Key("half", "bool", False, switch=True),)
+    def open(self, slot, params): ...
+
+class DryToo(Half):
+    keys = (Key("dry_base"),)
+    def step(self, logits, rows): ...
+"""
 
 
 def _configured(name: str, value: str) -> None:
@@ -482,8 +502,9 @@ class TestMessages:
 
     @pytest.mark.parametrize("mistake", IN_FILE)
     def test_a_mistake_in_the_file_gives_the_message(self, mistake: str, site: Path):
-        entries = {"gone": "acme_graft:Gone", "no-class": "acme_graft:LIMIT"}
-        lay_out(site, "acme-graft", {"vllm_graft.plugins": entries}, {"acme_graft": "LIMIT = 3\n"})
+        names = {"gone": "Gone", "no-class": "LIMIT", "half": "Half", "dry-too": "DryToo"}
+        entries = {name: f"acme_graft:{value}" for name, value in names.items()}
+        lay_out(site, "acme-graft", {"vllm_graft.plugins": entries}, {"acme_graft": FAULTY})
         sys.modules.pop("acme_graft", None)
         if not IN_FILE[mistake]:
             pytest.skip("nothing in this version can be mistaken like that")
@@ -590,7 +611,13 @@ class TestNames:
         )
         expected = [(key, "a list of names" if point.many else "one name", point.name) for key, point in keys().items()]
         assert rows[: len(expected)] == expected
-        assert [row[0] for row in rows[len(expected) :]] == ["on_failure", "endpoint", "callers"]
+        assert [row[0] for row in rows[len(expected) :]] == [
+            "on_failure",
+            "endpoint",
+            "callers",
+            "unknown_keys",
+            "other_keys",
+        ]
 
     @pytest.mark.parametrize("item", SHIPPED)
     def test_every_item_that_ships_has_a_heading(self, item: str):
@@ -616,7 +643,10 @@ class TestNames:
         rows = [(name, shown.lower() if shown in ("True", "False") else shown) for name, shown in rows]
         expected = [(name, _in_toml(default)) for name, default in options.items()]
         # What every sampler has is on the page of all samplers, and may be left out.
-        assert rows in (expected, [row for row in expected if row[0] not in Chosen.options])
+        assert [row for row in rows if row[0] not in Chosen.options] == [
+            row for row in expected if row[0] not in Chosen.options
+        ]
+        assert set(rows) <= set(expected)
 
     def test_the_options_of_every_sampler_are_in_their_table(self):
         text = section(page("samplers.md"), "Options of every sampler")
@@ -686,7 +716,7 @@ class TestSamplers:
     def test_a_bad_request_gets_the_message(self):
         catalogue = Catalogue(offered(_samplers("dry", "xtc"), None))
         rows = rows_of("samplers.md", "bad requests")
-        assert len(rows) == 6
+        assert len(rows) == 7
         for row in rows:
             request = re.match(r"`(.+?)`", row[0])
             assert request is not None
@@ -749,6 +779,69 @@ class TestSamplers:
         mux.after(torch.tensor([0, 0]))
         mux.run(logits, HostStep(mux.seeds, {0: Tokens([], []), 1: Tokens([], [])}), [0, 1])
         assert logits.tolist() == [[1.5] * 5, [1] * 5]
+
+
+GUIDES = DOCS / "seeds.md"
+
+START = """
+import json
+from vllm import LLM, SamplingParams
+llm = LLM(MODEL, max_model_len=256, max_num_seqs=1, num_gpu_blocks_override=64)
+engine = llm.llm_engine
+for name, priority in zip("abc", (1, 5, 3)):
+    engine.add_request(name, name * 20, SamplingParams(max_tokens=3, ignore_eos=True), priority=priority)
+done = ""
+while engine.has_unfinished_requests():
+    done += "".join(output.request_id[0] for output in engine.step() if output.finished)
+from vllm_graft.ledger import runs
+items = [[item["name"], item["state"], item["calls"]] for run in runs() for row in run.rows() for item in row["items"]]
+print("FACTS", json.dumps([done, items]))
+"""
+
+
+class TestGuides:
+    """The page for those who come from the plugin guides."""
+
+    @pytest.mark.engine
+    def test_their_package_runs_in_a_real_llm(self, graft: Session):
+        """With a general plugin, a manager and the variable; the order of the answers shows the patch."""
+        block, project = blocks("python", GUIDES)[0], tomllib.loads(blocks("toml", GUIDES)[0].text)["project"]
+        graft.simulate("instant", "virtual")
+        graft.package(project["name"], project["entry-points"], {"vllm_custom_patches": block.text})
+        graft.env["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
+        graft.env["VLLM_CUSTOM_PATCHES"] = "PriorityScheduler"
+        done = graft.script(START)
+        assert done.returncode == 0, done.stderr[-3000:]
+        line = next(line for line in done.stdout.splitlines() if line.startswith("FACTS"))
+        order, items = json.loads(line.removeprefix("FACTS"))
+        assert order == "bca"
+        ((name, state, calls),) = items
+        assert (name, state) == ("PriorityScheduler", "applied")
+        assert calls >= 9
+
+    def test_one_file_serves_many_models(self):
+        """Each gets what its profile names, with its options."""
+        Path("graft.toml").write_text(blocks("toml", GUIDES)[1].text, encoding="utf-8")
+        found = {size: resolve(Request(f"org/Model-{size}")) for size in ("70B", "7B", "1B")}
+        names = {size: [item.name for item in plan] for size, plan in found.items()}
+        assert names == {
+            "70B": ["stat-logger-guard", "priority-fairness"],
+            "7B": ["stat-logger-guard", "request-log"],
+            "1B": ["stat-logger-guard"],
+        }
+        assert found["70B"].items[1].options["max_wait_sec"] == 60
+
+    def test_the_threshold_is_each_requests_own(self):
+        """And requests that do not ask are left alone."""
+        import torch
+
+        scope: dict[str, object] = {"__name__": "example"}
+        exec(compile(blocks("python", GUIDES)[1].text, str(GUIDES), "exec"), scope)
+        logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 3).log()
+        _step(scope["Threshold"], logits, [{"my_threshold": 0.5}, {}, {"my_threshold": 0.2}])
+        assert logits[0].exp().tolist() == pytest.approx([0.5, 0.3, 0, 0])
+        assert logits[1].exp().tolist() == pytest.approx([0.5, 0.3, 0.15, 0.05])
+        assert logits[2].exp().tolist() == pytest.approx([0.5, 0.3, 0.15, 0])
 
 
 def sampler(name: str) -> type[Chosen]:

@@ -136,6 +136,8 @@ class OwnClass:
         for node in ast.walk(self.node):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 found.add(node.attr)
+            elif isinstance(node, ast.Call) and called(node) in ("register_buffer", "register_parameter", "setattr"):
+                found.update(one.value for one in node.args[:2] if isinstance(one, ast.Constant))
         for node in statements(self.node.body):
             if isinstance(node, Function | ast.ClassDef):
                 found.add(node.name)
@@ -249,6 +251,12 @@ class Package:
                     if isinstance(key, ast.Constant) and isinstance(key.value, str):
                         found.add(key.value)
         return frozenset(found)
+
+    @cached_property
+    def loaded(self) -> frozenset[str]:
+        """Every attribute that code of the package reads."""
+        nodes = (node for module in self.modules.values() for node in ast.walk(module.tree))
+        return frozenset(one.attr for one in nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Load))
 
     @cached_property
     def replaced(self) -> frozenset[tuple[str, str]]:
@@ -389,6 +397,18 @@ def chain(node: ast.expr) -> tuple[ast.expr, list[str]]:
         path.append(node.attr)
         node = node.value
     return node, path[::-1]
+
+
+def called(node: ast.Call) -> str:
+    """Return the last name of what a call calls."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def is_test(file: str) -> bool:
+    """Tell whether a file is one of a package's tests, which an audit may leave out."""
+    *folders, name = file.split("/")
+    named = name == "conftest.py" or name.startswith("test_") or name.endswith("_test.py")
+    return named or bool({"test", "tests"} & set(folders))
 
 
 def absolute(node: ast.ImportFrom, module: Module) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from truth.corpus import Entry
 from truth.decided import Decided, Truth
 from truth.verdicts import BROKEN, FINE, UNDECIDED
 
@@ -58,7 +59,7 @@ class Result:
     base: str = ""
 
 
-def compare(result: Result, uses: Sequence[Decided], findings: Sequence[Finding], truth: Truth) -> Result:
+def compare(result: Result, entry: Entry, uses: Sequence[Decided], findings: Sequence[Finding], truth: Truth) -> Result:
     """Count what the audit reports of what is broken, and how much of what it reports is right."""
     near: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -78,7 +79,7 @@ def compare(result: Result, uses: Sequence[Decided], findings: Sequence[Finding]
     for use in uses:
         files.setdefault(use.file, []).append(use)
     for finding in findings:
-        verdict, why = _judge(finding, files.get(finding.file, ()), truth)
+        verdict, why = _judge(finding, entry, files.get(finding.file, ()), truth)
         result.levels[finding.level][verdict] += 1
         if verdict == "wrong":
             result.false_alarms.append(f"{finding}  [{why}]")
@@ -104,7 +105,8 @@ def speaks_of(finding: Finding, use: Decided) -> bool:
     if use.kind == "field":
         return _on_line(finding, use) or any(_says(finding, name) for name in use.path)
     if use.kind == "abstract":
-        return _on_line(finding, use) and finding.way in ("subclass", "override") and "abstract" in finding.what
+        missing = use.why.partition(":")[2].replace(",", " ").split()
+        return _on_line(finding, use) and finding.way == "subclass" and any(_says(finding, name) for name in missing)
     if use.kind == "override":
         return _on_line(finding, use) and finding.dotted.endswith(f".{use.member}")
     if any(_same(finding.dotted, name) for name in use.names):
@@ -129,12 +131,18 @@ def _in_class(finding: Finding, use: Decided) -> bool:
     return use.owner_lines[0] <= finding.line <= use.owner_lines[1]
 
 
-def _judge(finding: Finding, uses: Sequence[Decided], truth: Truth) -> tuple[str, str]:
+def _judge(finding: Finding, entry: Entry, uses: Sequence[Decided], truth: Truth) -> tuple[str, str]:
     """Tell whether a finding is right: the use breaks, or for a patch what it says of the name is so."""
+    if finding.way == "add":
+        own = truth.reads(entry, finding.dotted.rpartition(".")[2])
+        return ("wrong", "the package reads what it puts there") if own else ("undecided", "")
     about = [use for use in uses if speaks_of(finding, use)]
     if finding.code in ("P201", "P205", "P213") and finding.way in (*_PATCH_WAYS, "override"):
         return _gone(finding, truth)
-    if finding.code in ("P203", "P204", "P207", "P212", "P214"):
+    if finding.code in ("P203", "P204", "P207", "P212", "P214") or (
+        finding.way in _PATCH_WAYS and finding.code in ("P202", "P206", "P209")
+    ):
+        # What a patch puts there is called by vLLM; no use of the package shows whether the call fits.
         return "undecided", ""
     if finding.code == "P208":
         mentioned = truth.sources.mentions(finding.dotted.rpartition(".")[2])

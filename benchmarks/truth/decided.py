@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import sys
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from truth.collect import Package, Upstream, Use
 from truth.corpus import Entry, unpack
@@ -77,11 +78,11 @@ class Truth:
         self._folder = cache_folder() / "corpus" / "decided" / key
         self._names: dict[str, str] = self._read("names") or {}
 
-    @cached_property
+    @functools.cached_property
     def _oracle(self) -> Oracle:
         return Oracle()
 
-    @cached_property
+    @functools.cached_property
     def sources(self) -> Sources:
         """The sources of the installed vLLM."""
         from importlib.util import find_spec
@@ -109,12 +110,21 @@ class Truth:
                 self._oracle.decide(use, package)
             known = [dataclasses.asdict(Decided.of(use)) for use in uses if use.verdict != NO_USE]
             self._write(entry.label, known)
+            self._write(f"{entry.label}-loaded", sorted(package.loaded))
         return [
             Decided(**{name: tuple(value) if isinstance(value, list) else value for name, value in one.items()})
             for one in known
         ]
 
-    def _read(self, name: str) -> object:
+    def reads(self, entry: Entry, attribute: str) -> bool:
+        """Tell whether code of a package reads an attribute of anything."""
+        return attribute in self._loaded(entry.label)
+
+    @functools.cache  # noqa: B019
+    def _loaded(self, label: str) -> frozenset[str]:
+        return frozenset(self._read(f"{label}-loaded") or ())
+
+    def _read(self, name: str) -> Any:
         try:
             return json.loads((self._folder / f"{name}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -145,6 +145,8 @@ class Oracle:
             try:
                 return self._module(f"{holder.__name__}.{name}")
             except Broken:
+                if name in bound_names(holder):
+                    raise Undecided(f"{place} has {name} on other machines") from None
                 raise Broken("ImportError", f"{place} has no {name}") from None
         if isinstance(holder, type):
             if dynamic(holder):
@@ -354,16 +356,13 @@ class _Member:
             raise Undecided("upstream's takes anything")
         shapes = list(_shapes(their_parameters))
         accepted = [fits(plain, shape, own_bound) for shape in shapes]
-        if not any(accepted):
-            raise Broken("TypeError", f"it takes {plain}, upstream's {their_signature}")
         if all(accepted):
             return
-        refused = []
-        for shape in self.oracle.sources.calls(name):
-            if shape.star or shape.double_star or not fits(their_signature, shape, upstream_bound):
-                continue
-            if not fits(plain, shape, own_bound):
-                refused.append(shape)
+        calls = [shape for shape in self.oracle.sources.calls(name) if not shape.star and not shape.double_star]
+        meant = [shape for shape in calls if fits(their_signature, shape, upstream_bound)]
+        refused = [shape for shape in meant if not fits(plain, shape, own_bound)]
+        if not meant and not any(accepted):
+            raise Undecided("vLLM does not call it in plain sight")
         if not refused:
             return
         if self.oracle.sources.definers(name) > 1 and not self._one_family(name):
@@ -533,6 +532,22 @@ def _class_tree(cls: type) -> ast.AST | None:
         return ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError, IndentationError):
         return None
+
+
+@functools.cache
+def bound_names(module: types.ModuleType) -> frozenset[str]:
+    """Return the names that a module's source binds anywhere: on another platform they are there."""
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError):
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return frozenset(found)
 
 
 @functools.cache

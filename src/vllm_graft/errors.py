@@ -106,7 +106,7 @@ def nearest(name: str, options: Iterable[str]) -> str:
     """A hint that names the option closest to ``name``, or lists what there is: " (did you mean 'x'?)"."""
     import difflib
 
-    known = sorted(set(options))
+    known = sorted(set(options) - {name})
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f" (did you mean {close[0]!r}?)"

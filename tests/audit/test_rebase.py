@@ -164,7 +164,35 @@ def pick(self, many):
         assert done.text == "@replace\n" + new.replace("    try:\n", own)
 
     def test_other_steps_of_indentation(self):
-        """There nothing can be laid out; statements are merged, and comments are lost."""
+        """There nothing can be laid out; all are formatted alike, and the comments of both sides stay."""
+        narrow = self.COPY.replace("    ", "  ")
+        done = rebase(narrow, self.BASE, self.BASE.replace("last=True", "last=False"))
+        assert (done.form, done.conflicts) == ("formatted", ())
+        assert '    # Ours.\n    self.count(many, of="x")\n    try:\n' in done.text
+        assert "return self.other(many, last=False)\n" in done.text
+        assert "# What is left." not in done.text, "the copy had taken it out"
+
+    def test_comments_of_a_copy_that_is_cut_otherwise_stay(self):
+        """Its own, and those that it has of upstream; one that upstream adds comes along."""
+        copy = self.BASE.replace("    ", "  ").replace("last=True", "last=self.turn")
+        new = self.BASE.replace("    else:\n", "    else:\n        # New.\n")
+        done = rebase(copy.replace("  try:\n", "  # Ours.\n  try:\n"), self.BASE, new)
+        assert (done.form, done.conflicts) == ("formatted", ())
+        assert done.text.count("#") == self.BASE.count("#") + 2
+        assert "# New." in done.text
+        assert "# Ours." in done.text
+
+    def test_a_string_of_several_lines_stays_as_it_is(self):
+        """Formatting moves what stands around it."""
+        text = 'def f(self):\n    return self.g(\n      """a\n  b\n""", 1)\n'
+        copy = text.replace("    return", "  return").replace("1)", "2)")
+        done = rebase(copy, text, text.replace("self.g(", "self.h("))
+        assert not done.broken
+        assert '"""a\n  b\n"""' in done.text
+
+    def test_without_ruff_comments_are_lost(self, monkeypatch):
+        """Statements are merged as they are."""
+        monkeypatch.setattr("vllm_graft.audit.layout._ruff", lambda: None)
         narrow = self.COPY.replace("    ", "  ")
         done = rebase(narrow, self.BASE, self.BASE.replace("last=True", "last=False"))
         assert (done.form, done.conflicts) == ("normalised", ())
@@ -185,7 +213,7 @@ def pick(self, many):
             copy = self.COPY.replace("many):\n", "many):\n    'Ours.'\n", 1).replace("    ", " " * wide)
             new = self.BASE.replace("pick(self, many):\n", "pick(self, many):\n    'Upstream.'\n")
             done = rebase(copy, self.BASE, new.replace("last=True", "last=False"))
-            assert (done.form, done.conflicts) == ("laid out" if wide == 4 else "normalised", ())
+            assert (done.form, done.conflicts) == ("laid out" if wide == 4 else "formatted", ())
             assert done.text.splitlines()[2].strip() == "'Ours.'"
             assert "Upstream" not in done.text
             assert not done.broken

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -98,6 +99,10 @@ LEFT_TO_THE_START = re.compile(
 """What the audit cannot see in a catalogue of names, kinds and signatures: ``plan`` and the start tell."""
 
 
+CAPTURED: Final = re.compile(r"an Enum|a field of|captured|pydantic")
+"""Refusals that the start finds first where there are two reasons."""
+
+
 def patch(number: int, target: str, name: str, mark: str, form: str, releases: str = "") -> str:
     of_class = ":" in target
     body = BODIES[mark, form].format(name=name, self="self, " if of_class else "")
@@ -140,13 +145,15 @@ def audited(file: Path, release) -> set[str]:
     }
 
 
-def disagreements(found: dict[str, dict], errors: set[str]) -> Iterator[str]:
+def disagreements(found: dict[str, dict], errors: set[str], open_: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Where two of them differ; ``open_`` are patches of classes that may inherit names from other packages."""
     for name, one in found.items():
         # The nearest names, in brackets, are found in other lists, and defaults are shown as they are written.
         plan, start = (re.split(r" \(|\. The hook is", one[who])[0] for who in ("plan", "start"))
-        if one["sure"] and plan != start:
+        if one["sure"] and plan != start and not (plan and CAPTURED.search(start)):
             yield f"{name}: plan says {one['plan']!r}, the start {one['start']!r}"
-        if (name in errors) != bool(one["start"]) and not LEFT_TO_THE_START.search(one["start"]):
+        left = LEFT_TO_THE_START.search(one["start"]) or (name in open_ and one["start"].startswith("there is no"))
+        if (name in errors) != bool(one["start"]) and not left:
             yield f"{name}: the audit has {'an error' if name in errors else 'none'}, the start says {one['start']!r}"
 
 
@@ -223,8 +230,15 @@ def test_all_agree_over_the_installed_vllm(tmp_path):
     (tmp_path / "generated_patches.py").write_text(generated(places, ["", "", ">=0.26,<0.31"]))
     found = told("generated_patches", tmp_path)
     assert len(found) > 1000
-    errors = audited(tmp_path / "generated_patches.py", Library(offline=True).release("installed"))
-    assert "\n".join(disagreements(found, errors)) == ""
+    release = Library(offline=True).release("installed")
+    errors = audited(tmp_path / "generated_patches.py", release)
+    owners = {
+        use.patch.name: (use.module, use.qualname.rpartition(".")[0])
+        for use in read(tmp_path / "generated_patches.py").uses
+        if use.patch
+    }
+    open_ = frozenset(name for name, (module, cls) in owners.items() if cls and release.outside(module, cls))
+    assert "\n".join(disagreements(found, errors, open_)) == ""
     assert sum(one["sure"] for one in found.values()) / len(found) > 0.75
 
 

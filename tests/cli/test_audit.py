@@ -237,3 +237,43 @@ def test_names_from_other_packages_are_in_the_catalogue(tmp_path, capsys):
     status, out, _ = audited(capsys, tmp_path / "one.py", "--against", "0.32.0", "--offline")
     assert "4 unchanged" in out
     assert status == 0
+
+
+def refuse_to_read(monkeypatch):
+    def read_files(*_):
+        raise AssertionError("it was read again")
+
+    monkeypatch.setattr("vllm_graft.audit.uses.read_files", read_files)
+
+
+def test_a_second_run_reads_nothing_and_says_the_same(plugin, capsys, monkeypatch):
+    words = (plugin, "--against", "0.32.0", "--base", "0.28.0", "--offline", "--all")
+    first = audited(capsys, *words)
+    refuse_to_read(monkeypatch)
+    assert audited(capsys, *words) == first
+    with pytest.raises(AssertionError):
+        audited(capsys, *words, "--no-cache")
+
+
+def test_a_changed_file_is_read_again(plugin, capsys):
+    words = (plugin, "--against", "0.32.0", "--base", "0.28.0", "--offline", "--json")
+    before = json.loads(audited(capsys, *words)[1])
+    (plugin / "more.py").write_text("import vllm.gone_for_good\n", encoding="utf-8")
+    after = json.loads(audited(capsys, *words)[1])
+    assert "vllm.gone_for_good" in {row["name"] for row in after["rows"]} - {row["name"] for row in before["rows"]}
+
+
+def test_nothing_is_kept_on_request(plugin, capsys, tmp_path):
+    audited(capsys, plugin, "--offline", "--no-cache")
+    assert not (tmp_path / "cache" / "vllm-graft" / "reports").exists()
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_a_line(plugin, capsys, tmp_path):
+    """A full disk or a folder without permission; here a file stands where the folder would be."""
+    words = (plugin, "--against", "0.32.0", "--base", "0.28.0", "--offline")
+    status, out, _ = audited(capsys, *words, "--no-cache")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "vllm-graft").write_text("", encoding="utf-8")
+    again, same, err = audited(capsys, *words)
+    assert (again, same) == (status, out)
+    assert "the report is not kept for the next run" in err

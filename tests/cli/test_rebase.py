@@ -185,6 +185,50 @@ def test_a_function_in_a_file(rebase: Callable[..., tuple[int, str, str]], folde
     assert file.read_bytes() == changed.replace("\n", "\r\n").encode("latin-1")
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "from vllm.made import Queue\nclass Mine(Queue):\n",
+        "import vllm.made as m\nclass Between(m.Queue):\n    pass\nclass Mine(Between):\n",
+        "from vllm.made import Queue\nclass Mine:\n{body}\nQueue.put = Mine.put\n",
+    ],
+)
+def test_what_a_method_is_a_copy_of_shows_in_its_class(
+    rebase: Callable[..., tuple[int, str, str]], folder: Path, head: str
+):
+    """The base class has the method, or the method is put in its place."""
+    body = OLD.split("Queue:")[1][1:].replace("+= 1", "+= 2")
+    (folder / "mine.py").write_text(head.format(body=body) if "{body}" in head else head + body)
+    status, out, err = rebase("mine.py:Mine.put", "--to", "0.92.0")
+    assert status == 0
+    assert "vllm.made:Queue.put: copied from 0.90.0" in err
+    assert "self.count += 2" in out
+    assert "monotonic() < 0" in out
+
+
+def test_a_method_that_two_bases_may_have_is_not_guessed(rebase: Callable[..., tuple[int, str, str]], folder: Path):
+    text = "from vllm.made import Queue\nfrom vllm.other import Other\nclass Mine(Queue, Other):\n"
+    (folder / "mine.py").write_text(f"{text}    def put(self, item):\n        return 5\n")
+    status, _, err = rebase("mine.py:Mine.put", "--to", "0.92.0")
+    assert status == 2
+    assert "it may be a copy of vllm.made:Queue.put or of vllm.other:Other.put" in err
+    assert "--upstream" in err
+
+
+def test_without_ruff_it_says_that_comments_are_lost(
+    rebase: Callable[..., tuple[int, str, str]], folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    body = OLD.split("Queue:")[1][1:].replace("+= 1", "+= 2").replace("        ", "       ")
+    (folder / "mine.py").write_text(f"from vllm.made import Queue\nclass Mine(Queue):\n{body}")
+    status, out, err = rebase("mine.py:Mine.put", "--to", "0.92.0")
+    assert "# The usual way." in out
+    assert "it is formatted by ruff, comments are kept" in err
+    monkeypatch.setattr("vllm_graft.audit.layout._ruff", lambda: None)
+    again, out, err = rebase("mine.py:Mine.put", "--to", "0.92.0")
+    assert (status, again) == (0, 0)
+    assert "comments and line breaks are lost; with ruff installed they are kept: pip install ruff" in err
+
+
 def test_the_release_it_is_from(rebase: Callable[..., tuple[int, str, str]], folder: Path):
     """Any source may be named; the reviewed ones that cannot be read are said."""
     err = rebase("made", "put", "--from", "0.91.0", "--to", "0.92.0")[2]
@@ -222,8 +266,8 @@ def test_mistakes(rebase: Callable[..., tuple[int, str, str]], folder: Path):
         (("made", "wrapped", "--to", "0.92.0"), "a wrap holds no copy of upstream's"),
         (("made", *upstream), "--upstream: a patch says itself what it replaces"),
         (("made", "--to", "elsewhere"), "'elsewhere' is no file, no folder and no release"),
-        (("mine.py:Mine.put", "--to", "0.92.0"), "nothing says what it is a copy of"),
-        (("mine.py:Mine.put", "--upstream", "vllm.made.Queue.put", "--to", "0.92.0"), "does not part the module"),
+        (("mine.py:Mine.other", "--to", "0.92.0"), "nothing says what it is a copy of"),
+        (("mine.py:Mine.other", "--upstream", "vllm.made.Queue.put", "--to", "0.92.0"), "does not part the module"),
         (("mine.py", *upstream), "mine.py: no function in it is named. Next: name one: mine.py:Class.method"),
         (("mine.py:", *upstream), "mine.py: no function in it is named"),
         (("mine.py:Mine.put", *upstream), "mine.py: Mine.put is not there"),

@@ -13,6 +13,7 @@ import pytest
 from vllm_graft import versions
 from vllm_graft.patching import Engine
 from vllm_graft.patching import engine as engine_module
+from vllm_graft.patching import manager as manager_module
 
 _numbers = itertools.count()
 
@@ -26,9 +27,10 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def fresh_default(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """A default engine of the test's own."""
+    """A default engine of the test's own, and names of its own."""
     one = Engine()
     monkeypatch.setattr(engine_module, "_default", one)
+    monkeypatch.setattr(manager_module, "_registered", {})
     yield one
     one.revert_all()
 

@@ -115,3 +115,22 @@ def test_is_applied_on_the_class(fresh_default):
     assert PatchManager.is_applied("named")
     Named.revert()
     assert not PatchManager.is_applied("named")
+
+
+@pytest.mark.parametrize(("variables", "level"), [({}, "DEBUG"), ({"VLLM_PLUGINS": "other"}, "WARNING")])
+def test_while_vllm_loads_plugins_names_of_others_are_left_alone(manager, monkeypatch, caplog, variables, level):
+    """Another plugin may register them yet; elsewhere they are an error. Where no start looks again, they are said."""
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "One,Theirs")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"there is no patch 'Theirs'"):
+        manager.apply_from_env()
+    caplog.clear()
+    scope = {"__name__": "vllm.plugins", "register": manager.apply_from_env}
+    exec("def load_general_plugins():\n    register()", scope)
+    with caplog.at_level(logging.DEBUG):
+        scope["load_general_plugins"]()
+    assert manager.applied_patches == ["One"]
+    (record,) = [record for record in caplog.records if "Theirs" in record.getMessage()]
+    assert (record.levelname, "left to other packages: Theirs" in record.getMessage()) == (level, True)

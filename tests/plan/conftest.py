@@ -7,7 +7,7 @@ import pytest
 from vllm_graft.testing.packages import lay_out
 
 ITEMS = """
-from vllm_graft import StatSink, VLLMPatch
+from vllm_graft import AdmissionQueue, Key, Sampler, SamplingStrategy, StatSink, VLLMPatch
 
 class Sink(StatSink):
     options = {"path": "x", "count": 3, "ratio": 0.5, "loud": False, "tags": ["a"]}
@@ -19,6 +19,25 @@ class Other(StatSink):
 class EnginePatch(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="engine-patch", processes={"engine"}):
     def graft_added(self):
         return 1
+
+class Stepless(SamplingStrategy):
+    keys = (Key("stepless", "bool", False, switch=True),)
+    def open(self, slot, params): ...
+
+class Keyless(Sampler):
+    def sample(self, logits, params): ...
+
+class DryToo(Sampler):
+    keys = (Key("dry_too"), Key("other", aliases=("dry_base",)))
+    def sample(self, logits, params): ...
+
+class Deaf(StatSink):
+    pass
+
+class Endless(AdmissionQueue):
+    def push(self, request): ...
+    def peek(self): ...
+    def pop(self): ...
 
 NOT_A_CLASS = 3
 """
@@ -41,6 +60,11 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "engine-patch": "graft_offered:EnginePatch",
         "not-a-class": "graft_offered:NOT_A_CLASS",
         "gone": "graft_offered:Gone",
+        "stepless": "graft_offered:Stepless",
+        "keyless": "graft_offered:Keyless",
+        "dry-too": "graft_offered:DryToo",
+        "deaf": "graft_offered:Deaf",
+        "endless": "graft_offered:Endless",
     }
     lay_out(folder, "graft-offered", {"vllm_graft.plugins": entries}, {"graft_offered": ITEMS})
     monkeypatch.syspath_prepend(str(folder))

@@ -191,7 +191,68 @@ MISTAKES = {
     ),
     "option of a strange shape": (
         '[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = [1, 2]\n',
-        "graft.toml:4: `count` must be a string, number, true/false or list of strings",
+        "graft.toml:4: `count` must be a string, number, true/false or list of strings, or a table of these",
+    ),
+    "a table for an option that is none": (
+        '[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = {a = 1}\n',
+        "graft.toml:4: the option 'count' of 'my-sink' must be a whole number, and is {'a': 1}",
+    ),
+    "a table of tables": (
+        "[options.my-sink]\ncount = {a = {b = 1}}\n",
+        "graft.toml:2: `count` must be a string, number, true/false or list of strings, or a table of these",
+    ),
+    "another unknown_keys": (
+        '[defaults]\nunknown_keys = "ignore"\n',
+        'graft.toml:2: `unknown_keys` must be "refuse-similar" or "refuse" or "pass", and is \'ignore\'',
+    ),
+    "another other_keys": (
+        '[defaults]\nother_keys = "tenant"\n',
+        "graft.toml:2: `other_keys` must be a list of names, and is 'tenant'",
+    ),
+    "a sampler's on_error that is none": (
+        '[defaults]\nsamplers = ["dry"]\n[options.dry]\non_error = "ignore"\n',
+        "graft.toml:4: the option 'on_error' of 'dry' must be \"quarantine\" or \"request\", and is 'ignore'",
+    ),
+    "a budget that is no time": (
+        '[defaults]\nsamplers = ["dry"]\n[options.dry]\nbudget_us = -1\n',
+        "graft.toml:4: the option 'budget_us' of 'dry' must be a time in microseconds",
+    ),
+    "defaults that are no keys": (
+        '[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = {dry_multiplyer = 0.8}\n',
+        "graft.toml:4: the option 'defaults' of 'dry' cannot be what requests carry: 'dry_multiplyer' is no key of it "
+        "(did you mean 'dry_multiplier'?)",
+    ),
+    "defaults that no request could carry": (
+        '[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = {dry_multiplier = -0.8}\n',
+        "the option 'defaults' of 'dry' cannot be what requests carry: dry_multiplier must be a number, with a value "
+        "of at least 0, and is -0.8",
+    ),
+    "every request of a sampler with keys": (
+        '[defaults]\nsamplers = ["dry"]\n[options.dry]\nevery_request = true\n',
+        "graft.toml:4: the option 'every_request' of 'dry' is for samplers without keys",
+    ),
+    "a class that lacks a method": (
+        '[defaults]\nsamplers = ["stepless"]\n',
+        "the sampler 'stepless' (graft_offered:Stepless of graft-offered) has no method step(logits, rows), which "
+        "every SamplingStrategy must have. Next: implement step(logits, rows); or take 'stepless' out of the plan "
+        "(graft.toml:2)",
+    ),
+    "a sink that lacks its method": (
+        '[defaults]\nstats = ["deaf"]\n',
+        "the stats 'deaf' (graft_offered:Deaf of graft-offered) has no method finished(requests, batch)",
+    ),
+    "a queue that lacks a method": (
+        '[defaults]\nscheduler = "endless"\n',
+        "the scheduler 'endless' (graft_offered:Endless of graft-offered) has no method remove(request)",
+    ),
+    "a sampler that nobody can ask for": (
+        '[defaults]\nsamplers = ["keyless"]\n',
+        "declares no keys, so no request could ask for it. Next: add keys = (Key(...),), or set every_request = true",
+    ),
+    "two samplers with one key": (
+        '[defaults]\nsamplers = ["dry", "dry-too"]\n',
+        "graft.toml:2: the samplers 'dry' (vllm_graft.plugins.samplers.dry:Dry) and 'dry-too' (graft_offered:DryToo) "
+        "both take the key 'dry_base'",
     ),
     "options of an unknown item": (
         "[options.my-snik]\ncount = 1\n",
@@ -218,6 +279,45 @@ def test_every_mistake_in_the_file_says_where_and_what_next(mistake: str, offere
         plan_for()
     assert expected in str(caught.value)
     assert "Next: " in str(caught.value)
+
+
+def test_a_mistake_in_a_class_names_its_file_and_line(offered: Path):
+    """Where its author mends it."""
+    write('[defaults]\nsamplers = ["stepless"]\n')
+    with pytest.raises(ConfigError) as caught:
+        plan_for()
+    file, _, line = caught.value.where.rpartition(":")
+    assert Path(file).name == "graft_offered.py"
+    assert (offered / "graft_offered.py").read_text().splitlines()[int(line) - 1].startswith("class Stepless")
+
+
+def test_what_requests_carry_by_default_is_an_option(offered: Path):
+    """A table of keys; the file and --additional-config say it alike, and it travels with the plan."""
+    write('[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = {dry_multiplier = 0.8, dry_range = 64}\n')
+    plan = plan_for()
+    assert plan.items[0].options["defaults"] == {"dry_multiplier": 0.8, "dry_range": 64}
+    assert Plan.from_json(plan.to_json()) == plan
+    given = {"graft": {"options": {"dry": {"defaults": {"dry_multiplier": 0.5, "dry_sequence_breakers": ["x"]}}}}}
+    other = plan_for(additional_config=given)
+    assert other.items[0].options["defaults"] == {"dry_multiplier": 0.5, "dry_sequence_breakers": ["x"]}
+    assert other.hash != plan.hash
+    write('[defaults]\nsamplers = ["keyless"]\n[options.keyless]\nevery_request = true\n')
+    assert names(plan_for()) == ["keyless"]
+
+
+def test_what_becomes_of_unknown_keys_is_a_setting():
+    """Of the defaults or a profile; it changes behaviour, and so the hash."""
+    write('[defaults]\nsamplers = ["dry"]\n')
+    usual = plan_for()
+    assert (usual.unknown_keys, usual.other_keys) == ("refuse-similar", ())
+    write(
+        '[defaults]\nsamplers = ["dry"]\nother_keys = ["tenant"]\n[[profile]]\nmodel = "*8B"\nunknown_keys = "refuse"\n'
+    )
+    plan = plan_for()
+    assert (plan.unknown_keys, plan.other_keys) == ("refuse", ("tenant",))
+    assert plan.origins["unknown_keys"] == "graft.toml:6"
+    assert Plan.from_json(plan.to_json()) == plan
+    assert len({usual.hash, plan.hash, plan_for("org/Model-7B").hash}) == 3
 
 
 def test_profiles_that_disagree_are_refused_naming_both(offered: Path):
@@ -252,7 +352,7 @@ def test_an_unknown_patch_of_the_environment_names_the_variable(monkeypatch: pyt
         ({"graft": 3}, "--additional-config graft: `graft` must be a table, and is 3"),
         ({"graft": {"patchez": []}}, "--additional-config graft.patchez: unknown key 'patchez'"),
         (
-            {"graft": {"options": {"my-sink": {"count": {}}}}},
+            {"graft": {"options": {"my-sink": {"count": [{}]}}}},
             "--additional-config graft.options.my-sink.count: `count`",
         ),
     ],
@@ -371,17 +471,17 @@ def test_a_value_that_cannot_work_is_refused_with_its_line(key: str, item: str, 
 
 
 def test_an_item_that_refuses_its_options_otherwise(offered: Path, monkeypatch: pytest.MonkeyPatch):
-    """A ValueError names no option, so all that were given are named; a bug in ``validate`` is told with its type."""
+    """A ValueError names no option, so all that were given are named; a bug in it is told with its type."""
     write('[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = 5\n')
     kind = plan_for() and importlib.import_module("graft_offered").Sink
 
     def refuse(options: dict[str, object]) -> None:
         raise ValueError("count and ratio contradict one another")
 
-    monkeypatch.setattr(kind, "validate", refuse)
+    monkeypatch.setattr(kind, "check_options", refuse)
     with pytest.raises(ConfigError, match=r"graft.toml:4: the options of 'my-sink' cannot be used: count and ratio"):
         plan_for()
-    monkeypatch.setattr(kind, "validate", lambda options: options["none"])
+    monkeypatch.setattr(kind, "check_options", lambda options: options["none"])
     with pytest.raises(ConfigError, match=r"graft.toml:4: the options of 'my-sink' cannot be used: KeyError: 'none'"):
         plan_for()
 

@@ -15,6 +15,7 @@ uses/          reads a package: which names of vLLM it patches, overrides, subcl
 releases/      what a release looks like: the shipped catalogue, the package index by ranges, a wheel, a folder
 judging.py     one name in two releases: the verdict
 auditing.py    audit(): every use in every release
+cache.py       reports kept between runs
 findings.py    verdicts that a person has to know of
 copies.py      functions that were copied from vLLM
 render/        a report as text, Markdown, a page, a picture

@@ -3,17 +3,27 @@
 A copy that a formatter has been over differs from its origin in most lines and in hardly a statement. Laid out as its
 origin it differs where it means something else, and can be merged as text. Statements of its own stay as they are, with
 the comments before them; before the others the origin's comments take their place.
+
+Where that is not enough, because its statements are cut otherwise, both are formatted alike by ruff.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import importlib.util
 import io
+import shutil
+import subprocess
+import sys
 import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+_NARROW: Final = 72
+_WIDE: Final = 160
+"""The shortest and the longest lines that a copy is taken to be formatted with."""
 
 _SKIPPED: Final = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
 _IF: Final = "if x:\n    pass\n"
@@ -39,6 +49,36 @@ def laid_out(ours: Sequence[str], theirs: Sequence[str], *, raw: str) -> list[st
     except SyntaxError:
         return None
     return result if same else None
+
+
+def format_alike(texts: Sequence[str]) -> list[str] | None:
+    """Texts as ruff formats them, all in lines as long as the first has them; None where there is no ruff.
+
+    Trailing commas do not keep a call in several lines: whether they are there depends on who formatted it before.
+    """
+    ruff = _ruff()
+    if ruff is None:
+        return None
+    longest = max((len(line) for line in texts[0].splitlines() if "#" not in line and '"' not in line), default=0)
+    width = min(max(longest, _NARROW), _WIDE)
+    options = ["--isolated", "--line-length", str(width), "--config", "format.skip-magic-trailing-comma=true"]
+    found: list[str] = []
+    for text in texts:
+        command = [*ruff, "format", *options, "--stdin-filename", "copy.py", "-"]
+        try:
+            done = subprocess.run(command, input=text, capture_output=True, text=True, encoding="utf-8", check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        found.append(done.stdout)
+    return found
+
+
+def _ruff() -> list[str] | None:
+    """The command of ruff: of this environment, else on the path."""
+    if importlib.util.find_spec("ruff") is not None:
+        return [sys.executable, "-m", "ruff"]
+    path = shutil.which("ruff")
+    return [path] if path is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
 from vllm_graft.findings import Finding
@@ -255,6 +255,11 @@ class Use:
     def where(self) -> str:
         """File and line."""
         return f"{self.file}:{self.line}"
+
+    def without_tree(self) -> Use:
+        """Return the use without its syntax tree, and of its guard only that there is one, for a report that is kept."""
+        guard = Guard(caught=frozenset({"worked out"})) if self.guard else Guard()
+        return replace(self, body=None, guard=guard, branches=())
 
     @property
     def guarded(self) -> bool:

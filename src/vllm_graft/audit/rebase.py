@@ -2,8 +2,9 @@
 
 The copy's own decorators, name and docstring stay out of the merge, and so does its indentation. The merge is one of
 text, so that upstream's comments and line breaks come along. Where that gives more conflicts than there need be,
-because the copy was formatted otherwise, the copy is first laid out as upstream was. Where even that does not help,
-statements are merged as ``ast.unparse`` writes them, and comments are lost.
+because the copy was formatted otherwise, the copy is first laid out as upstream was. Where even that does not help, all
+three are formatted alike by ruff, which keeps comments. Without ruff, statements are merged as ``ast.unparse`` writes
+them, and comments are lost.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vllm_graft.audit.layout import laid_out
+from vllm_graft.audit.layout import format_alike, laid_out
 from vllm_graft.audit.merge import Merged, lines, merge
 from vllm_graft.audit.provenance import canonical_lines
 from vllm_graft.errors import ConfigError
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import bindings
 
-Form = Literal["text", "laid out", "normalised"]
+Form = Literal["text", "laid out", "formatted", "normalised"]
 """What was merged: the text as it is; the text, with the statements that the copy shares with upstream written as
-upstream writes them; or statements without comments and line breaks."""
+upstream writes them; the text as ruff formats it; or statements without comments and line breaks."""
 
 NAMES: Final = ("your copy", "upstream before", "upstream now")
 """What the three functions are called in conflict markers."""
@@ -87,7 +88,12 @@ def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tup
     yield "text", ("".join(ours), "".join(before), "".join(after))
     if (laid := laid_out(ours, before, raw=_RAW)) is not None:
         yield "laid out", ("".join(laid), "".join(before), "".join(after))
-    yield "normalised", (_normalised(ours), _normalised(before), _normalised(after))
+    formatted = format_alike([_plain(ours), _plain(before), _plain(after)])
+    if formatted is None:
+        yield "normalised", (_normalised(ours), _normalised(before), _normalised(after))
+    else:
+        mine, old, new = ("".join(_flat(lines(text), "")) for text in formatted)
+        yield "formatted", (mine, old, new)
 
 
 def _badness(done: Rebased) -> tuple[int, bool]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Final, TypeVar
 
-from vllm_graft.contracts.item import Item
+from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.errors import GraftError, StartError
 from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
@@ -29,15 +31,19 @@ def make(
     plan: Plan,
     ledger: Ledger,
     fit: Callable[[T], None] = lambda made: None,
+    provided: Mapping[str, Callable[[], object]] = MappingProxyType({}),
 ) -> T | None:
     """The item, of the contract or of one of several, fitted to its engine by ``fit``, and recorded as applied.
+
+    Its constructor is given the options, and by name what it asks for of ``provided``.
 
     One that cannot be made is recorded as refused; a strict plan then stops the start, any other goes on without it:
     None.
     """
     try:
         with say_if_slow(f"{item.point} {item.name!r} is made"):
-            made = load(item.target, item.name, item.package)(dict(item.options))
+            kind = load(item.target, item.name, item.package)
+            made = kind(**_arguments(kind, dict(item.options), provided))
         if not isinstance(made, contract):
             names = [each.__name__ for each in (contract if isinstance(contract, tuple) else (contract,))]
             raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {' and no '.join(names)}")
@@ -56,6 +62,17 @@ def make(
     ledger.set_item(item.point, item.name, "applied")
     ledger.save()
     return made
+
+
+def _arguments(
+    kind: type, options: dict[str, OptionValue], provided: Mapping[str, Callable[[], object]]
+) -> dict[str, object]:
+    """What a constructor is called with: the first parameter that is none of ``provided`` gets the options."""
+    parameters = inspect.signature(kind).parameters.values()
+    named = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    found: dict[str, object] = {name: provided[name]() for name in named if name in provided}
+    first = next((name for name in named if name not in provided), None)
+    return found if first is None else {first: options, **found}
 
 
 def why_not(error: BaseException) -> str:

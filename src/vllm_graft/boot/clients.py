@@ -235,9 +235,11 @@ class GraftEndpoint:
 
     def attach_router(self, app: FastAPI) -> None:
         """Called by vLLM while it builds the application."""
+        from vllm_graft.server import bodies
         from vllm_graft.server.attaching import attach_gate
 
         attach_gate(app, self._plan, ledger.current())
+        bodies.attach(app)
         if self._plan.endpoint:
             from vllm_graft.server.routes import attach
 
@@ -253,6 +255,10 @@ class GraftEndpoint:
         self._client = engine_client
         self._keys = server_keys(args)
         if engine_client is not None:
+            if self._plan.of("sampler"):
+                from vllm_graft.bindings.sampling.requests import check_early
+
+                check_early(engine_client)
             if self._plan.callers:
                 from vllm_graft.server.enforcing import enforce
 

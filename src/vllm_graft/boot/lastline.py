@@ -49,14 +49,18 @@ def start_error_of(pid: int) -> StartError | None:
 
 
 def as_error(findings: Sequence[Finding]) -> StartError:
-    """One or more findings as the error that stops the start: the worst first, and every one of them named."""
-    first, *others = dict.fromkeys(worst_first(findings))
-    parts = [f"{first.subject} {first.what}"]
+    """One or more findings as the error that stops the start: the worst first, and every fault named once."""
+    # Eight workers that refuse one patch have one fault.
+    faults: dict[tuple[str, str], Finding] = {}
+    for finding in worst_first(findings):
+        faults.setdefault((finding.subject, finding.what), finding)
+    first, *others = faults.values()
+    what, fix = f"{first.subject} {first.what}", first.fix
     for other in others:
         place = f"{other.where}: " if other.where != first.where else ""
-        fix = f". Next: {other.fix}" if other.fix and other.fix != first.fix else ""
-        parts.append(f"{place}{other.subject} {other.what}{fix}")
-    return StartError("; also ".join(parts), where=first.where, fix=first.fix)
+        what += (f". Next: {fix}" if fix else "") + f". Also {place}{other.subject} {other.what}"
+        fix = other.fix
+    return StartError(what, where=first.where, fix=fix)
 
 
 def _explains(finding: Finding) -> bool:

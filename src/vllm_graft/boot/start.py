@@ -224,7 +224,9 @@ def _note_engine(plan: Plan, run: Run, config: VllmConfig, left_out: dict[str, s
     """Carry what is known only now that the engine's configuration is made."""
     runner = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
     speculative = config.speculative_config is not None
-    process.run = dataclasses.replace(run, runner=runner, speculative=speculative, left_out=left_out)
+    process.run = dataclasses.replace(
+        run, runner=runner, speculative=speculative, left_out=left_out, processors=sampling.users_own(config)
+    )
     carry(plan, process.run)
     for name, reason in left_out.items():
         LOG.warning("vllm-graft: S011: sampler %s is left out: %s", name, reason)

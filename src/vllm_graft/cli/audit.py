@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,9 +15,10 @@ from vllm_graft.errors import ConfigError
 from vllm_graft.findings import exit_status
 
 if TYPE_CHECKING:
-    from vllm_graft.audit.model import Cell, Reading, Report, Row
+    from vllm_graft.audit.model import Cell, Report, Row
     from vllm_graft.audit.releases.library import Library
     from vllm_graft.audit.releases.shape import Release
+    from vllm_graft.audit.uses import Located
 
 HELP = "say what a vLLM release does to the patches, overrides and imports of packages, without installing it"
 
@@ -40,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--base", metavar="VERSION", help=_BASE)
     parser.add_argument("--offline", action="store_true", help="ask no server: the catalogue and what is kept here")
+    parser.add_argument("--no-cache", action="store_true", help="read everything again, and keep nothing of it")
     parser.add_argument("--all", action="store_true", dest="every", help="show what has not changed, too")
     parser.add_argument(
         "--copies", action="store_true", help="say of copied functions which release they come from; reads sources"
@@ -56,19 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audit, and show it; exit status 1 where something is at level error."""
-    from vllm_graft.audit.auditing import audit, modules_of
     from vllm_graft.audit.releases.library import Library
 
     _part(args)
-    library = Library(offline=args.offline, progress=_progress() if sys.stderr.isatty() else None)
-    readings = _readings(args.package, tests=args.tests)
+    library = Library(offline=args.offline, progress=_bar("fetching vLLM's sources"))
+    packages = _packages(args.package, tests=args.tests)
     against = _against(args, library)
-    base, why = _base(args, library, readings, against)
+    base, why = _base(args, library, packages, against)
     if args.matrix:
         against = _after(base, against)
-    for release in (base, *against):
-        library.ahead(release, modules_of(readings))
-    report = audit(readings, base, against, steps=args.matrix, known=library.before(against[-1]) if against else ())
+    report = _report(args, packages, library, base, against)
     if args.copies:
         report = _with_copies(report, base, library)
     _show(args, report, library, why)
@@ -86,16 +86,41 @@ def _part(args: argparse.Namespace) -> None:
         args.package, args.against = [*args.package, *packages], releases
 
 
-def _readings(packages: list[str], *, tests: bool) -> list[Reading]:
-    from vllm_graft.audit.uses import installed_plugins, read
+def _packages(names: list[str], *, tests: bool) -> list[Located]:
+    from vllm_graft.audit.uses import installed_plugins, locate
 
-    names = packages or installed_plugins()
+    names = names or installed_plugins()
     if not names:
         raise ConfigError(
             "no package was named, and none is installed that registers plugins with vLLM",
             fix="name a package, a file or a folder",
         )
-    return [read(name, tests=tests) for name in dict.fromkeys(names)]
+    return [locate(name, tests=tests) for name in dict.fromkeys(names)]
+
+
+def _report(
+    args: argparse.Namespace, packages: list[Located], library: Library, base: Release, against: list[Release]
+) -> Report:
+    """The report, as it was kept where nothing has changed since."""
+    from vllm_graft.audit.auditing import audit, modules_of
+    from vllm_graft.audit.cache import ReportCache, key_of
+    from vllm_graft.audit.uses import read_files
+
+    cache = ReportCache()
+    key = None if args.no_cache else key_of(packages, base, against, steps=args.matrix)
+    known = cache.load(key) if key is not None else None
+    if known is not None:
+        return known
+    readings = [read_files(package, _bar(f"reading {package.package}")) for package in packages]
+    for release in (base, *against):
+        library.ahead(release, modules_of(readings))
+    report = audit(readings, base, against, steps=args.matrix, known=library.before(against[-1]) if against else ())
+    if key is not None:
+        try:
+            cache.store(key, report)
+        except (OSError, ValueError) as error:
+            print(f"audit: the report is not kept for the next run: {error}", file=sys.stderr)
+    return report
 
 
 def _against(args: argparse.Namespace, library: Library) -> list[Release]:
@@ -112,21 +137,21 @@ def _against(args: argparse.Namespace, library: Library) -> list[Release]:
 
 
 def _base(
-    args: argparse.Namespace, library: Library, readings: list[Reading], against: list[Release]
+    args: argparse.Namespace, library: Library, packages: list[Located], against: list[Release]
 ) -> tuple[Release, str]:
     """The release that others are compared with, and why it was chosen."""
     if args.base:
         return library.release(args.base), "--base"
     if args.matrix:
         return against[0], "the oldest in the catalogue"
-    for reading in readings:
-        if reading.base:
-            why = f"{reading.package} pins it in {reading.stated_in}: vllm{reading.allowed}"
-            return library.release(reading.base), why
+    required = [(package.package, package.required) for package in packages if package.required is not None]
+    for name, one in required:
+        if one.exact:
+            return library.release(one.exact), f"{name} pins it in {one.file}: vllm{one.specifier}"
     unknown = ""
-    for reading in (one for one in readings if one.allowed):
-        within = f"within {reading.package}'s vllm{reading.allowed} in {reading.stated_in}"
-        newest = library.newest_within(reading.allowed)
+    for name, one in required:
+        within = f"within {name}'s vllm{one.specifier} in {one.file}"
+        newest = library.newest_within(one.specifier)
         if newest is not None:
             return library.release(newest), f"the newest {within}"
         unknown = unknown or f"; no release is known here {within}"
@@ -277,18 +302,25 @@ def _cell(cell: Cell) -> dict[str, str]:
     }
 
 
-def _progress() -> _Bar:
-    return _Bar()
+def _bar(step: str) -> _Bar | None:
+    """A progress bar on a terminal; nothing elsewhere."""
+    return _Bar(step) if sys.stderr.isatty() else None
 
 
 class _Bar:
-    """The bytes that come from the index, on a terminal."""
+    """What is done of a step, once it has taken a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: str) -> None:
         from vllm_graft.cli.model import ProgressLine
 
+        self._step = step
         self._line = ProgressLine()
+        self._began = time.monotonic()
+        self._drawn = -1
 
     def __call__(self, done: int, total: int) -> None:
-        """Redraw."""
-        self._line("fetching vLLM's sources", done, total)
+        """Redraw, at each percent."""
+        percent = 100 * done // max(total, 1)
+        if percent != self._drawn and time.monotonic() - self._began > 1:
+            self._drawn = percent
+            self._line(self._step, done, max(total, 1))

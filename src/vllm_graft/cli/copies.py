@@ -70,27 +70,47 @@ def names_a_file(text: str) -> bool:
 
 
 def in_file(text: str, upstream: str) -> Copy:
-    """The function that ``path/to/file.py:Class.method`` means, as a copy of ``module:qualname``."""
+    """The function that ``path/to/file.py:Class.method`` means, as a copy of ``module:qualname``.
+
+    Without ``upstream`` it is a copy of what it overrides or is put in the place of.
+    """
     name, _, qualname = (f"{text}:" if text.endswith(".py") else text).rpartition(":")
     if not qualname:
         raise ConfigError("no function in it is named", where=name, fix=f"name one: {name}:Class.method")
-    module, _, theirs = upstream.partition(":")
-    if not module or not theirs:
-        raise ConfigError(
-            f"{upstream!r} does not part the module from the name" if upstream else "nothing says what it is a copy of",
-            where=text,
-            fix="give --upstream vllm.module:Class.method",
-        )
     source, body = _parsed(Path(name))
     nodes: list[ast.AST] = []
     for part in qualname.split("."):
         nodes = bindings(body).get(part, [])
         last = nodes[-1] if nodes else None
         body = last.body if isinstance(last, ast.ClassDef | Function) else []
-    if len(nodes) == 1 and isinstance(nodes[0], Function):
-        return _copy(text, Path(name), source, nodes[0], module, theirs)
-    what = "is defined several times" if len(nodes) > 1 else "is no function" if nodes else "is not there"
-    raise ConfigError(f"{qualname} {what}", where=name, fix="name one function or method of this file")
+    if len(nodes) != 1 or not isinstance(nodes[0], Function):
+        what = "is defined several times" if len(nodes) > 1 else "is no function" if nodes else "is not there"
+        raise ConfigError(f"{qualname} {what}", where=name, fix="name one function or method of this file")
+    module, _, theirs = (upstream or _inferred(text, Path(name), nodes[0])).partition(":")
+    if not module or not theirs:
+        raise ConfigError(
+            f"{upstream!r} does not part the module from the name",
+            where=text,
+            fix="give --upstream vllm.module:Class.method",
+        )
+    return _copy(text, Path(name), source, nodes[0], module, theirs)
+
+
+def _inferred(text: str, path: Path, node: Function) -> str:
+    """What a function is a copy of, by the class around it or by what it is put in the place of."""
+    from vllm_graft.audit.uses import read as read_uses
+
+    uses = [
+        use
+        for use in read_uses(path).uses
+        if use.way in ("override", "replace") and use.body is not None and use.body.lineno == node.lineno
+    ]
+    found = sorted({use.name for use in uses})
+    if len(found) == 1:
+        return found[0]
+    what = f"it may be a copy of {' or of '.join(found)}" if found else "nothing says what it is a copy of"
+    why = "" if found else ": it overrides no method of a class that this file imports from vLLM"
+    raise ConfigError(f"{what}{why}", where=text, fix="give --upstream vllm.module:Class.method")
 
 
 def in_patch(name: str, attribute: str, releases: Sequence[str]) -> list[Copy]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from vllm_graft.cli.table import show_findings, table
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.request_keys import Key
+from vllm_graft.contracts.sampling import Chosen
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.findings import Finding, exit_status
 from vllm_graft.plan.catalogue import Registered, catalogue
@@ -84,7 +84,7 @@ def describe(entry: Registered) -> Row:
         )
     declaration = getattr(kind, "declaration", None)
     roles = point.roles if declaration is None else tuple(role for role in ROLES if role in declaration.processes)
-    keys = getattr(kind, "keys", ())
+    keys = kind.request_keys() if issubclass(kind, Chosen) else ()
     return Row(
         name=entry.name,
         point=point.name,
@@ -94,7 +94,7 @@ def describe(entry: Registered) -> Row:
         summary=(inspect.getdoc(kind) or "").partition("\n")[0],
         roles=roles,
         options=dict(kind.options) if issubclass(kind, Item) else {},
-        keys=[key.as_dict() for key in keys if isinstance(key, Key)],
+        keys=[key.as_dict() for key in keys],
         vllm=declaration.vllm if declaration is not None else "",
     )
 

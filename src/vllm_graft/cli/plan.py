@@ -64,6 +64,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"endpoint = {str(plan.endpoint).lower()} ({plan.origins.get('endpoint', 'default')})")
     if plan.callers:
         print(printable(f"callers = {plan.callers} ({plan.origins['callers']})"))
+    for name, value in (("unknown_keys", plan.unknown_keys), ("other_keys", ", ".join(plan.other_keys))):
+        if name in plan.origins:
+            print(printable(f"{name} = {value} ({plan.origins[name]})"))
     if findings:
         print(show_findings(findings))
     return exit_status(findings)

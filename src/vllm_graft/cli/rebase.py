@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="old", metavar="SOURCE", help="what it was copied from; found by comparison without it"
     )
     parser.add_argument(
-        "--upstream", metavar="NAME", help="for a function in a file: what it is a copy of, as vllm.module:Class.method"
+        "--upstream",
+        metavar="NAME",
+        help="for a function in a file: what it is a copy of, as vllm.module:Class.method; else what it overrides",
     )
     parser.add_argument("--offline", action="store_true", help="ask no server: only what is kept or installed here")
     parser.add_argument("--write", action="store_true", help="put it into the file in place of the old one")
@@ -98,8 +100,13 @@ class Row:
         )
         if self.done.form == "laid out":
             yield "  it was formatted otherwise than upstream: what it has of upstream's is laid out as there"
+        if self.done.form == "formatted":
+            yield "  it was formatted otherwise than upstream: it is formatted by ruff, comments are kept"
         if self.done.form == "normalised":
-            yield "  it was formatted otherwise than upstream: comments and line breaks are left out"
+            yield (
+                "  it was formatted otherwise than upstream: comments and line breaks are lost; "
+                "with ruff installed they are kept: pip install ruff"
+            )
         if self.done.broken:
             yield f"  the result is no Python: {self.done.broken}"
         if self.names:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-OptionValue = bool | int | float | str | list[str]
+OptionTable = dict[str, bool | int | float | str | list[str] | list[int]]
+"""A table as the value of an option, such as the keys that requests carry by default."""
+
+OptionValue = bool | int | float | str | list[str] | OptionTable
 """What an option may hold: what TOML and JSON can both say in one line."""
 
 
@@ -17,8 +20,8 @@ class Item:
         class CsvSink(StatSink):
             options = {"path": "requests.csv", "flush_every": 100}
 
-    ``[options.NAME]`` in ``graft.toml`` sets them; an unknown name, a wrong type, or a value that ``validate`` refuses
-    stops the start with the file and the line. ``self.option("path")`` reads one.
+    ``[options.NAME]`` in ``graft.toml`` sets them; an unknown name, a wrong type, or a value that ``check_options``
+    refuses stops the start with the file and the line. ``self.option("path")`` reads one.
     """
 
     options: ClassVar[Mapping[str, OptionValue]] = {}
@@ -27,7 +30,7 @@ class Item:
         self._options: dict[str, OptionValue] = {**type(self).options, **(options or {})}
 
     @classmethod
-    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
         """Optional: refuse values that cannot work, with an ``OptionError`` or a ValueError.
 
         ``options`` holds every declared option. Called by ``vllm-graft plan`` and at the start, before it is made.

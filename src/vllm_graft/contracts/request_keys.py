@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -11,6 +12,9 @@ KeyValue = bool | int | float | str | list[str] | list[int]
 """What a request's key may hold: what ``vllm_xargs`` lets through."""
 
 Kind = Literal["bool", "int", "float", "str", "list[str]", "list[int]", "any"]
+
+KINDS: Final[tuple[Kind, ...]] = ("bool", "int", "float", "str", "list[str]", "list[int]", "any")
+"""Every type that a key may have."""
 
 GREEDY_BELOW: Final = 1e-5
 """The temperature below which vLLM takes the most probable token, whatever else is asked."""
@@ -47,10 +51,19 @@ class Key:
             raise ValueError(f"{name or self.name} must be {self.allowed}, and is {_shown(value)}")
         return read
 
+    def takes(self, value: object) -> bool:
+        """Whether a value has the key's type; its range does not count."""
+        return _READERS[self.kind](value) is not None
+
+    @property
+    def words(self) -> str:
+        """The key's type in words."""
+        return _WORDS[self.kind]
+
     @property
     def allowed(self) -> str:
         """What the key takes, in words."""
-        words = _WORDS[self.kind]
+        words = self.words
         what = "a length" if self.kind.startswith("list") else "a value"
         if self.low is not None and self.high is not None:
             return f"{words}, with {what} from {self.low:g} to {self.high:g}"
@@ -115,6 +128,13 @@ class Params:
     def __getitem__(self, name: str) -> KeyValue:
         return self.values[name]
 
+    def get(self, name: str, default: object = None) -> object:
+        """Look a name up as in a dictionary: a key, else what is in ``state``, else a field such as ``temperature``."""
+        for known in (self.values, self.state):
+            if name in known:
+                return known[name]
+        return getattr(self, name) if name in _FIELDS else default
+
     def __contains__(self, name: object) -> bool:
         return name in self.values
 
@@ -123,6 +143,9 @@ class Params:
         value = self.values[name]
         assert isinstance(value, int | float)
         return float(value)
+
+
+_FIELDS: Final = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens"})
 
 
 def declared(keys: Sequence[Key | str]) -> tuple[Key, ...]:
@@ -144,8 +167,40 @@ def read_keys(keys: Sequence[Key], carried: Mapping[str, object]) -> dict[str, K
     return found
 
 
+def refuse_unsendable(carried: Mapping[str, object]) -> None:
+    """Refuse with a ValueError what cannot be sent to an engine: vLLM packs numbers into 64 bits and text as UTF-8."""
+    for name, value in carried.items():
+        reason = _unsendable(name) or _unsendable(value)
+        if reason:
+            said = name if name.isidentifier() else _shown(name)
+            raise ValueError(f"{said} {reason}, and cannot be sent to the engine")
+
+
+def _unsendable(value: object, depth: int = 0) -> str:
+    """Why a value cannot be sent, as the end of a sentence; empty where it can."""
+    if isinstance(value, str):
+        return "" if value.isascii() or not _SURROGATE.search(value) else "has half of a surrogate pair in its text"
+    if isinstance(value, int):
+        return "" if -(1 << 63) <= value < 1 << 64 else "holds a whole number that takes more than 64 bits"
+    if not isinstance(value, list | tuple | Mapping):
+        return ""
+    if depth == _DEEPEST:
+        return f"is nested more than {_DEEPEST} levels deep"
+    parts = [*value, *value.values()] if isinstance(value, Mapping) else value
+    return next((reason for part in parts if (reason := _unsendable(part, depth + 1))), "")
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_DEEPEST: Final = 64
+
+
 def _shown(value: object) -> str:
-    text = repr(value)
+    """A value for a message: one short line that any terminal and any encoder can take."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):
+        # Lists nested deeper than Python follows, or a number of more digits than it prints.
+        text = f"a {type(value).__name__} too large to show"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -160,6 +215,9 @@ def _number(value: object) -> float | None:
 
 
 def _whole(value: object) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        # By way of a float a great number would become another one.
+        return value
     number = _number(value)
     return int(number) if number is not None and number == int(number) else None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.request_keys import Key, KeyValue, Params, declared
+from vllm_graft.contracts.request_keys import Key, KeyValue, Params, declared, read_keys, refuse_unsendable
 from vllm_graft.contracts.rows import Rows, ServedModel, Statistics
 from vllm_graft.errors import OptionError, nearest
 
@@ -33,11 +33,18 @@ class Chosen(Item):
     """
 
     keys: ClassVar[Sequence[Key | str]] = ()
-    options: ClassVar[Mapping[str, OptionValue]] = {"on_error": "quarantine", "required": False, "budget_us": 0}
+    options: ClassVar[Mapping[str, OptionValue]] = {
+        "on_error": "quarantine",
+        "required": False,
+        "budget_us": 0,
+        "defaults": {},
+        "every_request": False,
+    }
     """Every sampler has these, whatever options it declares besides: ``on_error`` says what an exception costs,
     ``quarantine`` the sampler or ``request`` the request it was raised for; ``required`` refuses a start at which the
     sampler cannot be used, where else it is left out and its requests are answered with a 400; ``budget_us`` is what a
-    step may cost, 0 the point's own budget."""
+    step may cost, 0 the point's own budget; ``defaults`` holds values of keys for requests that do not carry them;
+    ``every_request`` gives a sampler without keys all requests."""
     window: int = 0
     """How many of a request's last tokens are wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
     row_budget_us: ClassVar[float] = 0.0
@@ -49,7 +56,7 @@ class Chosen(Item):
         cls.options = {**Chosen.options, **cls.options}
 
     @classmethod
-    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
         """Refuse values of the options that every sampler has; an override calls this one too."""
         policy, budget = options["on_error"], options["budget_us"]
         if policy not in ON_ERROR:
@@ -58,6 +65,16 @@ class Chosen(Item):
         if not isinstance(budget, int | float) or not 0 <= budget < math.inf:
             what = f"must be a time in microseconds, 0 for the point's own budget, and is {budget!r}"
             raise OptionError(what, option="budget_us")
+        if options["defaults"]:
+            try:
+                defaults = read_defaults(cls, options)
+                cls.check(defaults)
+                cls.asked(defaults)
+            except ValueError as error:
+                raise OptionError(f"cannot be what requests carry: {error}", option="defaults") from error
+        if options["every_request"] and cls.request_keys():
+            what = "is for samplers without keys, and this one has keys"
+            raise OptionError(what, option="every_request", fix="set `defaults` to what requests ask for")
 
     @classmethod
     def request_keys(cls) -> tuple[Key, ...]:
@@ -189,10 +206,24 @@ class Sampler(Chosen):
         raise NotImplementedError(f"{type(self).__name__} must implement sample(logits, params)")
 
 
+def read_defaults(kind: type[Chosen], options: Mapping[str, OptionValue]) -> dict[str, KeyValue]:
+    """The keys that the option ``defaults`` gives to requests without them; a ValueError where one cannot be."""
+    table = options.get("defaults", {})
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{table!r} is no table of keys")
+    names = [name for key in kind.request_keys() for name in (key.name, *key.aliases)]
+    for name in table:
+        if name not in names:
+            raise ValueError(f"{name!r} is no key of it{nearest(name, names)}")
+    refuse_unsendable(table)
+    return read_keys(kind.request_keys(), table)
+
+
 SamplerBase = Sampler
 """The name under which the contract was first described."""
 
 __all__ = [
+    "ON_ERROR",
     "STAGES",
     "Chosen",
     "Sampler",
@@ -200,4 +231,5 @@ __all__ = [
     "SamplingStrategy",
     "Stage",
     "Truncation",
+    "read_defaults",
 ]

@@ -112,7 +112,11 @@ class PatchManager:
             if name not in others:
                 self.apply_patch(name)
         if others:
-            logger.info("not registered here and left to other packages: %s", ", ".join(others))
+            # Where vLLM does not load vllm-graft, nobody looks at these names again.
+            level = logging.DEBUG if _start_checks_names() else logging.WARNING
+            logger.log(
+                level, "%s: not registered here and left to other packages: %s", CUSTOM_PATCHES, ", ".join(others)
+            )
         logger.info("patches active: %s", ", ".join(self.applied_patches) or "none")
 
     def _known(self, name: str) -> Patch:
@@ -133,3 +137,10 @@ def _vllm_loads_plugins() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _start_checks_names() -> bool:
+    """Whether vLLM loads vllm-graft too, whose start refuses a name that nobody registers."""
+    listed = os.environ.get("VLLM_PLUGINS")
+    off = os.environ.get("GRAFT_DISABLE", "").strip().lower() not in ("", "0", "false", "no")
+    return not off and (listed is None or "graft" in listed.split(","))

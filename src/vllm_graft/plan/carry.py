@@ -29,6 +29,7 @@ class Run:
     speculative: whether the engine verifies drafts
     left_out:  planned items that this engine cannot have, each with the reason
     headless:  whether the front end is on another node, which made a plan of its own
+    processors: the user's own logits processors, as ``module:Class``
     """
 
     id: str
@@ -38,6 +39,7 @@ class Run:
     speculative: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     headless: bool = False
+    processors: list[str] = field(default_factory=list)
 
 
 def carry(plan: Plan, run: Run) -> None:

@@ -23,7 +23,12 @@ Where = Callable[[tuple[str | int, ...], str | None], str]
 """Says where a key stands: its path inside the layer, and the string in its list if one is meant."""
 
 _ON_FAILURE: Final = ("stop", "warn")
-_SETTINGS: Final = ("on_failure", "endpoint", "callers")
+_SETTINGS: Final = ("on_failure", "endpoint", "callers", "unknown_keys", "other_keys")
+
+UNKNOWN_KEYS: Final = ("refuse-similar", "refuse", "pass")
+"""What may happen to a request's key that is no planned sampler's; the first is the default."""
+
+Setting = str | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Layer:
 
     origin: str
     names: dict[str, list[Named]] = field(default_factory=dict)
-    settings: dict[str, tuple[str | bool, str]] = field(default_factory=dict)
+    settings: dict[str, tuple[Setting, str]] = field(default_factory=dict)
     options: dict[str, dict[str, tuple[OptionValue, str]]] = field(default_factory=dict)
     models: list[str] = field(default_factory=list)
 
@@ -189,6 +194,14 @@ def _read_choices(
             if not isinstance(value, str):
                 raise _wrong(at, value, "the name of a file", where)
             layer.settings[key] = (str(folder / Path(value).expanduser()) if value else "", where(at, None))
+        elif key == "unknown_keys":
+            if value not in UNKNOWN_KEYS:
+                raise _wrong(at, value, " or ".join(f'"{each}"' for each in UNKNOWN_KEYS), where)
+            layer.settings[key] = (str(value), where(at, None))
+        elif key == "other_keys":
+            if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+                raise _wrong(at, value, "a list of names", where)
+            layer.settings[key] = (tuple(value), where(at, None))
 
 
 def _names(value: object, point: points.Point, at: tuple[str | int, ...], where: Where) -> list[Named]:
@@ -203,22 +216,31 @@ def _names(value: object, point: points.Point, at: tuple[str | int, ...], where:
 
 def _read_options(layer: Layer, table: dict[str, object], path: tuple[str | int, ...], where: Where) -> None:
     for item, given in table.items():
-        layer.options[item] = _read_values(given, (*path, item), where)
+        layer.options[item] = _read_values(given, (*path, item), where, tables=True)
 
 
-def _read_values(given: object, path: tuple[str | int, ...], where: Where) -> Values:
+def _read_values(given: object, path: tuple[str | int, ...], where: Where, *, tables: bool = False) -> Values:
     return {
-        name: (_option(value, (*path, name), where), where((*path, name), None))
+        name: (_option(value, (*path, name), where, tables=tables), where((*path, name), None))
         for name, value in _table(given, path, where).items()
     }
 
 
-def _option(value: object, at: tuple[str | int, ...], where: Where) -> OptionValue:
+def _option(value: object, at: tuple[str | int, ...], where: Where, *, tables: bool) -> OptionValue:
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return value
-    raise _wrong(at, value, "a string, number, true/false or list of strings", where)
+    if tables and isinstance(value, Mapping) and all(_in_table(part) for part in value.values()):
+        return dict(value)
+    wanted = "a string, number, true/false or list of strings"
+    raise _wrong(at, value, f"{wanted}, or a table of these" if tables else wanted, where)
+
+
+def _in_table(value: object) -> bool:
+    """Whether a value may stand in an option that is a table."""
+    items = value if isinstance(value, list) else [value]
+    return all(isinstance(item, bool | int | float | str) for item in items)
 
 
 def _table(given: object, path: tuple[str | int, ...], where: Where) -> dict[str, object]:

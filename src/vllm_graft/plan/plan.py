@@ -13,6 +13,7 @@ from vllm_graft.findings import Finding
 from vllm_graft.points import Role
 
 OnFailure = Literal["stop", "warn"]
+UnknownKeys = Literal["refuse-similar", "refuse", "pass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,9 @@ class Plan:
     left_out:   what was named and is not for this model, each with the reason
     callers:    the file that says who may ask; empty where there is none
     findings:   what the resolution noticed and does not decide
+    unknown_keys: what becomes of a request's key that is no planned sampler's: ``refuse-similar`` refuses a name that
+                could be one misspelt, ``refuse`` every name, ``pass`` none
+    other_keys: names of requests' keys that are somebody else's, and pass in any case
     """
 
     items: tuple[PlanItem, ...] = ()
@@ -59,6 +63,8 @@ class Plan:
     left_out: Mapping[str, str] = field(default_factory=dict)
     callers: str = ""
     findings: tuple[Finding, ...] = ()
+    unknown_keys: UnknownKeys = "refuse-similar"
+    other_keys: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.items or self.callers)
@@ -75,7 +81,10 @@ class Plan:
     def hash(self) -> str:
         """A short hash of everything that changes behaviour; the model and the origins do not count."""
         facts = [[i.point, i.name, i.target, list(i.roles), dict(i.options)] for i in self.items]
-        text = json.dumps([facts, self.on_failure, self.endpoint, *filter(None, [self.callers])], sort_keys=True)
+        keys = {"unknown_keys": self.unknown_keys, "other_keys": self.other_keys}
+        usual = self.unknown_keys == "refuse-similar" and not self.other_keys
+        more = [each for each in (self.callers, {} if usual else keys) if each]
+        text = json.dumps([facts, self.on_failure, self.endpoint, *more], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def of(self, point: str) -> tuple[PlanItem, ...]:
@@ -94,6 +103,8 @@ class Plan:
             "on_failure": self.on_failure,
             "endpoint": self.endpoint,
             "callers": self.callers,
+            "unknown_keys": self.unknown_keys,
+            "other_keys": list(self.other_keys),
             "origins": dict(self.origins),
             "left_out": dict(self.left_out),
             "findings": [finding.as_dict() for finding in self.findings],
@@ -118,4 +129,6 @@ class Plan:
             data.get("left_out", {}),
             data.get("callers", ""),
             tuple(Finding.from_dict(row) for row in data.get("findings", ())),
+            data.get("unknown_keys", "refuse-similar"),
+            tuple(data.get("other_keys", ())),
         )

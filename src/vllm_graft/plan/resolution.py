@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vllm_graft import points
 from vllm_graft.contracts.item import Item, OptionValue
+from vllm_graft.contracts.validation import find_mistake, place_of, shared_key
 from vllm_graft.errors import ConfigError, GraftError, OptionError, nearest
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import Registered, catalogue, load
@@ -20,13 +21,14 @@ from vllm_graft.plan.layers import (
     File,
     Layer,
     Named,
+    Setting,
     find_file,
     from_additional_config,
     from_environment,
     read_file,
 )
 from vllm_graft.plan.managers import PATCHES_VARIABLE, general_plugins, manager_of, undecided
-from vllm_graft.plan.plan import OnFailure, Plan, PlanItem
+from vllm_graft.plan.plan import OnFailure, Plan, PlanItem, UnknownKeys
 
 ALL = "*"
 
@@ -64,6 +66,9 @@ def resolve(request: Request) -> Plan:
     items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
     left_out = _of_other_models(items, model_names(request.model, request.served))
     check_option_owners(options, known)
+    for item in items:
+        _refuse_mistakes(item)
+    _refuse_shared_keys(items)
     if not items and not callers and not findings:
         findings = _why_nothing(file, request)
     on_failure, endpoint = settings.get("on_failure", ("stop", "")), settings.get("endpoint", (True, ""))
@@ -76,6 +81,8 @@ def resolve(request: Request) -> Plan:
         left_out=left_out,
         callers=callers,
         findings=tuple(findings),
+        unknown_keys=_as_unknown_keys(settings.get("unknown_keys", ("", ""))[0]),
+        other_keys=_as_names(settings.get("other_keys", ((), ""))[0]),
     )
 
 
@@ -131,6 +138,32 @@ def _leave_to_others(
 def foreign(named: Named, known: Mapping[str, Registered]) -> bool:
     """Whether a name may be one of another package's manager: nobody offers it, and only the variable names it."""
     return named.origin == PATCHES_VARIABLE and named.value != ALL and named.value not in known
+
+
+def _refuse_mistakes(item: PlanItem) -> None:
+    """Refuse a class that cannot work."""
+    kind = load(item.target, item.name, item.package)
+    mistake = find_mistake(kind, item.options)
+    if mistake is not None:
+        raise ConfigError(
+            f"the {item.point} {item.name!r} ({item.target} of {item.package}) {mistake.what}",
+            where=place_of(kind),
+            fix=f"{mistake.fix}; or take {item.name!r} out of the plan ({item.origin})",
+        )
+
+
+def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
+    """Refuse two samplers with one key: a request could not say which of them it means."""
+    planned = {item.name: item for item in items if item.point == "sampler"}
+    keys = {name: load(item.target, name, item.package).request_keys() for name, item in planned.items()}  # type: ignore[attr-defined]
+    if shared := shared_key(keys):
+        key, first, second = shared
+        raise ConfigError(
+            f"the samplers {first!r} ({planned[first].target}) and {second!r} ({planned[second].target}) both take the "
+            f"key {key!r}, so a request could not say which of them it means",
+            where=planned[second].origin,
+            fix="take one of the two out of the plan, or rename the key in its class",
+        )
 
 
 def _of_other_models(items: Iterable[PlanItem], names: Iterable[str]) -> dict[str, str]:
@@ -194,7 +227,7 @@ def _refuse_contradictions(profiles: list[Layer]) -> None:
         single = {key: chosen[0] for key, chosen in profile.names.items() if not points.keys()[key].many}
         settings = {key: Named(str(value), origin) for key, (value, origin) in profile.settings.items()}
         options = {
-            f"options.{item}.{name}": Named(repr(value), origin)
+            f"options.{item}.{name}": Named(str(value), origin)
             for item, given in profile.options.items()
             for name, (value, origin) in given.items()
         }
@@ -217,8 +250,8 @@ def merge_names(layers: list[Layer]) -> dict[str, list[Named]]:
     return {key: merged[key] for key in points.keys() if key in merged}
 
 
-def _merge_settings(layers: list[Layer]) -> dict[str, tuple[str | bool, str]]:
-    merged: dict[str, tuple[str | bool, str]] = {}
+def _merge_settings(layers: list[Layer]) -> dict[str, tuple[Setting, str]]:
+    merged: dict[str, tuple[Setting, str]] = {}
     for layer in layers:
         merged.update(layer.settings)
     return merged
@@ -298,9 +331,9 @@ def _item(
             where=named.origin,
             fix=f"name it under the key of its own point, or a {point.name} here",
         )
+    values = _check_options(named.value, kind, given)
     declaration = getattr(kind, "declaration", None) if point.name == "patch" else None
     roles = point.roles if declaration is None else tuple(r for r in points.ROLES if r in declaration.processes)
-    values = _check_options(named.value, kind, given)
     _validate(named, kind, values, given)
     return PlanItem(point.name, named.value, entry.target, entry.package, roles, values, named.origin)
 
@@ -335,7 +368,7 @@ def _validate(
     if not issubclass(kind, Item):
         return
     try:
-        kind.validate(values)
+        kind.check_options(values)
     except OptionError as error:
         origin = given[error.option][1] if error.option in given else named.origin
         what = f"the option {error.option!r} of {named.value!r} {error.what}"
@@ -359,7 +392,7 @@ def _same_type(value: OptionValue, default: OptionValue) -> bool:
 
 
 def _type_name(default: OptionValue) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", dict: "a table"}
     return words.get(type(default), "a list of strings")
 
 
@@ -377,13 +410,21 @@ def check_option_owners(
             )
 
 
-def _callers(settings: Mapping[str, tuple[str | bool, str]]) -> str:
+def _callers(settings: Mapping[str, tuple[Setting, str]]) -> str:
     """The file that says who may ask; a ConfigError where it is not there."""
     value, origin = settings.get("callers", ("", ""))
     path = str(value)
     if path and not os.path.exists(path):
         raise ConfigError(f"`callers` names {path}, and there is no such file", where=origin, fix="correct the name")
     return path
+
+
+def _as_unknown_keys(value: object) -> UnknownKeys:
+    return "refuse" if value == "refuse" else "pass" if value == "pass" else "refuse-similar"
+
+
+def _as_names(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, tuple) else ()
 
 
 def _as_on_failure(value: object) -> OnFailure:

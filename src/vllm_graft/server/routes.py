@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from vllm_graft.bindings.sampling.requests import listing
 from vllm_graft.findings import Finding
+from vllm_graft.ledger import current
+from vllm_graft.ledger.asides import Asides
 from vllm_graft.ledger.reading import queues_apart
 from vllm_graft.plan import Plan, carried_run
 from vllm_graft.server.keys import allowed
@@ -26,6 +28,8 @@ def attach(app: FastAPI, run: str, look: Status, plan: Plan, keys: Callable[[], 
     """Add the routes; ``keys`` gives the API keys once they are known."""
     from starlette.responses import HTMLResponse, JSONResponse
 
+    asides = Asides(current())
+
     async def status(request: Request) -> Response:
         if not allowed(request.headers.get("authorization"), keys()):
             return JSONResponse({"error": "this server asks for an API key"}, 401)
@@ -37,7 +41,7 @@ def attach(app: FastAPI, run: str, look: Status, plan: Plan, keys: Callable[[], 
     async def samplers(request: Request) -> Response:
         if not allowed(request.headers.get("authorization"), keys()):
             return JSONResponse({"error": "this server asks for an API key"}, 401)
-        return JSONResponse(listing(plan, carried_run()))
+        return JSONResponse(listing(plan, carried_run(), asides.reasons()))
 
     app.router.add_route("/graft/status", status, methods=["GET"])
     app.router.add_route("/graft/samplers", samplers, methods=["GET"])

@@ -98,7 +98,8 @@ def test_rows_are_in_groups_with_the_worst_first(report):
     text = Page(html(report)).text
     places = [text.index(each) for each in ("v1.worker:Worker.stop", "v1.sched:Scheduler.__init__", "v1.late:Later")]
     assert places == sorted(places)
-    assert text.index("beta v1.worker") < text.index("alpha 1.2 v1.sched")
+    page = html(report)
+    assert page.index('<h3 class="p">beta</h3>') < page.index('<h3 class="p">alpha 1.2</h3>')
 
 
 def test_every_cell_has_its_word_and_not_only_its_colour(report):
@@ -109,6 +110,56 @@ def test_every_cell_has_its_word_and_not_only_its_colour(report):
 
 def test_why_a_cell_is_blank_is_its_tooltip(hostile):
     assert any("alert('x')" in title for title in Page(html(hostile)).values("title"))
+
+
+def test_findings_and_their_number_come_before_the_matrix(report):
+    text = html(report)
+    levels = ["error", "warning", "info"]
+    numbers = [sum(finding.level == level for finding in report.findings) for level in levels]
+    chips = re.findall(r'aria-label="findings">(.*?)</ul>', text)[0]
+    assert [int(number) for number in re.findall(r">(\d+) (?:error|warning|note)s?<", chips)] == numbers
+    assert text.index('aria-label="findings"') < text.index('id="f1"') < text.index('id="matrix"')
+
+
+def test_what_has_not_changed_is_folded(report):
+    """Rows that ask for no look are inside a closed details element; those that do are not."""
+    text = html(report)
+    folded = "".join(
+        re.findall(r'<details class="rest"><summary>[^<]*(?:unchanged|judged).*?</table>', text, re.DOTALL)
+    )
+    assert "Scheduler.<wbr>__init__" not in folded
+    assert "Later" in folded
+    assert "<details open" not in text
+
+
+def test_one_name_in_many_files_is_one_row(make, report):
+    sample = make("alpha", "vllm.v1.sched:Scheduler", "gone", "gone")
+    rows = tuple(replace(sample, use=replace(sample.use, file=f"alpha/m{number}.py")) for number in range(5))
+    text = html(Report(report.packages, "", report.releases, rows, ()))
+    assert len(re.findall(r'<tr id="r\d+">', text)) == 1
+    assert "in 5 places, 5 files" in text
+    assert all(f"alpha/m{number}.py" in text for number in range(5))
+
+
+def test_a_name_with_other_verdicts_elsewhere_keeps_its_rows(make, report):
+    rows = tuple(make("alpha", "vllm.v1.sched:Scheduler", "gone", state) for state in ("gone", "same"))
+    assert len(re.findall(r'<tr id="r\d+">', html(Report(report.packages, "", report.releases, rows, ())))) == 2
+
+
+def test_one_finding_in_many_places_stands_once(report):
+    first = report.findings[0]
+    many = tuple(replace(first, where=f"alpha/m{number}.py:3") for number in range(5))
+    text = html(replace(report, findings=many))
+    assert len(re.findall(r'<li id="f\d+">', text)) == 1
+    assert "<summary>5 places</summary>" in text
+    assert all(f"alpha/m{number}.py:3" in text for number in range(5))
+
+
+def test_what_several_releases_say_of_one_place_stands_together(report):
+    first = report.findings[0]
+    text = html(replace(report, findings=(first, replace(first, what="it is gone in another release, too"))))
+    assert len(re.findall(r'<li id="f\d+">', text)) == 1
+    assert f"<p>{first.what}</p><p>it is gone in another release, too</p>" in text
 
 
 def test_findings_have_anchors_and_errors_come_first(report):

@@ -155,3 +155,147 @@ def test_a_sampler_where_nothing_computes_logits_stops_the_start(graft: Session)
     assert done.returncode != 0
     line = done.stderr.strip().splitlines()[-1]
     assert "logits processors need logits" in line, done.stderr[-2000:]
+
+
+SEED = '''
+import math
+import random
+
+from vllm_graft import Key, SamplerBase, SamplingStrategy
+
+
+class ConstrainedJSONSampler(SamplerBase):
+    """Custom sampler that constrains output to valid JSON, as the guide to plugins has it; only the import is ours."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.digit_tokens = set()
+        self.string_tokens = set()
+        self.bracket_tokens = set()
+        self.colon_tokens = set()
+        self.comma_tokens = set()
+        for token_id in range(tokenizer.vocab_size):
+            text = tokenizer.decode([token_id])
+            if text.strip() in '0123456789':
+                self.digit_tokens.add(token_id)
+            if '"' in text:
+                self.string_tokens.add(token_id)
+            if text.strip() in '{}[]':
+                self.bracket_tokens.add(token_id)
+
+    def sample(self, logits: list, sampling_params: list) -> list:
+        results = []
+        for i, (logit_row, params) in enumerate(zip(logits, sampling_params)):
+            state = params.get("json_state", "value")
+            allowed_tokens = self._get_allowed_tokens(state)
+            masked_logits = []
+            for token_id, logit in enumerate(logit_row):
+                if token_id in allowed_tokens:
+                    masked_logits.append(logit)
+                else:
+                    masked_logits.append(float('-inf'))
+            token_id = self._sample_from_logits(
+                masked_logits,
+                temperature=params.get("temperature", 1.0),
+                top_p=params.get("top_p", 1.0)
+            )
+            results.append(token_id)
+        return results
+
+    def _get_allowed_tokens(self, state: str) -> set:
+        if state == "value":
+            return self.digit_tokens | self.string_tokens | self.bracket_tokens
+        elif state == "key":
+            return self.string_tokens
+        elif state == "colon":
+            return self.colon_tokens
+        elif state == "comma_or_close":
+            return self.comma_tokens | self.bracket_tokens
+        return set(range(self.tokenizer.vocab_size))
+
+    def _sample_from_logits(self, logits: list, temperature: float, top_p: float) -> int:
+        if temperature > 0:
+            logits = [l / temperature for l in logits]
+        max_logit = max(logits)
+        exp_logits = [math.exp(l - max_logit) for l in logits]
+        total = sum(exp_logits)
+        probs = [e / total for e in exp_logits]
+        sorted_indices = sorted(range(len(probs)), key=lambda i: -probs[i])
+        cumsum = 0
+        cutoff_idx = len(sorted_indices)
+        for idx, i in enumerate(sorted_indices):
+            cumsum += probs[i]
+            if cumsum >= top_p:
+                cutoff_idx = idx + 1
+                break
+        allowed = sorted_indices[:cutoff_idx]
+        allowed_probs = [probs[i] for i in allowed]
+        total_allowed = sum(allowed_probs)
+        allowed_probs = [p / total_allowed for p in allowed_probs]
+        r = random.random()
+        cumsum = 0
+        for i, p in zip(allowed, allowed_probs):
+            cumsum += p
+            if r <= cumsum:
+                return i
+        return allowed[-1]
+
+
+class Force(SamplingStrategy):
+    """Forces one token."""
+
+    keys = (Key("force", "int", -1, low=-1, switch=True),)
+
+    def __init__(self, model, options=None):
+        super().__init__(options)
+        self.tokens = model.per_slot(0, whole=True)
+
+    def open(self, slot, params):
+        self.tokens[slot] = params["force"]
+        return True
+
+    def step(self, logits, rows):
+        for row, slot in rows.pairs:
+            kept = logits[row, int(self.tokens[slot])].item()
+            logits[row] = float("-inf")
+            logits[row, int(self.tokens[slot])] = kept
+'''
+
+
+def test_the_guides_sampler_runs_as_it_is_and_requests_have_keys_by_default(graft: Session):
+    """Its constructor gets the tokenizer, and without keys it has every request; a default is overridden or off."""
+    entries = {"guide-json": "guide:ConstrainedJSONSampler", "force": "guide:Force"}
+    graft.package("guide", {"vllm_graft.plugins": entries}, {"guide": SEED})
+    graft.plan("""
+[defaults]
+samplers = ["force", "guide-json"]
+[options.force]
+defaults = {force = 53}
+[options.guide-json]
+every_request = true
+budget_us = 10000000
+""")
+    found = result(
+        graft,
+        f"""
+import json
+from vllm import LLM, SamplingParams
+llm = LLM(MODEL, {ENGINE})
+asked = [None, dict(force=57), dict(force=-1), dict(other=1)]
+params = [SamplingParams(max_tokens=4, ignore_eos=True, extra_args=extra) for extra in asked]
+texts = [answer.outputs[0].text for answer in llm.generate(["x"] * 4, params)]
+try:
+    llm.generate("x", SamplingParams(max_tokens=4, extra_args=dict(force=-7)))
+    bad = "served"
+except Exception as error:
+    bad = str(error)
+{STATES}
+print(json.dumps(dict(texts=texts, bad=bad, states=states, codes=codes)))
+""",
+    )
+    assert found["states"] == {"force": "applied", "guide-json": "applied"}
+    assert found["codes"] == []
+    default, own, off, others = found["texts"]
+    assert (default, own, others) == ("5555", "9999", "5555")
+    assert len(off) == 4 or "\ufffd" in off
+    assert "force must be a whole number, with a value of at least -1, and is -7" in found["bad"]

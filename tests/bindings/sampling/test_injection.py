@@ -1,11 +1,13 @@
 """What planned samplers need of the engine's arguments, and when an engine cannot have them."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from vllm_graft.bindings.sampling import injection
-from vllm_graft.bindings.sampling.injection import QUALNAME, arguments, left_out
+from vllm_graft.bindings.sampling.injection import QUALNAME, arguments, left_out, users_own
+from vllm_graft.contracts import Key, Sampler
 from vllm_graft.errors import ConfigError
 from vllm_graft.plan import Plan, PlanItem
 
@@ -55,3 +57,34 @@ def test_a_required_sampler_stops_the_start():
     """Where else it would be left out."""
     with pytest.raises(ConfigError, match="the sampler 'force' is required and cannot be used: a pooling model"):
         left_out(engine("pooling"), plan(required=True))  # type: ignore[arg-type]
+
+
+class Picks(Sampler):
+    """Works token by token."""
+
+    keys = (Key("picks", "bool", False, switch=True),)
+
+    def sample(self, logits, params):
+        return logits.argmax(-1)
+
+
+def test_a_sampler_for_every_request_must_fit_the_drafts(monkeypatch: pytest.MonkeyPatch):
+    """Nobody asks for it by a key that could be refused, so the start is."""
+    monkeypatch.setitem(sys.modules, "draftless", SimpleNamespace(Picks=Picks))  # type: ignore[arg-type]
+
+    def picks(**options: object) -> Plan:
+        return Plan((PlanItem("sampler", "picks", "draftless:Picks", "p", ("worker",), options, "graft.toml:2"),))
+
+    drafts = engine(drafts=True, v2=True)
+    assert left_out(drafts, picks()) == {}  # type: ignore[arg-type]
+    assert left_out(drafts, picks(defaults={"picks": False})) == {}  # type: ignore[arg-type]
+    assert left_out(engine(v2=True), picks(defaults={"picks": True})) == {}  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'picks' is to work on every request .*speculative.*\[options.picks\]"):
+        left_out(drafts, picks(defaults={"picks": True}))  # type: ignore[arg-type]
+
+
+def test_the_users_own_processors_are_known():
+    """By name, whether they were given as names or as classes."""
+    config = SimpleNamespace(model_config=SimpleNamespace(logits_processors=["a.b:C", QUALNAME, Picks]))
+    assert users_own(config) == ["a.b:C", f"{__name__}:Picks"]  # type: ignore[arg-type]
+    assert users_own(engine()) == []  # type: ignore[arg-type]

@@ -165,6 +165,57 @@ def test_a_default_asks_for_nothing():
     assert not bench.mux.concerns(bench.batch.layout)
 
 
+def test_keys_that_the_plan_gives_to_requests():
+    """A request may say otherwise, or that it wants none; one without any extra arguments has them too."""
+    bench = Bench(Adds, defaults={"adds": 3.0})
+    bench.change(added=[(0, {}), (1, {"adds": 1}), (2, {"adds": 0}), (3, {"other": 1})])
+    assert bench.first(4) == [4, 2, 1, 4]
+    bench = Bench(Adds, defaults={"adds": 0.0})
+    bench.change(added=[(0, {}), (1, {"adds": 1})])
+    assert bench.first(2) == [1, 2]
+
+
+class Everybodys(Sampler):
+    """Has no keys."""
+
+    def sample(self, logits, params):
+        return [3 for _ in params]
+
+
+def test_a_sampler_without_keys_has_every_request_or_none():
+    """The plan says which."""
+    for every, picked in ((True, [3, 3]), (False, [0, 0])):
+        bench = Bench(Everybodys, every_request=every)
+        bench.mux.overrides = True
+        bench.change(added=[(0, {}), (1, {"other": 1})])
+        sampled = torch.tensor([0, 0])
+        bench.run(2)
+        bench.mux.after(sampled)
+        assert sampled.tolist() == picked
+
+
+def test_who_asks_for_a_sampler_that_was_put_aside_is_turned_away():
+    """The front end may not have heard of it yet. Who has begun goes on, as does who has it by default."""
+    bench = Bench(Adds, Raises)
+    bench.change(added=[(0, {"raises": "yes"}), (1, {})])
+    bench.run(2)
+    assert bench.state("raises") == "quarantined"
+    bench.change(added=[(2, {"raises": "no"}), (3, {"adds": 1}), (4, {})])
+    (slot,) = bench.failed
+    assert bench.batch.index(slot) == 2
+    assert "raises: was put aside after a failure" in bench.failed[slot]
+    bench.failed.clear()
+    preempted = [(0, request(raises="no"), [1, 2], [5])]
+    bench.batch.update(SimpleNamespace(added=preempted, removed=[], moved=[]))
+    assert not bench.failed
+    bench = Bench(Raises, defaults={"raises": "yes"})
+    bench.change(added=[(0, {})])
+    bench.run(1)
+    assert bench.state("raises") == "quarantined"
+    bench.change(added=[(1, {})])
+    assert not bench.failed
+
+
 def test_bad_values_that_came_past_the_front_end_are_said(caplog: pytest.LogCaptureFixture):
     """The request goes on without the strategy, which is no secret."""
     bench = Bench(Adds)

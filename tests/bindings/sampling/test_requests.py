@@ -1,10 +1,27 @@
 """Requests in the front end: keys with ranges, aliases, names that are close, samplers that cannot be asked for."""
 
+import functools
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from vllm_graft.bindings.sampling.requests import Catalogue, Offered, lift, offered, refuse_beams
+from vllm_graft.bindings.sampling.requests import (
+    Catalogue,
+    Mentions,
+    Offered,
+    PutAsideError,
+    check,
+    check_early,
+    listing,
+    offered,
+    prepare,
+    refuse_beams,
+    with_status,
+)
 from vllm_graft.contracts import Key, Sampler, SamplingStrategy
 from vllm_graft.plan import Plan, PlanItem, Run, carry, drop
 from vllm_graft.plan.catalogue import SHIPPED
@@ -65,9 +82,12 @@ BAD = [
     ({"warm_factor": 1, "warmth": 2}, "warm_factor=1 and warmth=2 contradict one another: both are warm_factor"),
     ({"warm_mode": "y", "warm_steps": 7}, "warm_mode y takes no 7 warm_steps"),
     ({"warm_mode": "boom"}, "warm_mode: KeyError: 'boom'"),
-    ({"warm_facter": 1}, r"warm_facter is no key of this server's samplers \(did you mean 'warm_factor'\?\)"),
+    (
+        {"warm_facter": 1},
+        r"warm_facter is no key of this server's samplers \(did you mean 'warm_factor'\?\); .* `other_keys`",
+    ),
     ({"warm_step": 1}, "did you mean 'warm_steps'"),
-    ({"warm_factor": 10**400}, "warm_factor must be a number"),
+    ({"warm_factor": 10**400}, "warm_factor holds a whole number that takes more than 64 bits"),
     ({"warm_words": "[" * 100_000}, "warm_words must be a list of texts"),
     ({"warm_words": "x" * 200}, r"and is 'x{50,60}\.\.\.$"),
 ]
@@ -109,8 +129,6 @@ def item(name: str, kind: type) -> PlanItem:
 
 def test_drafts_leave_out_who_works_token_by_token(monkeypatch: pytest.MonkeyPatch):
     """With speculative decoding several tokens are picked at a time."""
-    import sys
-
     monkeypatch.setitem(sys.modules, Picks.__module__, sys.modules[__name__])
     plan = Plan((item("warm", Warm), item("picks", Picks), item("listens", Listens)))
     refused = {each.name: each.refused for each in offered(plan, Run("r", 1, speculative=True))}
@@ -120,23 +138,108 @@ def test_drafts_leave_out_who_works_token_by_token(monkeypatch: pytest.MonkeyPat
     assert not any(each.refused for each in offered(plan, Run("r", 1))[:3])
 
 
-def test_top_level_keys_are_lifted_and_xargs_count_more(monkeypatch: pytest.MonkeyPatch):
-    """Clients of other servers send samplers' keys beside temperature; vLLM drops them without a word."""
-    import sys
+class Request:
+    """A request of vLLM's as far as the front end reads it."""
 
+    def __init__(self, **top_level: object) -> None:
+        self.model_extra = top_level or None
+
+
+class Parameters(SimpleNamespace):
+    """Sampling parameters of vLLM's: a struct whose fields are known."""
+
+    __struct_fields__ = ("top_k", "extra_args")
+
+
+def params(top_k: int = 0, **extra: object) -> Parameters:
+    return Parameters(top_k=top_k, extra_args=extra or None)
+
+
+@pytest.fixture
+def warm_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process carries a plan with one sampler."""
     monkeypatch.setitem(sys.modules, Warm.__module__, sys.modules[__name__])
-    carry(Plan((item("warm", Warm),)), Run("lift", 1))
-    try:
-        params = SimpleNamespace(extra_args={"warm_steps": 2})
-        lift({"warm_factor": 0.5, "warm_steps": 9, "warm_wodrs": ["x"], "min_tokens_to_keep": 1}, params)
-        assert params.extra_args == {"warm_factor": 0.5, "warm_steps": 2, "warm_wodrs": ["x"]}
-        untouched = SimpleNamespace(extra_args=None)
-        lift({"unrelated": 1}, untouched)
-        lift({"warm_factor": None, "warm_wodrs": [], "warm_moed": None}, untouched)
-        lift(None, untouched)
+    carry(Plan((item("warm", Warm),)), Run("requests", 1))
+    yield
+    drop()
+
+
+@pytest.mark.usefixtures("warm_plan")
+def test_top_level_keys_are_lifted_and_xargs_count_more():
+    """Clients of other servers send samplers' keys beside temperature; vLLM drops them without a word."""
+    made = params(warm_steps=2)
+    prepare(Request(warm_factor=0.5, warm_steps=9, min_tokens_to_keep=1), made)
+    assert made.extra_args == {"warm_factor": 0.5, "warm_steps": 2}
+    with pytest.raises(ValueError, match="did you mean 'warm_words'"):
+        prepare(Request(warm_wodrs=["x"]), params())
+    for nothing in (Request(unrelated=1), Request(warm_factor=None, warm_wodrs=[], warm_moed=None), Request()):
+        untouched = params()
+        prepare(nothing, untouched)
         assert untouched.extra_args is None
-    finally:
-        drop()
+
+
+@pytest.mark.usefixtures("warm_plan")
+def test_a_request_is_checked_once_however_many_prompts_it_has(monkeypatch: pytest.MonkeyPatch):
+    """vLLM makes parameters for each prompt, and asks its processors about each of them again."""
+    looks: list[object] = []
+    checked = Catalogue.check
+    monkeypatch.setattr(Catalogue, "check", lambda self, extra: (looks.append(extra), checked(self, extra)))
+    request = Request(warm_factor=0.5)
+    for _ in range(300):
+        made = params(somebody=1)
+        prepare(request, made)
+        check(made)
+        assert made.extra_args == {"warm_factor": 0.5, "somebody": 1}
+    assert len(looks) == 1
+    prepare(Request(warm_factor=0.5), params())
+    assert len(looks) == 2
+
+
+@pytest.mark.usefixtures("warm_plan")
+def test_numbers_of_vllms_own_that_no_engine_can_be_sent():
+    """vLLM 0.32 fails on them with a 500 and no word."""
+    with pytest.raises(ValueError, match="top_k must be a whole number of at most 64 bits"):
+        prepare(Request(), params(top_k=2**64))
+    prepare(Request(), params(top_k=2**63))
+
+
+@pytest.mark.usefixtures("warm_plan")
+def test_an_engine_client_checks_before_it_is_iterated():
+    """Its generator would raise when the answer has begun."""
+    client = SimpleNamespace(generate=lambda prompt, sampling_params, request_id: "generator")
+    check_early(client)
+    assert client.generate("x", params(warm_factor=0.5), "1") == "generator"
+    for call in (lambda bad: client.generate("x", bad, "1"), lambda bad: client.generate("x", sampling_params=bad)):
+        with pytest.raises(ValueError, match="warm_factor must be a number"):
+            call(params(warm_factor=9))
+
+
+UNSENDABLE = [
+    ({"warm_steps": 2**64}, "warm_steps holds a whole number that takes more than 64 bits"),
+    ({"somebody": -(2**64)}, "somebody holds a whole number that takes more than 64 bits"),
+    ({"warm_ids": [1, 2**70]}, "warm_ids holds a whole number"),
+    ({"warm_words": ["a\ud800"]}, "warm_words has half of a surrogate pair"),
+    ({"some\ud800body": 1}, r"'some\\ud800body' has half of a surrogate pair"),
+    ({"somebody": {"a": ["\udfff"]}}, "somebody has half of a surrogate pair"),
+    ({"somebody": functools.reduce(lambda inner, _: [inner], range(900), 1)}, "somebody is nested more than 64 levels"),
+]
+
+
+@pytest.mark.parametrize(("extra", "said"), UNSENDABLE, ids=range(len(UNSENDABLE)))
+def test_what_cannot_be_sent_to_an_engine_is_refused(extra: dict[str, object], said: str):
+    """Whose key it ever is: vLLM would fail with a 500 and no word."""
+    with pytest.raises(ValueError, match=said) as refused:
+        made().check(extra)
+    str(refused.value).encode()
+
+
+def test_a_value_too_deep_to_be_shown_is_refused_all_the_same():
+    """Its own message must not fail."""
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="and is a list too large to show"):
+        Warm.request_keys()[0].read(deep)
 
 
 def test_names_of_vllms_own_processors_are_left_to_them():
@@ -151,10 +254,83 @@ def test_names_of_vllms_own_processors_are_left_to_them():
         catalogue.check({"nsigma": 1.0})
 
 
+def shipped(*names: str) -> Plan:
+    return Plan(tuple(PlanItem("sampler", name, SHIPPED[name], "vllm-graft", ("worker",)) for name in names))
+
+
 def everything() -> Catalogue:
     names = [name for name, target in SHIPPED.items() if ".samplers." in target]
-    items = tuple(PlanItem("sampler", name, SHIPPED[name], "vllm-graft", ("worker",)) for name in names)
-    return Catalogue(offered(Plan(items), None))
+    return Catalogue(offered(shipped(*names), None))
+
+
+def test_other_packages_keys_pass():
+    """A word of one of our keys is no misspelling of it; nor is a key of a sampler that is not loaded."""
+    for name in ("threshold", "probability", "my_threshold", "size", "window", "multiplier", "base", "my_base"):
+        everything().check({name: 0.5})
+    only_dry = Catalogue(offered(shipped("dry"), None))
+    only_dry.check({"xtc_treshold": 0.5, "sigma": 1.0})
+    with pytest.raises(ValueError, match="did you mean 'dry_multiplier'"):
+        only_dry.check({"dryMultiplier": 0.5})
+
+
+def test_the_plan_says_how_strict_the_server_is():
+    """By the setting ``unknown_keys``, and by name."""
+    rows = offered(shipped("dry"), None)
+    lax = Catalogue(rows, unknown="pass")
+    lax.check({"dry_bsae": 2.0, "xtc_threshold": 0.1, "whatever": 1})
+    with pytest.raises(ValueError, match="dry_base must be a number"):
+        lax.check({"dry_base": "x"})
+    strict = Catalogue(rows, unknown="refuse", others=["tenant"])
+    strict.check({"dry_base": 2.0, "tenant": "a", "kv_transfer_params": {"x": 1}})
+    for name in ("whatever", "w" * 1000):
+        with pytest.raises(ValueError, match=r"is no key of this server's samplers; .* `other_keys`"):
+            strict.check({name: 1})
+    assert strict.lifted({"whatever": 1, "nothing": None}) == {"whatever": 1}
+    named = Catalogue(rows, others=["dry_bsae", "top_n_sigma"])
+    named.check({"dry_bsae": 1, "top_n_sigma": 5})
+
+
+def test_a_name_that_the_users_own_processor_reads_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It has the name as a text in its source."""
+    (tmp_path / "own_processor.py").write_text('def read(params):\n    return params.extra_args["dry_bsae"]\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = Catalogue(offered(shipped("dry"), None), mentions=Mentions(["own_processor:Mine", "gone.module:X", ""]))
+    mine.check({"dry_bsae": 1})
+    with pytest.raises(ValueError, match="did you mean 'dry_base'"):
+        mine.check({"dry_bse": 1})
+
+
+def test_a_sampler_that_was_put_aside_is_no_fault_of_the_request():
+    """Who asks for it is told; an API server answers with a 503. Everybody else is served."""
+    failed = {"dry": "RuntimeError: no such table"}
+    known = Catalogue(offered(shipped("dry", "xtc"), None), put_aside=lambda: failed)
+    known.check({"dry_multiplier": 0, "xtc_probability": 0.5})
+    with pytest.raises(PutAsideError, match=r"dry_multiplier: the sampler 'dry' .* put aside .*no such table"):
+        known.check({"dry_multiplier": 1})
+    with pytest.raises(Exception, match="put aside") as refused:
+        with_status(known.check, {"dry_multiplier": 1})
+    assert not isinstance(refused.value, ValueError)
+    assert 503 in vars(refused.value).values()
+    failed.clear()
+    known.check({"dry_multiplier": 1})
+
+
+def test_keys_that_requests_have_by_default():
+    """A plan's defaults count in what is checked together, and are listed."""
+    options = {"defaults": {"warm_factor": 0.5, "warm_mode": "y"}}
+    plan = Plan((PlanItem("sampler", "warm", f"{__name__}:Warm", "acme", ("worker",), options),))
+    sys.modules.setdefault(Warm.__module__, sys.modules[__name__])
+    rows = offered(plan, None)
+    known = Catalogue(rows)
+    known.check({"warm_steps": 3})
+    with pytest.raises(ValueError, match="warm_mode y takes no 7 warm_steps"):
+        known.check({"warm_steps": 7})
+    (row,) = listing(plan, None)["samplers"]
+    assert row["defaults"] == {"warm_factor": 0.5, "warm_mode": "y"}
+    assert row["every_request"] is True
+    assert not listing(shipped("dry"), None)["samplers"][0]["every_request"]
+    (failed,) = listing(plan, None, {"warm": "raised"})["samplers"]
+    assert failed["refused"] == "it was put aside: raised"
 
 
 STRANGERS = """
@@ -173,7 +349,7 @@ STRANGERS = """
 def test_keys_that_other_servers_clients_send_are_no_mistakes():
     """They are close to one of ours at most by accident."""
     known = everything()
-    assert [name for name in STRANGERS if name in known.names or known.close(name)] == []
+    assert [name for name in STRANGERS if name in known.names or known.complaint(name)] == []
     # Aphrodite's clients send this one empty; with something in it, somebody asks for what we do not have.
     assert known.lifted({"dry_sequence_breaker_ids": []}) == {}
     with pytest.raises(ValueError, match="did you mean 'dry_sequence_breakers'"):
@@ -181,26 +357,21 @@ def test_keys_that_other_servers_clients_send_are_no_mistakes():
 
 
 def test_a_request_with_very_many_keys_costs_little():
-    """Names are compared in the process that serves everybody."""
-    import time
-
+    """Names are compared in the process that serves everybody: a bounded number of them, each once."""
     known, started = everything(), time.process_time()
-    known.lifted({f"dry_zzz{number:06d}q": 1 for number in range(100_000)} | {"dry_base" * 500_000: 1})
+    many = {f"dry_zzz{number:06d}q": 1 for number in range(100_000)} | {"dry_base" * 500_000: 1}
+    known.lifted(many)
+    known.check({f"dry_penalty_xast{number:04d}": 1 for number in range(500)})
     assert time.process_time() - started < 1
+    assert len(known._complaints) <= 200
     assert "dry_base" in known.lifted({f"x{number}": 1 for number in range(1000)} | {"dry_base": 2.0})
 
 
-def test_beam_search_refuses_who_asks_for_a_sampler(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("warm_plan")
+def test_beam_search_refuses_who_asks_for_a_sampler():
     """vLLM makes requests of its own for it, which carry no keys."""
-    import sys
-
-    monkeypatch.setitem(sys.modules, Warm.__module__, sys.modules[__name__])
-    carry(Plan((item("warm", Warm),)), Run("beams", 1))
-    try:
-        refuse_beams(None, None)
-        refuse_beams({"warm_factor": 0, "unrelated": 1}, {"warm_steps": 2})
-        for top_level, xargs in (({"warm_factor": 0.5}, None), (None, {"warm_factor": 0.5})):
-            with pytest.raises(ValueError, match="warm_factor: the sampler 'warm' cannot be used: beam search"):
-                refuse_beams(top_level, xargs)
-    finally:
-        drop()
+    refuse_beams(None, None)
+    refuse_beams({"warm_factor": 0, "unrelated": 1}, {"warm_steps": 2})
+    for top_level, xargs in (({"warm_factor": 0.5}, None), (None, {"warm_factor": 0.5})):
+        with pytest.raises(ValueError, match="warm_factor: the sampler 'warm' cannot be used: beam search"):
+            refuse_beams(top_level, xargs)

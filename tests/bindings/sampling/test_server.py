@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -84,6 +85,22 @@ class Raises(SamplingStrategy):
         raise RuntimeError("no such row")
 '''
 
+OWN = '''
+from vllm.v1.sample.logits_processor import LogitsProcessor
+
+class Mine(LogitsProcessor):
+    """A logits processor of the user's own, that does nothing."""
+    def __init__(self, vllm_config, device, is_pin_memory): ...
+    @classmethod
+    def validate_params(cls, sampling_params):
+        assert (sampling_params.extra_args or {}).get("dry_bsae", 0) < 9
+    def is_argmax_invariant(self):
+        return True
+    def update_state(self, batch_update): ...
+    def apply(self, logits):
+        return logits
+'''
+
 PLAN = """
 [defaults]
 samplers = ["force", "second", "bend", "flat", "fragile", "raises", "dry", "xtc", "no-repeat-ngram"]
@@ -100,6 +117,7 @@ def lay_out(session: Session) -> None:
     beta = {"bend": "beta:Bend", "flat": "beta:Flat", "fragile": "beta:Fragile", "raises": "beta:Raises"}
     session.package("acme", {"vllm_graft.plugins": acme}, {"acme": ACME})
     session.package("beta", {"vllm_graft.plugins": beta}, {"beta": BETA})
+    session.package("own", {}, {"own": OWN})
     session.plan(PLAN)
 
 
@@ -108,7 +126,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server with all of them."""
     session = Session(tmp_path_factory.mktemp("samplers"))
     lay_out(session)
-    with session.server("--served-model-name", "m", "--max-num-seqs", "64", "--trust-request-chat-template") as started:
+    arguments = ("--max-num-seqs", "64", "--trust-request-chat-template", "--logits-processors", "own:Mine")
+    with session.server("--served-model-name", "m", "--enable-scale-out", *arguments) as started:
         yield started
     session.close()
 
@@ -175,6 +194,90 @@ def test_bad_requests_are_told_what_is_wrong(server: Server, extra: dict[str, ob
     status, body = complete(server, **(extra if where == "top level" else {"vllm_xargs": extra}))
     assert status == 400, body
     assert said in json.dumps(body, ensure_ascii=False)
+
+
+CHAT = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "x"}],
+    "max_tokens": 2,
+    "chat_template": "{{ messages[0].content }}",
+}
+STREAMS: dict[str, dict[str, object]] = {
+    "/v1/completions": {**ASK, "stream": True},
+    "/v1/chat/completions": {**CHAT, "stream": True},
+    "/v1/responses": {"model": "m", "input": "x", "max_output_tokens": 16, "stream": True},
+    "/v1/messages": {"model": "m", "messages": CHAT["messages"], "max_tokens": 2, "stream": True},
+    "/v1/chat/completions/batch": {**CHAT, "messages": [CHAT["messages"]]},
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_bad_key_is_a_400_before_anything_is_streamed(server: Server, path: str):
+    """Wherever it stands; a stream that has begun could not say so any more."""
+    places: list[dict[str, object]] = [{"vllm_xargs": {"dry_multiplier": -1}}, {"vllm_xargs": {"dry_mutliplier": 1}}]
+    if path not in ("/v1/messages", "/v1/chat/completions/batch"):
+        places += [{"dry_multiplier": -1}, {"dry_mutliplier": 1}]
+    for extra in places:
+        status, body = server.post(path, {**STREAMS[path], **extra})
+        assert status == 400, body
+        assert "multiplier" in body
+
+
+def test_sampling_parameters_that_are_sent_whole_are_checked_before_the_stream(server: Server):
+    """The endpoint for tokens takes vLLM's own parameters as they are."""
+    params = {"max_tokens": 2, "extra_args": {"dry_multiplier": -1}}
+    body = {"model": "m", "token_ids": [1, 2], "sampling_params": params, "stream": True}
+    status, answer = server.post("/inference/v1/generate", body)
+    assert status == 400, answer
+    assert "dry_multiplier must be a number" in answer
+    status, answer = server.post(
+        "/inference/v1/generate", {**body, "sampling_params": {"max_tokens": 2, "top_k": 2**64}}
+    )
+    assert status == 400, answer
+
+
+UNSENDABLE: list[dict[str, object]] = [
+    {"dry_penalty_last_n": 2**64},
+    {"no_repeat_ngram_window": -(10**30)},
+    {"dry_multiplier": 2**64},
+    {"dry_multiplier": float("nan")},
+    {"dry_multiplier": float("inf")},
+    {"dry_sequence_breakers": ["\ud800"]},
+    {"dry_multiplier": json.loads("[" * 900 + "]" * 900)},
+    {"top_k": 2**64, "temperature": 1},
+    {"structured_outputs": 5},
+    {"structured_outputs": "x"},
+    {"vllm_xargs": {"somebody": 2**64}},
+    {"vllm_xargs": {"somebody": "\ud800"}},
+    {"vllm_xargs": {"some\ud800body": 1}},
+]
+
+
+@pytest.mark.parametrize("extra", UNSENDABLE, ids=range(len(UNSENDABLE)))
+def test_what_no_engine_can_be_sent_is_a_400_with_a_word(server: Server, extra: dict[str, object]):
+    """Ours or vLLM's own: a stock server fails on some of these with a 500."""
+    status, body = complete(server, **extra)
+    assert status == 400, body
+    assert body["error"]["message"]
+
+
+def test_names_of_other_packages_pass(server: Server):
+    """A word of our keys is nobody's misspelling; so does what the user's own logits processor reads."""
+    plain = text(server)
+    for name in ("threshold", "probability", "my_threshold"):
+        assert text(server, vllm_xargs={name: 0.5}) == plain
+    assert text(server, vllm_xargs={"dry_bsae": 0.5}) == plain
+    assert complete(server, vllm_xargs={"dry_baes": 0.5})[0] == 400
+
+
+def test_many_names_and_many_prompts_do_not_hold_the_server_up(server: Server):
+    """The names are looked at once, and not for each prompt."""
+    names = {f"dry_penalty_lst_{number:03d}": 1 for number in range(500)}
+    started = time.monotonic()
+    for extra in (names, {"vllm_xargs": names}):
+        status, body = complete(server, prompt=["x"] * 300, max_tokens=1, **extra)
+        assert status == 200, body
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize("place", ["top level", "xargs"])
@@ -285,14 +388,32 @@ def test_a_strategy_that_raises_at_random_loses_no_other_request(server: Server)
     assert server.health() == 200
 
 
-def test_or_it_is_put_aside_and_its_requests_go_on(server: Server):
-    """The policy where the plan says nothing: the logits pass as they are, and status says so."""
+def test_or_it_is_put_aside_and_its_running_requests_go_on(server: Server):
+    """The policy where the plan says nothing: the logits pass as they are, and status says so.
+
+    Whoever asks for it from then on is told that it is not there: by the front end, or while that has not heard of it
+    by an answer that ends with an error.
+    """
     plain = text(server)
     assert text(server, raises=True) == plain
-    assert text(server, force=65, raises=True) == "AAAAA"
+    answers = [complete(server, raises=True, stream=number % 2 == 1)[0] for number in range(3)]
+    assert set(answers) <= {500, 503}
+    deadline = time.monotonic() + 30
+    while (answer := complete(server, raises=True))[0] != 503:
+        assert answer[0] == 500
+        assert time.monotonic() < deadline
+    assert (
+        "raises: the sampler 'raises' cannot be used: it was put aside after a failure (RuntimeError: no such row"
+        in (str(answer[1]))
+    )
+    for path, body in STREAMS.items():
+        assert server.post(path, {**body, "vllm_xargs": {"raises": 1}})[0] == 503, path
+    assert text(server, force=65, raises=False) == "AAAAA"
+    (row,) = [row for row in json.loads(server.get("/graft/samplers")[1])["samplers"] if row["name"] == "raises"]
+    assert row["refused"].startswith("it was put aside: RuntimeError: no such row")
     view = server.run_view()
     (worker,) = assert_active(view, "force")
-    assert worker.calls("force") >= 15
+    assert worker.calls("force") >= 10
     raised = worker.record.item("raises")
     assert raised is not None
     assert raised.state == "quarantined"

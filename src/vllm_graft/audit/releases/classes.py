@@ -42,10 +42,14 @@ class Classes(Generic[ModuleT, ItemT]):
         self._entry = entry
         self._inside = inside
         self._names = names
+        self._orders: dict[tuple[str, str], list[ItemT | str]] = {}
 
     def order(self, item: ItemT) -> list[ItemT | str]:
         """The class and its bases as Python looks through them; a base from outside vLLM as the text that names it."""
-        return _merge(item, self._bases, ())
+        key = self._walk.home(item).name, item.qualname
+        if key not in self._orders:
+            self._orders[key] = _merge(item, self._bases, ())
+        return self._orders[key]
 
     def _bases(self, item: ItemT) -> list[ItemT | str]:
         """The bases of a class; one that a value stands for, such as what a function gave back, is not known."""

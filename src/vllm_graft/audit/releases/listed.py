@@ -23,6 +23,7 @@ class Listed:
         self._bit = bit
         self._modules: dict[str, ListedModule | None] = {}
         self._walk = Walk(self._module, ListedModule.item, ListedItem.inside, lambda item: item.module)
+        self._attributes: dict[tuple[str, str], frozenset[str] | None] = {}
         self._classes = Classes(self._walk, lambda item: item.entry, ListedItem.inside, ListedItem.names)
 
     def shape(self, module: str, qualname: str) -> Shape | None:
@@ -38,6 +39,12 @@ class Listed:
 
     def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
         """What a class and its bases define; of a module, where no class is named, its own names."""
+        key = module, qualname
+        if key not in self._attributes:
+            self._attributes[key] = self._collect(module, qualname)
+        return self._attributes[key]
+
+    def _collect(self, module: str, qualname: str) -> frozenset[str] | None:
         if not qualname:
             here = self._module(module)
             return frozenset(name for name in here.entries if "." not in name) if here is not None else None

@@ -22,6 +22,7 @@ class Sourced:
         self.version = version or source.version
         self._finder = Finder(_Within(source))
         self._entries: dict[int, tuple[Place, Entry]] = {}
+        self._attributes: dict[tuple[str, str], frozenset[str] | None] = {}
         self._classes = Classes(self._finder.walk, self._entry, Place.inside, _names)
 
     def shape(self, module: str, qualname: str) -> Shape | None:
@@ -41,6 +42,12 @@ class Sourced:
 
     def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
         """What a class and its bases define; of a module, where no class is named, its own names."""
+        key = module, qualname
+        if key not in self._attributes:
+            self._attributes[key] = self._collect(module, qualname)
+        return self._attributes[key]
+
+    def _collect(self, module: str, qualname: str) -> frozenset[str] | None:
         if not qualname:
             here = self._finder.module(module)
             return frozenset(here.scope) if here is not None else None

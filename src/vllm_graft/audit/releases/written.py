@@ -35,6 +35,9 @@ LETTERS: Final = {
     "function": "f", "classmethod": "k", "staticmethod": "s", "property": "p", "class": "c", "value": "v",
 }  # fmt: skip
 _KINDS: Final = {letter: kind for kind, letter in LETTERS.items()}
+_DEFINITION: Final = re.compile(r"^[fFc]([^\W\d]\w*)\?? ", re.MULTILINE)
+"""A function or class at the top level of a page."""
+
 _WITH_BODY: Final = frozenset("fkspFKSP")
 _NODES: Final = {"FunctionDef": "!", "AsyncFunctionDef": "!a", "ClassDef": "!c", "value": "!v"}
 _SHORT: Final = {short: name for name, short in _NODES.items()}
@@ -104,10 +107,16 @@ class Pages:
 
     def defining(self, name: str) -> Iterator[str]:
         """The modules that define a function or a class of this name at their top level, in any release."""
-        line = re.compile(rf"^[fFc]{re.escape(name)}\?? ", re.MULTILINE)
+        yield from self._definitions.get(name, ())
+
+    @cached_property
+    def _definitions(self) -> dict[str, list[str]]:
+        """The modules that define each function and class, for all names at once: a page is long, and is read once."""
+        found: dict[str, list[str]] = {}
         for module, page in self._pages.items():
-            if line.search(page.partition("\n>")[0]):
-                yield module
+            for name in dict.fromkeys(_DEFINITION.findall(page.partition("\n>")[0])):
+                found.setdefault(name, []).append(module)
+        return found
 
     @cached_property
     def unmentioned(self) -> dict[str, int]:

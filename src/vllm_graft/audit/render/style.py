@@ -34,7 +34,7 @@ text-align:left;padding-left:0}
 tbody th{padding:.4rem .8rem 0 0;font-size:.8rem;font-weight:400;line-height:1.35;overflow-wrap:anywhere}
 tbody th span{color:var(--soft)}
 tbody th b{font-weight:600}
-tbody th.p{padding:1.2rem 0 .2rem;font:600 .95rem/1.4 system-ui,sans-serif}
+h3.p{margin:1.2rem 0 .2rem;font-size:.95rem}
 td{width:5.2rem;min-width:4.6rem;padding:.4rem .12rem 0;text-align:center;vertical-align:top;font-size:.78rem;
 line-height:1.35rem}
 td>*{display:block;border-radius:.2rem}
@@ -58,7 +58,12 @@ pre ins{background:#2ea04324}
 pre del{background:#e5534b24}
 pre i{color:var(--soft)}
 pre b{color:var(--news);background:var(--none-bg)}
-.f{padding:0;list-style:none}
+.rest{margin:.6rem 0}
+.rest>summary{padding:.3rem 0;color:var(--soft)}
+.v ul{margin:.4rem 0;padding-left:1.1rem}
+.v li{overflow-wrap:anywhere}
+.f{margin:0;padding:0;list-style:none}
+.f details{font-size:.92rem}
 .f li{padding:.5rem 0;border-top:1px solid var(--line);max-width:60rem;overflow-wrap:anywhere}
 .f p{margin:.1rem 0;font-size:.92rem}
 .f a{font-weight:600;text-decoration:none}

@@ -19,7 +19,7 @@ class Locks:
 
     def reviewed(self, file: SourceFile, patch: str, hook: str) -> dict[str, str]:
         """The fingerprint that a hook's upstream code had in each release that a person reviewed."""
-        seen = self._of(_beside(file)).get(patch, {}).get(hook, {})
+        seen = self._of(lock_of(file)).get(patch, {}).get(hook, {})
         return {release: str(fingerprint) for release, fingerprint in seen.items()}
 
     def _of(self, path: Path) -> Mapping[str, Reviewed]:
@@ -32,7 +32,7 @@ class Locks:
         return self._read[path]
 
 
-def _beside(file: SourceFile) -> Path:
+def lock_of(file: SourceFile) -> Path:
     """The lock file that speaks of the patches in a file, or the place where it would be."""
     folder = file.path.parent
     depth = len(file.module.split(".")) - (0 if file.is_package else 1)

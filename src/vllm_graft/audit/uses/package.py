@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from vllm_graft.audit.model import Condition, Guard, Use
@@ -27,11 +27,16 @@ _DEEP: Final = 20
 """How many files deep a name is followed before it is given up."""
 
 
+Progress = Callable[[int, int], None]
+"""Called with how much is done, and of how much."""
+
+
 class Package:
     """The files of one package, and what they use."""
 
-    def __init__(self, name: str, files: list[SourceFile]) -> None:
+    def __init__(self, name: str, files: list[SourceFile], progress: Progress | None = None) -> None:
         self.name = name
+        self._progress = progress
         self.locks = Locks()
         self.unread: list[Finding] = []
         self.files = [file for file in files if self._opens(file)]
@@ -123,19 +128,27 @@ class Package:
 
     def _walked(self) -> list[Found]:
         """What every file holds that speaks of vLLM, or of something of the package that does."""
-        for file in self.files:
+        total = 2 * len(self.files)
+        for number, file in enumerate(self.files):
+            self._report(number, total)
             if file.names_vllm:
                 self._walk_after_its_imports(file)
         while more := self._leaning():
             for file in more:
                 self._walk(file)
         walkers = [walker for file in self.files if (walker := self._walkers.get(file)) is not None]
-        for walker in walkers:
+        for number, walker in enumerate(walkers, total - len(walkers)):
+            self._report(number, total)
             try:
                 walker.functions()
             except RecursionError as error:
                 self._refuse(walker.state.file, error)
+        self._report(total, total)
         return [walker.state.found for walker in walkers]
+
+    def _report(self, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(done, total)
 
     def _walk_after_its_imports(self, file: SourceFile) -> None:
         """Walk a file after those of the package that it imports, without a recursion as deep as their chain."""

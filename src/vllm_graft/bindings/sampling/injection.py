@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.plan import Plan
+from vllm_graft.plan import Plan, Run
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -47,6 +47,9 @@ def left_out(config: VllmConfig, plan: Plan) -> dict[str, str]:
     if not planned:
         return {}
     reason = _reason(config)
+    by_default = any(item.options.get("defaults") or item.options.get("every_request") for item in planned)
+    if by_default and config.speculative_config is not None and not reason:
+        _refuse_defaults_without_drafts(plan)
     for item in planned:
         if reason and item.options.get("required"):
             raise ConfigError(
@@ -55,6 +58,26 @@ def left_out(config: VllmConfig, plan: Plan) -> dict[str, str]:
                 fix=f"start the engine without it, or drop `required` from [options.{item.name}]",
             )
     return {item.name: reason for item in planned} if reason else {}
+
+
+def _refuse_defaults_without_drafts(plan: Plan) -> None:
+    """Refuse a sampler for every request that works token by token, where the engine verifies several at a time."""
+    from vllm_graft.bindings.sampling.requests import offered
+
+    for each in offered(plan, Run("", 0, speculative=True)):
+        if each.planned and each.refused and each.by_default:
+            raise ConfigError(
+                f"the sampler {each.name!r} is to work on every request and cannot be used: {each.refused}",
+                where=next(item.origin for item in plan if item.name == each.name),
+                fix=f"take `defaults` out of [options.{each.name}], or start the engine without speculative decoding",
+            )
+
+
+def users_own(config: VllmConfig) -> list[str]:
+    """The logits processors of an engine's arguments that are not ours, as ``module:Class``."""
+    found = getattr(config.model_config, "logits_processors", None) or []
+    names = [f"{each.__module__}:{each.__qualname__}" if isinstance(each, type) else str(each) for each in found]
+    return [name for name in names if name != QUALNAME]
 
 
 def _reason(config: VllmConfig) -> str:

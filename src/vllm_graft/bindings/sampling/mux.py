@@ -41,8 +41,9 @@ class Mux:
         """How many of a request's last tokens anybody wants."""
         return max((each.made.window for each in self.planned), default=0)
 
-    def enter(self, slot: int, sampling: Any, generated: Generated) -> bool:
-        """A request has this slot now; returns whether any sampler is concerned."""
+    def enter(self, slot: int, sampling: Any, generated: Generated, *, begun: bool = False) -> bool:
+        """A request has this slot now, and has ``begun`` where it was preempted; returns whether any sampler is
+        concerned."""
         extra: Mapping[str, object] = getattr(sampling, "extra_args", None) or {}
         self._entered += 1
         self._rows.clear()
@@ -50,7 +51,7 @@ class Mux:
         def request(values: Mapping[str, KeyValue]) -> Params:
             return _params(values, sampling, generated)
 
-        concerned = [each.enter(slot, extra, request) for each in self.planned]
+        concerned = [each.enter(slot, extra, request, begun=begun) for each in self.planned]
         if any(concerned):
             own = sampling.seed
             # All ranks see requests enter in the same order; a seed of the request's own survives a second entry too.

@@ -2,7 +2,8 @@
 
 - V1 ``Sampler.apply_penalties``  strategies work after vLLM's penalties, as they do on the V2 runner
 - ``Sampler.sample`` of both      what a sampler picked takes the place of what vLLM picked
-- ``to_sampling_params``          keys at the top level of a request, which vLLM drops without a word
+- ``to_sampling_params``          keys at the top level of a request, which vLLM drops without a word; and the check of
+                                  all keys, which vLLM makes only when an answer is being streamed
 - ``to_beam_search_params``       beam search, with which vLLM drops all keys without a word
 - the builders of processors      an engine that cannot have samplers is started without ours
 - ``sample_tokens``, ``update_from_output``  a request whose sampler raised ends with an error
@@ -67,12 +68,12 @@ class ChatKeys(
     name="graft.chat-keys",
     why=_WHY,
 ):
-    """Lift samplers' keys from the top level of a chat request."""
+    """Lift samplers' keys from the top level of a chat request, and check them before anything is streamed."""
 
     @wrap
     def to_sampling_params(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         params = call(*args, **kwargs)
-        requests.lift(self.model_extra, params)
+        requests.with_status(requests.prepare, self, params)
         return params
 
 
@@ -84,7 +85,7 @@ class CompletionKeys(
     @wrap
     def to_sampling_params(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         params = call(*args, **kwargs)
-        requests.lift(self.model_extra, params)
+        requests.with_status(requests.prepare, self, params)
         return params
 
 
@@ -96,7 +97,7 @@ class ResponsesKeys(
     @wrap
     def to_sampling_params(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         params = call(*args, **kwargs)
-        requests.lift(self.model_extra, params)
+        requests.with_status(requests.prepare, self, params)
         return params
 
 
@@ -109,7 +110,7 @@ class ChatBeams(
 
     @wrap
     def to_beam_search_params(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        requests.refuse_beams(self.model_extra, self.vllm_xargs)
+        requests.with_status(requests.refuse_beams, self.model_extra, self.vllm_xargs)
         return call(*args, **kwargs)
 
 
@@ -120,7 +121,7 @@ class CompletionBeams(
 
     @wrap
     def to_beam_search_params(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        requests.refuse_beams(self.model_extra, self.vllm_xargs)
+        requests.with_status(requests.refuse_beams, self.model_extra, self.vllm_xargs)
         return call(*args, **kwargs)
 
 

@@ -24,7 +24,7 @@ from vllm_graft.bindings.sampling.isolation import (
 )
 from vllm_graft.contracts import Params, Rows, Sampler, SamplingStrategy, ServedModel, Statistics, Truncation
 from vllm_graft.contracts.request_keys import KeyValue, read_keys
-from vllm_graft.contracts.sampling import STAGES, Chosen
+from vllm_graft.contracts.sampling import STAGES, Chosen, read_defaults
 from vllm_graft.ledger import Guard, Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
@@ -62,6 +62,11 @@ class Planned:
         """Called when a request of its own ends within a step, and is its own no longer."""
         self._broken = ""
         self._defaults: Mapping[str, KeyValue] = {key.name: key.default for key in self.keys}
+        self._of_plan = read_defaults(type(made), item.options)
+        self._by_default = bool(item.options.get("every_request")) or (
+            bool(self._of_plan) and made.asked(self._of_plan)
+        )
+        self._end_request = fail
         self._fail = fail if item.options.get("on_error") == "request" else None
         self._ledger = ledger
         self._nobody = model.slots
@@ -126,11 +131,16 @@ class Planned:
         self.opened.clear()
 
     def enter(
-        self, slot: int, extra: Mapping[str, object], request: Callable[[Mapping[str, KeyValue]], Params]
+        self,
+        slot: int,
+        extra: Mapping[str, object],
+        request: Callable[[Mapping[str, KeyValue]], Params],
+        *,
+        begun: bool = False,
     ) -> bool:
         """A request has this slot now, whoever had it before; returns whether it is this sampler's."""
         self.leave(slot)
-        if not extra or self.aside:
+        if not extra and not self._by_default:
             return False
         try:
             found = read_keys(self.keys, extra)
@@ -139,7 +149,7 @@ class Planned:
             self._ledger.note_error(self.name, f"a request came past the front end and goes on without it: {error}")
             return False
         try:
-            asked = bool(found) and self.made.asked(found)
+            asked = self.made.asked({**self._of_plan, **found}) if found else self._by_default
         except BaseException as error:
             if raised_by_signal(error):
                 raise
@@ -147,12 +157,25 @@ class Planned:
             return False
         if not asked:
             return False
-        params = request({**self._defaults, **found})
+        if self.aside:
+            if found and not begun:
+                self._turn_away(slot)
+            return False
+        params = request({**self._defaults, **self._of_plan, **found})
         if self._open is not None and not self._open(slot, params):
             return False
         self.opened[slot] = params
         self.mask[slot] = 1
         return True
+
+    def _turn_away(self, slot: int) -> None:
+        """End a request that asks for this sampler after it was put aside; one that has begun goes on without it.
+
+        The front end refuses such requests as soon as it hears of it; this one was on its way, or came from a machine
+        that has no record of this process.
+        """
+        if self._end_request is not None:
+            self._end_request(slot, f"{self.name}: was put aside after a failure, and the request asks for it")
 
     def leave(self, slot: int) -> None:
         """The slot's request is gone."""

@@ -42,9 +42,10 @@ _WORTH_SAYING: Final = 16 * 2**20
 def build_mux(model: ServedModel, seed: int, fail: Any) -> Mux:
     """The planned samplers of this worker, made and told of the model."""
     plan, ledger = carried(), current()
+    provided = {"tokenizer": lambda: model.tokenizer, "model": lambda: model}
     made = []
     for item in plan.of("sampler") if plan is not None else ():
-        chosen = make(item, Chosen, plan, ledger)  # type: ignore[arg-type]
+        chosen = make(item, Chosen, plan, ledger, provided=provided)  # type: ignore[arg-type]
         if chosen is not None:
             made.append(Planned(item, chosen, model, ledger, fail))
     ready = [each for each in made if _set_up(each, model)]
@@ -144,7 +145,7 @@ class Batch:
         self._slots[index] = slot
         self._tokens[slot] = Tokens(prompt if prompt is not None else (), output)
         generated = ReadOnlyTokens(output)
-        self._mux.enter(slot, params, lambda: generated)
+        self._mux.enter(slot, params, lambda: generated, begun=bool(output))
         if self._fed is not None:
             self._fed.enter(slot)
 
@@ -235,7 +236,9 @@ class Processor:
         return bool(self._contain(self._add, req_idx, sampling_params))
 
     def _add(self, req_idx: int, sampling_params: Any) -> bool:
-        mine = self.mux.enter(req_idx, sampling_params, lambda: self._generated(req_idx))
+        states = self._states
+        begun = bool(states.prefill_len.np[req_idx] > states.prompt_len.np[req_idx])
+        mine = self.mux.enter(req_idx, sampling_params, lambda: self._generated(req_idx), begun=begun)
         if mine and self._keeps_history:
             self._history.enter(req_idx)
         return mine

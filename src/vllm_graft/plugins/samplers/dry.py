@@ -69,9 +69,9 @@ class Dry(SamplingStrategy):
         self.window = read_window(self.option("window"), "dry")
 
     @classmethod
-    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
         """The window too."""
-        super().validate(options)
+        super().check_options(options)
         read_window(options["window"], "dry")
 
     @classmethod

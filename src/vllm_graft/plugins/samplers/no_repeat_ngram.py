@@ -65,9 +65,9 @@ class NoRepeatNgram(SamplingStrategy):
         self.window = read_window(self.option("window"), "no-repeat-ngram")
 
     @classmethod
-    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
         """The window too."""
-        super().validate(options)
+        super().check_options(options)
         read_window(options["window"], "no-repeat-ngram")
 
     def setup(self, model: ServedModel) -> None:

@@ -67,7 +67,7 @@ class PriorityFairness(AdmissionQueue):
         self._way: Way = "class"
 
     @classmethod
-    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
         """What the constructor refuses."""
         cls(options)
 

@@ -66,7 +66,7 @@ class TenantFairness(AdmissionQueue):
         self._accounts: dict[str, Account] = {}
 
     @classmethod
-    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
         """What the constructor refuses."""
         cls(options)
 

@@ -39,7 +39,7 @@ class RequestLog(StatSink):
     options: ClassVar[Mapping[str, OptionValue]] = {"path": "requests-{pid}.jsonl", "queue": 10_000}
 
     @classmethod
-    def validate(cls, options: Mapping[str, OptionValue]) -> None:
+    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
         """The queue's size; the folder may be one of another machine than that which looks at the plan."""
         _room(options["queue"])
 

@@ -1,0 +1,165 @@
+"""Reports kept between runs: an audit of files and releases that have not changed is not done again.
+
+A report is kept under a key of everything that it depends on: path, size and time of every file that was read, the
+releases, and the audit's own code. Files come into the folder whole, by renaming, so several runs may share it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import pickle
+import sys
+import uuid
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from vllm_graft.audit.model import Reading, Report, Row
+from vllm_graft.audit.releases.kept import Kept
+from vllm_graft.audit.releases.listed import Listed
+from vllm_graft.audit.releases.shape import Release
+from vllm_graft.audit.releases.sourced import Sourced
+from vllm_graft.audit.uses.locate import Located
+from vllm_graft.audit.uses.locks import lock_of
+from vllm_graft.testing.models import cache_folder
+
+_PACKAGE: Final = Path(__file__).parents[1]
+_CODE: Final = ("audit", "patching")
+_CLASSES: Final = frozenset({"vllm_graft.audit.model", "vllm_graft.findings"})
+"""The modules whose classes a report consists of; a file that names any other is refused."""
+
+_ENTRIES: Final = 64
+"""How many reports are kept; the oldest go first."""
+
+
+class ReportCache:
+    """The folder of kept reports."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or cache_folder() / "reports"
+
+    def load(self, key: str) -> Report | None:
+        """Return a kept report; None where there is none, or none that can be read."""
+        try:
+            data = (self.folder / key).read_bytes()
+            checksum, body = data[:32], data[32:]
+            if hashlib.sha256(body).digest() != checksum:
+                return None
+            report = _Unpickler(io.BytesIO(zlib.decompress(body))).load()
+        except (OSError, ValueError, EOFError, AttributeError, TypeError, zlib.error, pickle.UnpicklingError):
+            return None
+        return report if isinstance(report, Report) else None
+
+    def store(self, key: str, report: Report) -> None:
+        """Keep a report; OSError where the folder cannot be written, ValueError where the report cannot be packed."""
+        packed = io.BytesIO()
+        try:
+            _Pickler(packed, protocol=5).dump(_without_trees(report))
+        except (pickle.PicklingError, TypeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+        body = zlib.compress(packed.getvalue(), 1)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = self.folder / f".{uuid.uuid4().hex}"
+        try:
+            part.write_bytes(hashlib.sha256(body).digest() + body)
+            os.replace(part, self.folder / key)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove the oldest reports, and what a killed process left; another run may be doing the same."""
+        found: list[tuple[float, Path]] = []
+        for path in self.folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append((path.stat().st_mtime, path))
+        for _, path in sorted(found, reverse=True)[_ENTRIES:]:
+            path.unlink(missing_ok=True)
+
+
+def key_of(packages: Sequence[Located], base: Release, against: Sequence[Release], *, steps: bool) -> str | None:
+    """Return what a report of these is kept under; None where a release may change without a change of its number."""
+    releases = [_release(one) for one in (base, *against)]
+    if None in releases:
+        return None
+    parts: list[object] = [sys.version_info[:2], _code(), steps, *releases]
+    for package in packages:
+        parts += [package.package, package.version, package.required, *_files(package)]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _release(release: Release) -> str | None:
+    if isinstance(release, Listed):
+        return f"catalogue {release.version}"
+    return f"index {release.version}" if isinstance(release, Sourced) and isinstance(release.source, Kept) else None
+
+
+def _code() -> str:
+    """Return a digest of the code that makes a report, and of the catalogue by its size and time."""
+    digest = hashlib.sha256()
+    for path in sorted(path for name in _CODE for path in (_PACKAGE / name).rglob("*")):
+        if path.suffix == ".py":
+            digest.update(path.read_bytes())
+        elif path.suffix == ".xz":
+            digest.update(repr(_stamp(path)).encode())
+    return digest.hexdigest()
+
+
+def _files(package: Located) -> Iterator[tuple[object, ...]]:
+    locks: set[Path] = set()
+    for file in package.files:
+        yield file.shown, file.module, _stamp(file.path)
+        locks.add(lock_of(file))
+    yield from ((str(path), _stamp(path)) for path in sorted(locks))
+
+
+def _stamp(path: Path) -> tuple[str, int, int] | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return str(path), state.st_size, state.st_mtime_ns
+
+
+def _without_trees(report: Report) -> Report:
+    """Return the report without syntax trees: they are many times its size, and only judging needs them."""
+    return replace(report, packages=tuple(map(_reading, report.packages)), rows=tuple(map(_row, report.rows)))
+
+
+def _reading(reading: Reading) -> Reading:
+    return replace(reading, uses=tuple(use.without_tree() for use in reading.uses))
+
+
+def _row(row: Row) -> Row:
+    return replace(row, use=row.use.without_tree())
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses what the reader would refuse."""
+
+    def reducer_override(self, obj: object) -> Any:
+        """Leave the classes of a report to pickle."""
+        _check(obj if isinstance(obj, type) else type(obj))
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes objects of a report's own classes and of no others: the folder may be shared."""
+
+    def find_class(self, module: str, name: str) -> object:
+        """Return one of the classes that a report consists of."""
+        if module not in _CLASSES:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a report")
+        return super().find_class(module, name)
+
+
+def _check(kind: type) -> None:
+    if kind.__module__ not in _CLASSES:
+        raise pickle.PicklingError(f"{kind.__module__}.{kind.__name__} is no part of a report")

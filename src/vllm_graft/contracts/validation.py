@@ -1,0 +1,221 @@
+"""Validate the class of an item before anything is made of it: its methods, their signatures, its request keys.
+
+An author's mistake would otherwise show with the first request, in a worker, as a sampler that was put aside.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from vllm_graft.contracts.item import Item, OptionValue
+from vllm_graft.contracts.policy import SchedulingPolicy
+from vllm_graft.contracts.request_keys import KINDS, Key
+from vllm_graft.contracts.sampling import STAGES, Chosen, Sampler, SamplingStrategy, Truncation
+from vllm_graft.contracts.scheduling import AdmissionQueue
+from vllm_graft.contracts.stats import StatSink
+from vllm_graft.errors import nearest
+
+REQUIRED: Final[Mapping[type[Item], Sequence[str]]] = {
+    Truncation: ("open(slot, params)", "threshold(stats, rows)"),
+    SamplingStrategy: ("open(slot, params)", "step(logits, rows)"),
+    Sampler: ("sample(logits, params)",),
+    AdmissionQueue: ("push(request)", "peek()", "pop()", "remove(request)"),
+    SchedulingPolicy: ("schedule(waiting, running, kv_cache)",),
+    StatSink: ("finished(requests, batch)",),
+}
+"""What a class must implement, by its contract; of two that fit the first one counts."""
+
+OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
+    SamplingStrategy: ("sampled(tokens, rows)",),
+    Chosen: ("setup(model)",),
+    AdmissionQueue: (
+        "limited_to(slots)", "put_back(request)", "served(request, tokens)", "ended(request)", "admit(request, load)",
+        "ready()", "labels(request)", "rank(request)",
+    ),
+    StatSink: ("close()",),
+}  # fmt: skip
+"""What a class may override, with the arguments that it is called with."""
+
+_ON_THE_CLASS: Final = ("check(params)", "asked(params)")
+"""What a sampler may override that is called on the class itself, in the front end."""
+
+PROVIDED: Final = ("tokenizer", "model")
+"""Parameters of a sampler's constructor that get the model's tokenizer and its ``ServedModel``."""
+
+RESERVED: Final = frozenset(
+    """
+    add_generation_prompt add_special_tokens allowed_token_ids background bad_words cache_salt chat_template
+    chat_template_kwargs continue_final_message detokenize documents ec_transfer_params echo enable_response_messages
+    extra_args flat_logprobs frequency_penalty ignore_eos include include_reasoning include_stop_str_in_output input
+    instructions kv_transfer_params length_penalty logit_bias logprob_token_ids logprobs max_completion_tokens
+    max_output_tokens max_tokens max_tool_calls media_io_kwargs messages metadata min_p min_tokens mm_payload
+    mm_processor_kwargs model n output_kind output_text_buffer_length parallel_tool_calls presence_penalty
+    previous_input_messages previous_response_id priority prompt prompt_cache_key prompt_embeds prompt_logprob_start
+    prompt_logprob_token_ids prompt_logprobs reasoning reasoning_effort repetition_detection repetition_penalty
+    request_id response_format return_assistant_tokens_mask return_mm_kwargs return_prompt_text return_token_ids
+    return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start seed service_tier session_id skip_clone
+    skip_reading_prefix_cache skip_special_tokens spaces_between_special_tokens stop stop_token_ids store stream
+    stream_interval stream_options structured_outputs suffix temperature text thinking_token_budget tool_choice tools
+    top_k top_logprobs top_p trace_decode_token_ids truncate_prompt_tokens truncation truncation_side use_beam_search
+    user vllm_xargs watermarking
+    """.split()  # noqa: SIM905
+)
+"""The fields of vLLM's SamplingParams and of its chat, completion and responses requests, 0.26.0 to 0.32.0: at the top
+level of a body such a name is vLLM's, and a sampler would never see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What is wrong with a class, as the end of a sentence that begins with its name, and the next step."""
+
+    what: str
+    fix: str
+
+
+def find_mistake(kind: type, options: Mapping[str, OptionValue] | None = None) -> Mistake | None:
+    """The first mistake in the class of an item; None where it fulfils its contract."""
+    return next(_mistakes(kind, options or {}), None)
+
+
+def place_of(kind: type) -> str:
+    """The file and line of a class; its module where there is no source."""
+    try:
+        file = inspect.getsourcefile(kind) or ""
+        return f"{file}:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        return kind.__module__
+
+
+def _mistakes(kind: type, options: Mapping[str, OptionValue]) -> Iterator[Mistake]:
+    contract = next((each for each in REQUIRED if issubclass(kind, each)), None)
+    if contract is None:
+        return
+    for method in REQUIRED[contract]:
+        yield from _method(kind, contract, method, required=True)
+    for base, methods in OPTIONAL.items():
+        for method in methods if issubclass(kind, base) else ():
+            yield from _method(kind, base, method, required=False)
+    yield from _constructor(kind)
+    if issubclass(kind, Chosen):
+        yield from _keys(kind, options)
+        for method in _ON_THE_CLASS:
+            yield from _class_method(kind, method)
+    if issubclass(kind, SamplingStrategy) and kind.stage not in STAGES:
+        yield Mistake(f"has the stage {kind.stage!r}{nearest(str(kind.stage), STAGES)}", "name one of the stages")
+
+
+def _method(kind: type, contract: type, written: str, *, required: bool) -> Iterator[Mistake]:
+    name, arguments = _parts(written)
+    own = inspect.getattr_static(kind, name)
+    if own is inspect.getattr_static(contract, name):
+        if required:
+            yield Mistake(f"has no method {written}, which every {contract.__name__} must have", f"implement {written}")
+        return
+    called = getattr(kind, name)
+    if not callable(called):
+        yield Mistake(f"has something else than a method under the name {name}", f"make it {written}")
+        return
+    bound = not isinstance(own, staticmethod | classmethod)
+    yield from _call(written, called, (["self"] if bound else []) + arguments)
+
+
+def _class_method(kind: type, written: str) -> Iterator[Mistake]:
+    name, arguments = _parts(written)
+    if inspect.getattr_static(kind, name) is inspect.getattr_static(Chosen, name):
+        return
+    if not isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod):
+        yield Mistake(f"has {written} as a method of its instances, and there are none in the front end",
+                      f"put @classmethod above {name}")  # fmt: skip
+        return
+    yield from _call(written, getattr(kind, name), arguments)
+
+
+def _call(written: str, called: Callable[..., object], arguments: Sequence[str]) -> Iterator[Mistake]:
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
+        yield Mistake(f"has {written} as a coroutine or generator, which nobody runs", "make it a plain method")
+        return
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return  # compiled code without a signature
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        yield Mistake(f"is called as {written} and cannot take that: {error}", f"declare it as {written}")
+
+
+def _constructor(kind: type) -> Iterator[Mistake]:
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):
+        return
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    needed = [
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    provided = PROVIDED if issubclass(kind, Chosen) else ()
+    first = next((each.name for each in positional if each.name not in provided), None)
+    missing = [name for name in needed if name not in provided and name != first]
+    if missing:
+        yield Mistake(
+            f"has a constructor that also needs {', '.join(missing)}, and is made with its options alone",
+            "take one argument, `options=None`, and declare the rest in `options`",
+        )
+
+
+def _keys(kind: type[Chosen], options: Mapping[str, OptionValue]) -> Iterator[Mistake]:
+    keys = kind.keys
+    if isinstance(keys, str) or not isinstance(keys, Iterable) or not all(isinstance(key, Key | str) for key in keys):
+        what = f"has keys that are no list of Key or names: {keys!r}"
+        yield Mistake(what, 'write keys = (Key("name", "float", 0.0),)')
+        return
+    if not keys and not options.get("every_request"):
+        yield Mistake(
+            "declares no keys, so no request could ask for it",
+            "add keys = (Key(...),), or set every_request = true under its options",
+        )
+    seen: set[str] = set()
+    for key in kind.request_keys():
+        yield from _key(key, seen)
+
+
+def _key(key: Key, seen: set[str]) -> Iterator[Mistake]:
+    if not isinstance(key.name, str) or not key.name:
+        yield Mistake(f"has a key without a name: {key!r}", "name it")
+        return
+    if key.kind not in KINDS:
+        what = f"has the key {key.name!r} of the type {key.kind!r}{nearest(str(key.kind), KINDS)}"
+        yield Mistake(what, f"give it one of the types {', '.join(KINDS)}")
+        return
+    for name in (key.name, *key.aliases):
+        if name in RESERVED:
+            yield Mistake(f"has a key {name!r}, which is a field of vLLM's own requests", "choose another name")
+        if name in seen:
+            yield Mistake(f"has the key {name!r} twice", "take one of the two out")
+        seen.add(name)
+    if key.default is not None and not key.takes(key.default):
+        yield Mistake(f"has the key {key.name!r} with the default {key.default!r}, which is not {key.words}",
+                      "give the default the type of the key")  # fmt: skip
+    if key.low is not None and key.high is not None and key.low > key.high:
+        yield Mistake(f"has the key {key.name!r} with low {key.low!r} above high {key.high!r}", "exchange the two")
+
+
+def shared_key(kinds: Mapping[str, Collection[Key]]) -> tuple[str, str, str] | None:
+    """Two samplers that declare one key: its name and theirs; None where each has its own."""
+    owners: dict[str, str] = {}
+    for owner, keys in kinds.items():
+        for name in (name for key in keys for name in (key.name, *key.aliases)):
+            if owners.setdefault(name, owner) != owner:
+                return name, owners[name], owner
+    return None
+
+
+def _parts(written: str) -> tuple[str, list[str]]:
+    """The name of a method and those of its arguments."""
+    name, _, inside = written.rstrip(")").partition("(")
+    return name, [each.strip() for each in inside.split(",") if each.strip()]

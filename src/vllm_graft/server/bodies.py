@@ -1,0 +1,52 @@
+"""Requests whose body vLLM cannot read: a 400, where vLLM itself answers with a 500.
+
+vLLM looks into bodies before they are validated, and raises whatever comes of it: ``structured_outputs`` that is no
+object ends in an AttributeError, lists nested a thousand times in a RecursionError (seen on 0.32.0).
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm_graft.contracts import Refusal
+from vllm_graft.server.gate import App, Receive, Scope, Send, answer
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_READER: Final = "request_body_to_args"
+"""The function of FastAPI's that makes a request of a body, before anything is answered."""
+
+
+class BodyErrors:
+    """An ASGI middleware that costs nothing until a body cannot be read."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand everything on; answer for vLLM where it raised while it read the body."""
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            if scope["type"] != "http" or not _in_reader(error.__traceback__):
+                raise
+            said = f"the body of the request cannot be read: {type(error).__name__}: {str(error)[:200]}"
+            await answer(send, Refusal(said, status=400))
+
+
+def _in_reader(trace: TracebackType | None) -> bool:
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == _READER:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def attach(app: FastAPI) -> None:
+    """Put it innermost in an application of vLLM's."""
+    from starlette.middleware import Middleware
+
+    middleware: Any = BodyErrors
+    app.user_middleware.append(Middleware(middleware))

@@ -1,0 +1,178 @@
+"""Mistakes of authors: what is wrong with a class is said before anything is made of it."""
+
+import inspect
+
+import pytest
+
+from vllm_graft.contracts import (
+    AdmissionQueue,
+    Key,
+    Sampler,
+    SamplingStrategy,
+    SchedulingPolicy,
+    StatSink,
+    Truncation,
+)
+from vllm_graft.contracts.validation import OPTIONAL, REQUIRED, RESERVED, find_mistake, place_of, shared_key
+from vllm_graft.plan.catalogue import SHIPPED, load
+
+ON = (Key("on", "bool", False, switch=True),)
+
+
+class Whole(SamplingStrategy):
+    """Nothing is wrong with it."""
+
+    keys = ON
+
+    def open(self, slot, params):
+        return True
+
+    def step(self, logits, rows):
+        """Change nothing."""
+
+
+def strategy(**changed: object) -> type:
+    """A strategy that differs from a good one."""
+    return type("Changed", (Whole,), changed)
+
+
+def without(contract: type, **methods: object) -> type:
+    return type("Partial", (contract,), methods)
+
+
+def nothing(self, *args):
+    """Do nothing."""
+
+
+MISSING = [
+    (without(SamplingStrategy, keys=ON, open=nothing), "step(logits, rows)"),
+    (without(SamplingStrategy, keys=ON, step=nothing), "open(slot, params)"),
+    (without(Truncation, keys=ON, open=nothing), "threshold(stats, rows)"),
+    (without(Truncation, keys=ON, threshold=nothing), "open(slot, params)"),
+    (without(Sampler, keys=ON), "sample(logits, params)"),
+    (without(AdmissionQueue, push=nothing, peek=nothing, pop=nothing), "remove(request)"),
+    (without(AdmissionQueue, push=nothing, pop=nothing, remove=nothing), "peek()"),
+    (without(SchedulingPolicy), "schedule(waiting, running, kv_cache)"),
+    (without(StatSink), "finished(requests, batch)"),
+]
+
+
+@pytest.mark.parametrize(("kind", "method"), MISSING, ids=[method for _, method in MISSING])
+def test_a_method_that_is_missing(kind: type, method: str):
+    """Its name and arguments are what the author has to write."""
+    mistake = find_mistake(kind)
+    assert mistake is not None
+    assert f"has no method {method}" in mistake.what
+    assert mistake.fix == f"implement {method}"
+
+
+async def never_awaited(self, logits, rows):
+    """A coroutine."""
+
+
+def instance_check(self, params):
+    """Not on the class."""
+
+
+def needs_path(self, options, path):
+    """A constructor that nobody can call."""
+
+
+WRONG = [
+    (strategy(step=lambda self, logits: None), "is called as step(logits, rows) and cannot take that"),
+    (strategy(open=lambda self: None), "is called as open(slot, params) and cannot take that"),
+    (strategy(step=never_awaited), "has step(logits, rows) as a coroutine or generator"),
+    (strategy(step=3), "has something else than a method under the name step"),
+    (strategy(setup=lambda self: None), "is called as setup(model)"),
+    (strategy(sampled=lambda self, tokens: None), "is called as sampled(tokens, rows)"),
+    (strategy(check=instance_check), "has check(params) as a method of its instances"),
+    (strategy(__init__=needs_path), "has a constructor that also needs path"),
+    (strategy(keys=()), "declares no keys, so no request could ask for it"),
+    (strategy(keys="force"), "has keys that are no list of Key or names: 'force'"),
+    (strategy(keys=(3,)), "has keys that are no list of Key or names"),
+    (strategy(keys=(Key("x", "flaot"),)), "has the key 'x' of the type 'flaot' (did you mean 'float'?)"),
+    (strategy(keys=(Key("top_k", "int", 0),)), "has a key 'top_k', which is a field of vLLM's own requests"),
+    (strategy(keys=(Key("x", aliases=("temperature",)),)), "has a key 'temperature', which is a field of vLLM's own"),
+    (strategy(keys=(Key("x"), Key("y", aliases=("x",)))), "has the key 'x' twice"),
+    (strategy(keys=(Key("x", "int", "many"),)), "has the key 'x' with the default 'many', which is not a whole number"),
+    (strategy(keys=(Key("x", "int", 1, low=5, high=2),)), "has the key 'x' with low 5 above high 2"),
+    (strategy(keys=("",)), "has a key without a name"),
+    (strategy(stage="penalties"), "has the stage 'penalties' (did you mean 'penalty'?)"),
+]
+
+
+@pytest.mark.parametrize(("kind", "said"), WRONG, ids=[said[:50] for _, said in WRONG])
+def test_a_class_that_cannot_work(kind: type, said: str):
+    """Each with a next step."""
+    mistake = find_mistake(kind)
+    assert mistake is not None
+    assert said in mistake.what
+    assert mistake.fix
+
+
+def test_what_fulfils_its_contract_passes():
+    """Arguments have the author's own names, and defaults; a constructor may take the tokenizer."""
+
+    class Own(Whole):
+        """Other names, more arguments."""
+
+        def __init__(self, tokenizer, model, options=None, more=1):
+            super().__init__(options)
+
+        def step(self, scores, own_rows, extra=None):
+            """Change nothing."""
+
+        @staticmethod
+        def setup(model):
+            """Static."""
+
+        @classmethod
+        def check(cls, params):
+            """On the class."""
+
+    for kind in (Whole, Own, strategy(open=nothing, step=nothing), strategy(keys=("bare",))):
+        assert find_mistake(kind) is None
+    assert find_mistake(without(Sampler, sample=nothing), {"every_request": True}) is None
+    assert find_mistake(int) is None
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_ships_has_no_mistake(name: str):
+    """The rules hold for our own."""
+    if ".patches." not in SHIPPED[name]:
+        assert find_mistake(load(SHIPPED[name], name, "vllm-graft")) is None
+
+
+def test_the_place_of_a_class_is_its_file_and_line():
+    """Where the author looks; for a class without a source its module."""
+    line = inspect.getsourcelines(Whole)[1]
+    assert place_of(Whole) == f"{__file__}:{line}"
+    assert place_of(int) == "builtins"
+
+
+def test_two_samplers_with_one_key():
+    """By its name or by an alias."""
+    one, other = (Key("x", aliases=("y",)),), (Key("z"), Key("y"))
+    assert shared_key({"one": one, "other": other}) == ("y", "one", "other")
+    assert shared_key({"one": one, "other": (Key("z"),)}) is None
+
+
+def test_the_tables_name_methods_of_the_contracts():
+    """A method that a contract renames must be renamed here."""
+    for contract, methods in (*REQUIRED.items(), *OPTIONAL.items()):
+        for method in methods:
+            parameters = list(inspect.signature(getattr(contract, method.partition("(")[0])).parameters)
+            assert f"{method.partition('(')[0]}({', '.join(parameters[1:])})" == method
+
+
+def test_reserved_names_are_those_of_the_installed_vllm():
+    """Every field of its sampling parameters and requests."""
+    pytest.importorskip("vllm")
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+    from vllm.sampling_params import SamplingParams
+
+    requests = (ChatCompletionRequest, CompletionRequest, ResponsesRequest)
+    fields = {name for kind in requests for name in kind.model_fields} | set(SamplingParams.__struct_fields__)
+    assert {name for name in fields if not name.startswith("_")} <= RESERVED

@@ -1,0 +1,106 @@
+"""What other processes of a run have put aside, as a front end sees it."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.ledger import Ledger
+from vllm_graft.ledger import asides as module
+from vllm_graft.ledger.asides import Asides
+from vllm_graft.ledger.record import Record
+from vllm_graft.plan import Plan
+
+
+def opened(run: str) -> Ledger:
+    """The ledger of a process with one sampler."""
+    book = Ledger()
+    book.begin_run(run, Plan())
+    book.set_item("sampler", "dry", "applied")
+    book.open(Record.of_this_process(run, "hash", "m", ["worker"], "0.32.0", "V1"))
+    return book
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """A process that records on this machine."""
+    monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path))
+    return opened("run-1")
+
+
+class FrontEnd(Ledger):
+    """Another process of the same run, which reads and has no sampler."""
+
+    def __init__(self, home: Path | None) -> None:
+        super().__init__()
+        self._home = home
+
+    @property
+    def home(self) -> Path | None:
+        return self._home
+
+
+def test_a_front_end_hears_of_what_a_worker_puts_aside(worker: Ledger):
+    """By the worker's record, as soon as it is written."""
+    asides = Asides(FrontEnd(worker.home))
+    assert asides.reasons() == {}
+    worker.put_aside("dry", "RuntimeError: no such table")
+    deadline = time.monotonic() + 10
+    while not asides.reasons():
+        assert time.monotonic() < deadline
+    assert asides.reasons() == {"dry": "RuntimeError: no such table"}
+
+
+def test_records_are_read_only_when_one_has_changed(worker: Ledger, monkeypatch: pytest.MonkeyPatch):
+    """A look is paid for by every request that asks for a sampler."""
+    reads: list[Path] = []
+    read_run = module.read_run
+    monkeypatch.setattr(module, "read_run", lambda home: (reads.append(home), read_run(home))[1])
+    ahead = [10**9]
+    asides = Asides(FrontEnd(worker.home), clock=lambda: time.time_ns() + ahead[0])
+    for _ in range(100):
+        asides.reasons()
+    assert len(reads) == 1
+    worker.save()
+    ahead[0] += 10**9
+    assert asides.reasons() == {}
+    assert len(reads) == 2
+
+
+def test_records_that_change_all_the_time_are_not_read_all_the_time(worker: Ledger, monkeypatch: pytest.MonkeyPatch):
+    """A sampler that costs its requests an error each has a record that changes with each of them."""
+    reads: list[Path] = []
+    read_run = module.read_run
+    monkeypatch.setattr(module, "read_run", lambda home: (reads.append(home), read_run(home))[1])
+    moment = [10**18]
+    asides = Asides(FrontEnd(worker.home), clock=lambda: moment[0])
+    for _ in range(100):
+        worker.save()
+        asides.reasons()
+        moment[0] += 10**6
+    assert len(reads) == 2
+
+
+def test_a_time_that_is_too_recent_to_trust_is_read_again(worker: Ledger, monkeypatch: pytest.MonkeyPatch):
+    """File systems count in ticks: a second change in the same one would not show."""
+    reads: list[Path] = []
+    read_run = module.read_run
+    monkeypatch.setattr(module, "read_run", lambda home: (reads.append(home), read_run(home))[1])
+    moment = [10**8]
+    asides = Asides(FrontEnd(worker.home), clock=lambda: moment[0])
+    asides.reasons()
+    moment[0] += 10**8
+    asides.reasons()
+    assert len(reads) == 2
+
+
+def test_without_a_folder_a_process_knows_its_own(worker: Ledger):
+    """An engine in the front end's process, on a machine where nothing can be written."""
+    worker.put_aside("dry", "raised")
+    assert Asides(worker).reasons() == {"dry": "raised"}
+    assert Asides(FrontEnd(None)).reasons() == {}
+
+
+def test_a_folder_that_is_gone_changes_nothing(worker: Ledger, tmp_path: Path):
+    """Somebody cleared the temporary files: what was known still holds."""
+    assert Asides(FrontEnd(tmp_path / "nowhere")).reasons() == {}

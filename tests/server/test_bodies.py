@@ -1,0 +1,74 @@
+"""Bodies that the application cannot read: a 400 with a word, and nothing else is touched."""
+
+import asyncio
+import json
+
+import pytest
+
+from vllm_graft.server import bodies
+
+
+def post(app: object, path: str, body: object) -> tuple[int, dict[str, object]]:
+    """Send a request through an application, without a server."""
+    sent: list[dict[str, object]] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+        "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http",
+    }  # fmt: skip
+    asyncio.run(app(scope, receive, send))  # type: ignore[operator]
+    return int(str(sent[0]["status"])), json.loads(bytes(sent[1]["body"]))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def app() -> object:
+    """An application whose requests are read as vLLM reads its own."""
+    fastapi = pytest.importorskip("fastapi")
+    from pydantic import BaseModel, model_validator
+
+    class Body(BaseModel):
+        options: object = None
+
+        @model_validator(mode="before")
+        @classmethod
+        def look(cls, data: dict[str, object]) -> dict[str, object]:
+            if data.get("options") is not None:
+                data["options"].get("x")  # type: ignore[attr-defined]
+            return data
+
+    made = fastapi.FastAPI()
+    bodies.attach(made)
+
+    async def good(body: Body) -> dict[str, bool]:
+        return {"good": True}
+
+    async def broken(body: Body) -> None:
+        raise AttributeError("a fault of the server's own")
+
+    # As annotations of local classes they would be looked for in the module.
+    good.__annotations__["body"] = broken.__annotations__["body"] = Body
+    made.post("/good")(good)
+    made.post("/broken")(broken)
+    return made
+
+
+def test_a_body_that_cannot_be_read_is_a_400(app: object):
+    """Whatever is raised there."""
+    assert post(app, "/good", {"options": {"x": 1}}) == (200, {"good": True})
+    status, answer = post(app, "/good", {"options": 5})
+    assert status == 400
+    assert answer["error"]["message"] == (  # type: ignore[index]
+        "the body of the request cannot be read: AttributeError: 'int' object has no attribute 'get'"
+    )
+
+
+def test_a_fault_of_the_server_stays_one(app: object):
+    """It is no fault of the request."""
+    with pytest.raises(AttributeError, match="a fault of the server's own"):
+        post(app, "/broken", {})
