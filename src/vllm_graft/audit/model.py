@@ -225,7 +225,7 @@ class Use:
     file: str
     line: int
     owner: str = ""
-    guard: Guard = Guard()
+    guard: Guard = field(default=Guard(), compare=False)
     alternatives: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
     fallback: bool = field(default=False, repr=False, compare=False)
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None = field(default=None, repr=False, compare=False)
@@ -257,7 +257,7 @@ class Use:
         return f"{self.file}:{self.line}"
 
     def without_tree(self) -> Use:
-        """Return the use without its syntax tree, and of its guard only that there is one, for a report that is kept."""
+        """Return the use without syntax trees, and of its guard only that there is one, for a report that is kept."""
         guard = Guard(caught=frozenset({"worked out"})) if self.guard else Guard()
         return replace(self, body=None, guard=guard, branches=())
 
