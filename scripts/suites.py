@@ -40,7 +40,13 @@ SUITES = (
     Suite("refusals", ("tests/boot/test_refused.py", "tests/boot/test_platforms.py")),
     Suite(
         "serve",
-        ("tests/boot/test_serve.py", "tests/boot/test_guard.py", "tests/boot/test_seeds.py", "tests/plugins/patches"),
+        (
+            "tests/boot/test_serve.py",
+            "tests/boot/test_guard.py",
+            "tests/boot/test_seeds.py",
+            "tests/boot/test_managers.py",
+            "tests/plugins/patches",
+        ),
     ),
     Suite("scheduling", ("tests/plugins/schedulers", "tests/server")),
     Suite("bindings", ("tests/bindings",)),
