@@ -224,7 +224,8 @@ def test_plan_finds_a_patch_that_the_installed_vllm_is_too_new_for(
             "@wrap\n    async def schedule(self, call): ...",
             "is a plain function",
         ),
-        ("vllm.v1.core.sched.scheduler:Scheduler", "@wrap\n    def schedule(self, call): ...", ""),
+        ("vllm.v1.core.sched.scheduler:Scheduler", "@wrap\n    def schedule(self, call): ...", "cannot take what vLLM"),
+        ("vllm.v1.core.sched.scheduler:Scheduler", "@wrap\n    def schedule(self, call, *a, **k): ...", ""),
     ],
 )
 def test_plan_says_what_a_start_would_refuse(
