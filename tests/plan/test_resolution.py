@@ -305,6 +305,16 @@ def test_what_requests_carry_by_default_is_an_option(offered: Path):
     assert names(plan_for()) == ["keyless"]
 
 
+def test_a_model_may_have_defaults_of_its_own():
+    """A profile's table replaces that of all models."""
+    write(
+        '[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = {dry_multiplier = 0.8}\n'
+        '[[profile]]\nmodel = "*70B*"\n[profile.options.dry]\ndefaults = {dry_multiplier = 0.5, dry_base = 2}\n'
+    )
+    assert plan_for().items[0].options["defaults"] == {"dry_multiplier": 0.8}
+    assert plan_for("org/Model-70B").items[0].options["defaults"] == {"dry_multiplier": 0.5, "dry_base": 2}
+
+
 def test_what_becomes_of_unknown_keys_is_a_setting():
     """Of the defaults or a profile; it changes behaviour, and so the hash."""
     write('[defaults]\nsamplers = ["dry"]\n')

@@ -195,7 +195,10 @@ class _Read(Registered):
         kind = load(contract, self.name, "vllm-graft")
         if not hasattr(kind, "options"):
             return kind
-        return type(kind.__name__, (kind,), {} if options is None else {"options": options})
+        # The keys of a sampler are not read, so those that the plan gives to requests are believed to be its own.
+        defaults = self.given.get("defaults")
+        keys = {"keys": tuple(defaults)} if isinstance(defaults, Mapping) else {}
+        return type(kind.__name__, (kind,), keys if options is None else {**keys, "options": options})
 
     def _declared(self) -> tuple[list[str], Mapping[str, OptionValue] | None]:
         """The contracts among the class's bases, and its options; None where it declares none itself."""

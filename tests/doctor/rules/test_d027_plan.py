@@ -104,6 +104,14 @@ def test_options_that_cannot_be_read_are_believed(site, write):
     assert site.found("D027") == []
 
 
+def test_keys_that_requests_have_by_default_are_believed(site, write):
+    write('[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = {dry_multiplier = 0.8}\n')
+    assert site.found("D027") == []
+    write('[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = 0.8\n')
+    (finding,) = site.found("D027")
+    assert "the option 'defaults' of 'dry' must be a table, and is 0.8" in finding.what
+
+
 def test_an_item_under_the_key_of_another_point_is_told(site, write):
     write('[defaults]\nstats = ["mine-patch"]\npatches = ["sink"]\n')
     first, second = site.found("D027")
