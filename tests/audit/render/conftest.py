@@ -41,7 +41,7 @@ def make() -> Make:
 def report(make: Make) -> Report:
     """Two packages; the second has the worse news, and comes after the first."""
     moved = Cell("0.32.0", "0.31.0", Verdict("moved", "its module is a package now", "vllm.v1.queues:make_queue"))
-    patch = Declared("fair", ">=0.26", "tenants starve", "", "vllm>=0.34")
+    patch = Declared("fair", vllm=">=0.26", why="tenants starve", remove_when="vllm>=0.34")
     rows = (
         make("alpha", "vllm.config.vllm:VllmConfig.check", "same", "same", way="import"),
         make("alpha", "vllm.v1.sched:Scheduler.schedule", "same", "body", diff=DIFF, patch=patch),
