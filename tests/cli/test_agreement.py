@@ -221,11 +221,22 @@ REAL = [
 ]
 
 
+UNTOLD = {
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": {"_freeze_gc"},
+    "vllm.platforms.interface:Platform": {"_enum", "device_name", "device_type", "dispatch_key"},
+}
+"""Names of which the catalogue knows less than the start: one is assigned ``staticmethod(function)``, the others are
+annotated without a value, so that they are no attributes yet."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_agree_over_the_installed_vllm(tmp_path):
     """Names of real classes and modules of every kind, each with every mark and form."""
-    places = {target: [*_names(target), "nothing_like_it", "schedul"] for target in REAL}
+    places = {
+        target: [*(name for name in _names(target) if name not in UNTOLD.get(target, ())), "nothing_like_it", "schedul"]
+        for target in REAL
+    }
     places |= {"vllm.core.scheduler:Scheduler": ["schedule"], "vllm.v1.request:Requst": ["is_finished"]}
     (tmp_path / "generated_patches.py").write_text(generated(places, ["", "", ">=0.26,<0.31"]))
     found = told("generated_patches", tmp_path)

@@ -28,7 +28,7 @@ REPORT = "graft_report"
 """The method of every engine core that the front end calls, and of every worker that the engine core calls."""
 
 TIMEOUT_S = 60.0
-"""How long an engine waits for its workers, and the front end for its engines."""
+"""How long a front end waits for its engines."""
 
 
 class Reporter:
@@ -69,7 +69,9 @@ def report_engine(executor: Any) -> list[str]:
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     try:
-        return [own, *executor.collective_rpc(report_worker, timeout=TIMEOUT_S)]
+        # Without a timeout: vLLM's multi-process executor would take a late answer for that of its next call. Whoever
+        # asks sets a limit of their own.
+        return [own, *executor.collective_rpc(report_worker)]
     finally:
         cloudpickle.unregister_pickle_by_value(module)
 
