@@ -44,9 +44,9 @@ class SourceFile:
         """Whether it is the ``__init__.py`` of a package."""
         return self.path.name == "__init__.py"
 
-    @cached_property
+    @property
     def data(self) -> bytes:
-        """What stands in it."""
+        """What stands in it; read anew each time, so that a large package is not held in memory as text, too."""
         return self.path.read_bytes()
 
     @cached_property
@@ -59,7 +59,7 @@ class SourceFile:
         """The words of its import statements, found without parsing it."""
         return frozenset(word for line in _IMPORT.findall(self.data) for word in re.findall(rb"\w+", line))
 
-    @cached_property
+    @property
     def text(self) -> str:
         """The same as text, in the encoding that it declares."""
         return importlib.util.decode_source(self.data)
