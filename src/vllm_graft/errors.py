@@ -19,7 +19,8 @@ line and without control characters, whatever the parts were made of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from vllm_graft.text import printable
 
@@ -100,6 +101,22 @@ class LedgerError(GraftError):
 
 class SetupError(GraftError):
     """Something this command needs is not installed or not reachable."""
+
+
+E = TypeVar("E", bound=GraftError)
+
+
+def join(errors: Sequence[E]) -> E:
+    """Return one error that says all of several, each with its own place and next step."""
+    first, *others = errors
+    if not others:
+        return first
+    what, fix = first.what, first.fix
+    for other in others:
+        place = f"{other.where}: " if other.where and other.where != first.where else ""
+        what += (f". Next: {fix}" if fix else "") + f". Also {place}{other.what}"
+        fix = other.fix
+    return type(first)(what, where=first.where, fix=fix)
 
 
 def nearest(name: str, options: Iterable[str]) -> str:

@@ -299,3 +299,31 @@ def test_modules_in_a_zip_file(engine, tmp_path, monkeypatch):
     module = importlib.import_module("made_up_zip_a")
     assert (module.Target().f(), module.made_up_zip_b.Target().f()) == ("f!", "f")
     del sys.modules["made_up_zip_a"], sys.modules["made_up_zip_b"]
+
+
+def test_every_patch_that_an_import_refuses_is_named(engine, write):
+    """One that does not fit does not keep the others from being looked at; those that fit are applied."""
+    name = write("class A:\n    def f(self, x): return x\nclass B:\n    def g(self): return 1\n")
+
+    class Gone(VLLMPatch[f"{name}:A"], name="gone"):
+        @wrap
+        def h(self, call): ...
+
+    class Narrow(VLLMPatch[f"{name}:A"], name="narrow"):
+        @wrap
+        def f(self, call): ...
+
+    class Fits(VLLMPatch[f"{name}:B"], name="fits"):
+        @wrap
+        def g(self, call):
+            return call() + 1
+
+    engine.apply([Gone, Narrow, Fits])
+    with pytest.raises(TargetError) as caught:
+        importlib.import_module(name)
+    text = str(caught.value)
+    assert text.index("there is no 'h' to wrap") < text.index(". Next: ") < text.index(". Also patch 'narrow'")
+    assert "it has no place for 'x'" in text
+    assert [(state.patch, state.state) for state in engine.report()] == [
+        ("gone", "refused"), ("narrow", "refused"), ("fits", "applied"),
+    ]  # fmt: skip

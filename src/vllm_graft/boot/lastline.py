@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from types import TracebackType
 
-from vllm_graft.errors import GraftError, StartError
+from vllm_graft.errors import GraftError, StartError, join
 from vllm_graft.findings import Finding, worst_first
 from vllm_graft.ledger import folder, reading
 
@@ -54,13 +54,7 @@ def as_error(findings: Sequence[Finding]) -> StartError:
     faults: dict[tuple[str, str], Finding] = {}
     for finding in worst_first(findings):
         faults.setdefault((finding.subject, finding.what), finding)
-    first, *others = faults.values()
-    what, fix = f"{first.subject} {first.what}", first.fix
-    for other in others:
-        place = f"{other.where}: " if other.where != first.where else ""
-        what += (f". Next: {fix}" if fix else "") + f". Also {place}{other.subject} {other.what}"
-        fix = other.fix
-    return StartError(what, where=first.where, fix=fix)
+    return join([StartError(f"{each.subject} {each.what}", where=each.where, fix=each.fix) for each in faults.values()])
 
 
 def _explains(finding: Finding) -> bool:

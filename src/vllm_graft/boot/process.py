@@ -16,7 +16,7 @@ from vllm_graft import ledger
 from vllm_graft.bindings.sampling import places
 from vllm_graft.boot import disabled, names
 from vllm_graft.boot.role import child_role, named_role
-from vllm_graft.errors import GraftError, PatchError, StartError
+from vllm_graft.errors import GraftError, PatchError, StartError, join
 from vllm_graft.ledger.reading import SAME_PLAN
 from vllm_graft.ledger.record import Record, State
 from vllm_graft.patching import HookState, Patch, default_engine, patchset_hash
@@ -192,11 +192,7 @@ class Process:
         """The error that stops the start: every item that is refused, each with its reason and next step."""
         record = ledger.current().record
         here = f"{record.name if record else 'this process'} ({'+'.join(sorted(self.roles))}, pid {os.getpid()})"
-        (first, what, fix), *others = refused
-        for item, reason, step in others:
-            what += f". Next: {fix}. Also {_named(item)}: {reason}"
-            fix = step
-        return StartError(what, where=f"{here}: {_named(first)}", fix=fix)
+        return join([StartError(what, where=f"{here}: {_named(item)}", fix=fix) for item, what, fix in refused])
 
     def leave(self) -> None:
         """Put everything back, so that this process can take another plan: patches, record, what was carried."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from vllm_graft.errors import ConflictError, PatchError
+from vllm_graft.errors import ConflictError, PatchError, join
 from vllm_graft.patching import neighbours
 from vllm_graft.patching.declare import Patch, declared
 from vllm_graft.patching.imports import ImportWatch
@@ -188,19 +188,28 @@ class Engine:
                 _await(entry)
 
     def _after_import(self, name: str) -> None:
+        refusals: list[PatchError] = []
         for entry in self._of_module(name):
             if not entry.awaited or entry.owner is not None:
                 continue
             try:
                 self._meet(entry)
             except PatchError as error:
-                if self.on_refused is not None:
-                    self.on_refused(entry.patch, error)
-                if self.strict:
-                    raise
+                refusals += self._refusal(entry.patch, error)
             finally:
                 if self.on_change is not None:
                     self.on_change(entry.patch)
+        if refusals:
+            raise join(refusals)
+
+    def _refusal(self, patch: Patch, error: PatchError) -> list[PatchError]:
+        """Say that a patch is refused; the error, where it is to fail the import."""
+        try:
+            if self.on_refused is not None:
+                self.on_refused(patch, error)
+        except PatchError as fatal:
+            return [fatal]
+        return [error] if self.strict else []
 
     def _meet(self, entry: Entry) -> None:
         """Put an awaited patch on its target, whose module has just run."""
