@@ -7,7 +7,6 @@ import random
 import torch
 from benchmarks.sampling.batch import Batch
 
-from vllm_graft.bindings.sampling.threads import one_thread_for_few
 from vllm_graft.contracts import Params, ServedModel
 from vllm_graft.plugins.samplers.constrained_json import ConstrainedJSONSampler
 from vllm_graft.plugins.samplers.constrained_json.vocabulary import _byte_signs
@@ -52,8 +51,7 @@ class Documents:
 
     def step(self, logits: torch.Tensor) -> None:
         """As the binding does it: on a copy."""
-        with one_thread_for_few(logits):
-            self._picked = self._sampler.sample(logits[self._batch.rows], [params for params, _ in self._requests])
+        self._picked = self._sampler.sample(logits[self._batch.rows], [params for params, _ in self._requests])
 
     def grow(self) -> None:
         """What was picked is part of the documents."""

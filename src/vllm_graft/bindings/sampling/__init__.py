@@ -8,7 +8,6 @@
 - ``isolation``  a strategy's own rows as a copy, and what of it goes back into the logits
 - ``steps``      what a step offers behind ``Rows``: positions, randomness, history
 - ``truncation`` statistics of rows, and the one pass that takes away what is below a limit
-- ``threads``    how many threads samplers work with on a CPU
 - ``places``     the few places in vLLM where a processor alone cannot stand
 - ``failures``   a request that ends because its sampler raised
 """

@@ -64,23 +64,28 @@ def isolate(rows: Rows) -> Rows:
 
 
 class Copy:
-    """Copies rows of the logits, on the host into the same memory again and again: fresh memory takes as long."""
+    """Copies rows of the logits, on the host into the same memory again and again: fresh memory takes as long.
+
+    By numpy there: torch would share out each operation among threads, and wait for all of them.
+    """
 
     def __init__(self) -> None:
         self._memory: torch.Tensor | None = None
 
     def take(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The rows as a tensor of their own."""
-        import torch
-
         if logits.device.type != "cpu":
             return logits[rows]
+        import numpy as np
+        import torch
+
         size = len(rows) * logits.shape[1]
         if self._memory is None or self._memory.numel() < size or self._memory.dtype != logits.dtype:
             self._memory = torch.empty(size, dtype=logits.dtype)
         # A tensor of its own over that memory: what a strategy does to it, but for its numbers, ends with it.
         own = self._memory.detach()[:size].view(len(rows), logits.shape[1])
-        return torch.index_select(logits, 0, rows, out=own)
+        np.take(logits.numpy(), rows.numpy(), axis=0, out=own.numpy(), mode="clip")
+        return own
 
 
 Form = tuple["torch.Size", "torch.dtype", "torch.device"]
@@ -149,26 +154,27 @@ def write_back_on_host(
 ) -> list[bool]:
     """As ``write_back``, but it tells which rows are broken, and writes nothing where any is.
 
-    Row after row, while each is in the cache; most have nothing that is forbidden.
+    Row after row by numpy, while each is in the cache; most have nothing that is forbidden.
     """
-    import torch
+    import numpy as np
 
     own = [True] * len(rows) if mine is None else mine.tolist()
     broken, writes = [False] * len(rows), []
+    all_before, all_after = logits.numpy(), result.detach().numpy()
     for number, row in enumerate(rows.tolist()):
         if not own[number]:
             continue
-        before, after = logits[row], result[number]
-        if keep_forbidden and not before.amin().item() > -math.inf:
-            after = torch.where(before == -math.inf, before, after)
-        top = after.amax().item()
+        before, after = all_before[row], all_after[number]
+        if keep_forbidden and not before.min() > -math.inf:
+            after = np.where(before == -math.inf, before, after)
+        top = after.max()
         if -math.inf < top < math.inf:
             writes.append((before, after))
         elif top != -math.inf:
-            broken[number] = before.amax().item() < math.inf
+            broken[number] = bool(before.max() < math.inf)
     if not any(broken):
         for before, after in writes:
-            before.copy_(after)
+            before[:] = after
     return broken
 
 

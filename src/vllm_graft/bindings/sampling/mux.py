@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_graft.bindings.sampling.planned import Planned
 from vllm_graft.bindings.sampling.steps import tensor
-from vllm_graft.bindings.sampling.threads import one_thread_for_few
 from vllm_graft.contracts import Params, Rows, ServedModel, Statistics
 from vllm_graft.contracts.request_keys import KeyValue
 from vllm_graft.contracts.rows import Step
@@ -86,8 +85,7 @@ class Mux:
         if self._layout != layout:
             self._layout = list(layout)
             self._rows.clear()
-        with one_thread_for_few(logits):
-            self._work(logits, lambda each: self._own_rows(each, step, logits.device))
+        self._work(logits, lambda each: self._own_rows(each, step, logits.device))
 
     def run_drafts(self, logits: torch.Tensor, step: Step, slots: torch.Tensor, present: Iterable[int]) -> None:
         """A step in which only the device knows whose each row is; ``present`` are the slots that have any."""

@@ -1,20 +1,21 @@
 """A token for each row, by the temperature, top_k and top_p of its request and one random number.
 
-On an accelerator every call counts and a row is read in no time; on a CPU it is the other way round, so there the work
-on whole rows is avoided. Nothing waits for the device.
+On an accelerator every call counts and a row is read in no time, so all rows are worked on at once, and nothing waits
+for the device. On a CPU it is numpy, row by row: torch shares out every operation on a row among its threads and waits
+for all of them, and where the machine has other work each wait is a time slice of somebody else. vLLM's CPU worker does
+not let anybody set the number of threads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from vllm_graft.contracts import Params
 
 if TYPE_CHECKING:
     import torch
-
 
 _SHARES: Final = (1e-3, 1e-4, 1e-5)
 """From which share of all on a token is looked at for top_p; the next one where those do not make it up."""
@@ -27,14 +28,19 @@ def pick(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float
     ``numbers`` are in [0, 1), one for each row. A row gets the same token whatever other rows there are. A token that
     may not come is returned only for a row of which nothing may.
     """
+    if scores.device.type == "cpu":
+        import torch
+
+        rows = zip(scores.numpy(), params, numbers, strict=True)
+        return torch.tensor([_pick_on_host(row, one, number) for row, one, number in rows], dtype=torch.int64)
     chance = [row for row, one in enumerate(params) if not one.greedy]
     if not chance:
-        return _highest(scores)
+        return scores.argmax(dim=-1)
     if len(chance) == len(params):
         return _drawn(scores, params, numbers)
-    picked, rows = _highest(scores), tensor(chance, scores.device)
-    drawn = _drawn(scores[rows], [params[row] for row in chance], [numbers[row] for row in chance])
-    return picked.index_copy_(0, rows, drawn)
+    picked, rows_of_chance = scores.argmax(dim=-1), tensor(chance, scores.device)
+    drawn = _drawn(scores[rows_of_chance], [params[row] for row in chance], [numbers[row] for row in chance])
+    return picked.index_copy_(0, rows_of_chance, drawn)
 
 
 def tensor(numbers: Sequence[int] | Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
@@ -46,61 +52,90 @@ def tensor(numbers: Sequence[int] | Sequence[Sequence[float]], device: torch.dev
     return torch.tensor(numbers, pin_memory=True).to(device, non_blocking=True)
 
 
+def _pick_on_host(row: Any, params: Params, number: float) -> int:
+    """The token of one row, a numpy array."""
+    import numpy as np
+
+    best = int(row.argmax())
+    if params.greedy or row[best] == -math.inf:
+        return best
+    weights = row - row[best]
+    weights /= np.float32(params.temperature)
+    np.exp(weights, out=weights)
+    narrow = params.top_p < 1 or 0 < params.top_k < len(row)
+    token = _pass_among_heaviest(weights, params, number) if narrow else _pass(weights, number)
+    # Sums are rounded: a number at the edge of one may fall on a token of no weight.
+    return token if weights[token] > 0 else best
+
+
+def _pass(weights: Any, number: float) -> int:
+    """The index at which the running sum passes a share of the whole; first the block, then the place in it."""
+    import numpy as np
+
+    blocks = weights.reshape(-1, math.gcd(256, len(weights)))
+    sums = blocks.sum(axis=1)
+    edges = sums.cumsum(dtype=np.float64)
+    target = number * edges[-1]
+    block = min(int(edges.searchsorted(target, side="right")), len(edges) - 1)
+    within = blocks[block].cumsum(dtype=np.float64)
+    place = min(int(within.searchsorted(target - (edges[block] - sums[block]), side="right")), len(within) - 1)
+    return block * len(within) + place
+
+
+def _pass_among_heaviest(weights: Any, params: Params, number: float) -> int:
+    """As ``_pass``, among the tokens that top_k and top_p leave."""
+    heavy, tokens, total = _heaviest_on_host(weights, params)
+    edges = heavy.cumsum(dtype="float64")
+    # The first stays, and each whose forerunners do not make up top_p.
+    last = min(int(edges.searchsorted(total * params.top_p)), len(edges) - 1)
+    return int(tokens[min(int(edges.searchsorted(number * edges[last], side="right")), last)])
+
+
+def _heaviest_on_host(weights: Any, params: Params) -> tuple[Any, Any, float]:
+    """The heaviest tokens in falling order, enough of them to hold top_p, and what top_p is a share of."""
+    import numpy as np
+    import torch
+
+    vocabulary = len(weights)
+    if 0 < params.top_k < vocabulary:
+        heavy, tokens = (each.numpy() for each in torch.from_numpy(weights).topk(params.top_k))
+        return heavy, tokens, float(heavy.sum(dtype=np.float64))
+    total = float(weights.sum(dtype=np.float64))
+    # Only what may be part of top_p is sorted: seldom more than a few. What is lighter than the last share weighs less,
+    # all together, than top_p leaves out.
+    for share in (*_SHARES, (1 - params.top_p) / vocabulary):
+        places = np.flatnonzero(weights >= total * share)
+        heavy = weights[places]
+        if heavy.sum(dtype=np.float64) >= total * params.top_p * _ROUNDING:
+            break
+    if not len(places):
+        places, heavy = np.arange(vocabulary), weights
+    order = np.argsort(-heavy, kind="stable")
+    return heavy[order], places[order], total
+
+
 def _drawn(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float]) -> torch.Tensor:
     import torch
 
-    on_host = scores.device.type == "cpu"
     heats_and_lots = tensor([[float(one.temperature) for one in params], numbers], scores.device)
     weights = scores.div_(heats_and_lots[0, :, None]).softmax(dim=-1)
     lots = heats_and_lots[1, :, None]
     narrow = [row for row, one in enumerate(params) if one.top_p < 1 or 0 < one.top_k < weights.shape[1]]
     drawn = _passed(weights, lots) if len(narrow) < len(params) else torch.zeros_like(lots[:, 0], dtype=torch.int64)
-    for row in narrow if on_host else ():
-        one = slice(row, row + 1)
-        drawn[one] = _passed_among_heaviest(weights[one], lots[one], params[one])
-    if narrow and not on_host:
+    if narrow:
         rows = tensor(narrow, scores.device)
         drawn[rows] = _passed_among_heaviest(weights[rows], lots[rows], [params[row] for row in narrow])
     # Sums are rounded: a number at the edge of one may fall on a token of no weight.
     weighs = weights.gather(1, drawn[:, None])[:, 0] > 0
-    return drawn if on_host and weighs.all() else torch.where(weighs, drawn, _highest(weights))
-
-
-def _highest(scores: torch.Tensor) -> torch.Tensor:
-    """The index of the greatest of each row."""
-    if scores.device.type != "cpu":
-        return scores.argmax(dim=-1)
-    # The block first and then the place in it: a search for the place through the whole row takes five times as long.
-    blocks = _blocks(scores)
-    block = blocks.amax(dim=-1).argmax(dim=-1)
-    return block * blocks.shape[2] + _of(blocks, block).argmax(dim=-1)
+    return torch.where(weighs, drawn, weights.argmax(dim=-1))
 
 
 def _passed(weights: torch.Tensor, lots: torch.Tensor) -> torch.Tensor:
     """The index at which the running sum of each row passes its lot, a share of the whole."""
     import torch
 
-    if weights.device.type != "cpu":
-        edges = weights.cumsum(dim=-1)
-        return torch.searchsorted(edges, lots * edges[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)[:, 0]
-    blocks = _blocks(weights)
-    sums = blocks.sum(dim=-1)
-    edges = sums.cumsum(dim=-1)
-    target = lots * edges[:, -1:]
-    block = torch.searchsorted(edges, target, right=True).clamp_(max=edges.shape[1] - 1)
-    left = target - (edges.gather(1, block) - sums.gather(1, block))
-    within = _of(blocks, block[:, 0]).cumsum(dim=-1)
-    place = torch.searchsorted(within, left, right=True).clamp_(max=blocks.shape[2] - 1)
-    return (block * blocks.shape[2] + place)[:, 0]
-
-
-def _blocks(scores: torch.Tensor) -> torch.Tensor:
-    return scores.view(len(scores), -1, math.gcd(256, scores.shape[1]))
-
-
-def _of(blocks: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    """One block of each row."""
-    return blocks.gather(1, block[:, None, None].expand(-1, 1, blocks.shape[2]))[:, 0]
+    edges = weights.cumsum(dim=-1)
+    return torch.searchsorted(edges, lots * edges[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)[:, 0]
 
 
 class _Heaviest(NamedTuple):
@@ -116,7 +151,7 @@ def _passed_among_heaviest(weights: torch.Tensor, lots: torch.Tensor, params: Se
     """As ``_passed``, among the tokens that top_k and top_p leave."""
     import torch
 
-    heaviest = _heaviest_on_host(weights, params[0]) if weights.device.type == "cpu" else _heaviest(weights, params)
+    heaviest = _heaviest(weights, params)
     shares = tensor([[one.top_p] for one in params], weights.device)
     edges = heaviest.weights.cumsum(dim=-1)
     # The first stays, and each whose forerunners do not make up top_p.
@@ -137,27 +172,3 @@ def _heaviest(weights: torch.Tensor, params: Sequence[Params]) -> _Heaviest:
         behind = torch.arange(most, device=weights.device) >= tensor(counts, weights.device)[:, None]
         heavy = heavy.masked_fill(behind, 0.0)
     return _Heaviest(heavy, tokens, heavy.sum(dim=-1, keepdim=True))
-
-
-def _heaviest_on_host(weights: torch.Tensor, params: Params) -> _Heaviest:
-    """Of one row."""
-    import numpy as np
-    import torch
-
-    vocabulary = weights.shape[1]
-    if 0 < params.top_k < vocabulary:
-        heavy, tokens = weights.topk(params.top_k)
-        return _Heaviest(heavy, tokens, heavy.sum(dim=-1, keepdim=True))
-    total = weights.sum(dim=-1, keepdim=True)
-    row, whole = weights.numpy()[0], total.item()
-    # Only what may be part of top_p is sorted: seldom more than a few. What is lighter than the last share weighs less,
-    # all together, than top_p leaves out.
-    for share in (*_SHARES, (1 - params.top_p) / vocabulary):
-        places = np.flatnonzero(row >= whole * share)
-        heavy = row[places]
-        if heavy.sum(dtype=np.float64) >= whole * params.top_p * _ROUNDING:
-            break
-    if not len(places):
-        return _Heaviest(weights, torch.arange(vocabulary)[None], total)
-    order = np.argsort(-heavy, kind="stable")
-    return _Heaviest(torch.from_numpy(heavy[order])[None], torch.from_numpy(places[order])[None], total)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
-from vllm_graft.bindings.sampling.threads import are_few
 from vllm_graft.contracts import Key, Params, Sampler
 from vllm_graft.contracts.request_keys import KeyValue
 from vllm_graft.contracts.rows import ServedModel
@@ -101,10 +100,10 @@ class ConstrainedJSONSampler(Sampler):
         import torch
 
         choices = [self._choice(one) for one in params]
-        if are_few(logits):
-            # Row by row, each is in the cache once.
-            for row, choice in zip(logits, choices, strict=True):
-                row.add_(choice.mask)
+        if logits.device.type == "cpu":
+            # By numpy, as in `pick`.
+            for row, choice in zip(logits.numpy(), choices, strict=True):
+                row += choice.mask.numpy()
         else:
             logits.add_(torch.stack([choice.mask for choice in choices]))
         picked = pick(logits, params, [choice.number for choice in choices])
