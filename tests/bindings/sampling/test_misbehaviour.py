@@ -24,6 +24,8 @@ class Misdeed(SamplingStrategy):
         cls.keys = (Key(cls.__name__.lower(), "bool", False, switch=True),)
     def open(self, slot, params):
         return True
+    def step(self, logits, rows):
+        """Nothing, where the misdeed is another."""
 
 class Unspeakable(Exception):
     def __str__(self):
