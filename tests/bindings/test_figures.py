@@ -139,9 +139,7 @@ def check_metrics(server: Server, number: int) -> None:
         assert sample["vllm_graft_queue_admitted_total"] == number / 2
         assert sample["vllm_graft_queue_wait_seconds_count"] == number / 2
         assert sample["vllm_graft_queue_token_share"] == pytest.approx(0.5)
-        assert found["vllm_graft_queue_wait_seconds_bucket", f'by="tenant",engine="0",le="+Inf",value="{tenant}"'] == (
-            number / 2
-        )
+        assert found["vllm_graft_queue_wait_seconds_bucket", f'{labels},le="+Inf"'] == number / 2
         assert sample["vllm_graft_queue_tokens_total"] > number / 2
 
 
@@ -165,17 +163,18 @@ def test_a_real_server_shows_its_queues_in_status_and_metrics(graft: Session, se
             assert {value: row["ended"] for value, row in by_tenant.items()} == {"acme": 10, "zeta": 10}
         text = render([view.as_dict()], [])
         assert re.search(r"^tenant-fairness +\d+ +tenant +acme +0 +0 +10 +0 +10 +0 ", text, re.MULTILINE)
-        assert "<td>acme<td>0<td>0<td>10<td>0<td>10<td>0" in server.get("/graft/status", {"Accept": "text/html"})[1]
+        page = server.get("/graft/status", {"Accept": "text/html"})[1]
+        assert re.search("<td[^>]*>acme<td>0<td>0<td>10<td>0<td>10<td>0", page)
 
 
 def test_nothing_is_shown_where_no_scheduler_is_planned(graft: Session):
-    """The server's metrics are vLLM's own."""
+    """Of the queues; how the planned items stand is shown with any plan."""
     pytest.importorskip("vllm")
     graft.simulate()
     graft.plan('[defaults]\nstats = ["request-log"]\n')
     with graft.server("--served-model-name", "m") as server:
         asked(server, 2)
-        assert "vllm_graft" not in server.get("/metrics")[1]
+        assert "vllm_graft_queue" not in server.get("/metrics")[1]
         found = json.loads(server.get("/graft/status")[1])
         assert found["queues"] == []
         assert "Queues" not in server.get("/graft/status", {"Accept": "text/html"})[1]

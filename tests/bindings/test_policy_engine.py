@@ -162,6 +162,8 @@ def chosen(options):
 class Chosen(SchedulingPolicy):
     def __new__(cls, options):
         return chosen(options)
+
+    def schedule(self, waiting, running, kv_cache): ...
 '''
 
 SCRIPT = """

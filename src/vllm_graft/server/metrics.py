@@ -167,7 +167,8 @@ def _sample(name: str, labels: str, value: float) -> str:
 
 
 def _labels(**labels: str) -> str:
-    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+    # In the order of their names, as prometheus_client writes them.
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in sorted(labels.items()))
 
 
 def _escape(value: str) -> str:
