@@ -103,6 +103,7 @@ class Scope:
     module: Module
     parent: Scope | None = None
     names: dict[str, list[object]] = field(default_factory=dict)
+    body: Sequence[ast.stmt] = ()
 
     def lookup(self, name: str) -> list[object]:
         """Return what a name may be bound to; nothing for builtins."""
@@ -162,7 +163,7 @@ class Module:
     scope: Scope = field(init=False)
 
     def __post_init__(self) -> None:
-        self.scope = Scope("module", self)
+        self.scope = Scope("module", self, body=self.tree.body)
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ class Package:
         self.modules: dict[str, Module] = {}
         self.unparsed: list[str] = []
         self.classes: list[OwnClass] = []
+        self.importers: dict[str, list[tuple[str, Guards]]] = {}
         for path in sorted(_files(folder)):
             self._read(path)
         for module in self.modules.values():
@@ -625,13 +627,24 @@ class _Collector(_Blocks):
         end = getattr(node, "end_lineno", line) or line
         self.found.append(Use(kind, self.module.shown, line, end, name, context.guards, **more))  # type: ignore[arg-type]
 
+    def _imports(self, module: str, guards: Guards) -> None:
+        """Note who imports a module of the package, and the packages above it."""
+        while module and module.partition(".")[0] in self.package.tops:
+            if module in self.package.modules:
+                self.package.importers.setdefault(module, []).append((self.module.name, guards))
+            module = module.rpartition(".")[0]
+
     def _statement(self, node: ast.stmt, context: _Context) -> None:
         if isinstance(node, ast.Import):
             for alias in node.names:
+                self._imports(alias.name, context.guards)
                 if is_upstream(alias.name):
                     self._use("import", node, alias.name, context, refs=(Upstream(alias.name),))
         elif isinstance(node, ast.ImportFrom):
             source = absolute(node, self.module)
+            for alias in node.names:
+                below = f"{source}.{alias.name}"
+                self._imports(below if below in self.package.modules else source, context.guards)
             for alias in node.names if is_upstream(source) else ():
                 ref = Upstream(source, () if alias.name == "*" else (alias.name,))
                 self._use("import", alias, ref.dotted, context, refs=(ref,))
@@ -683,7 +696,7 @@ class _Collector(_Blocks):
     def _function(self, node: Function, context: _Context) -> None:
         for one in [*node.decorator_list, *node.args.defaults, *(one for one in node.args.kw_defaults if one)]:
             self.expression(one, context)
-        scope = Scope("function", self.module, context.scope)
+        scope = Scope("function", self.module, context.scope, body=node.body)
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         for argument in arguments:
             bound = Instance(argument.annotation, context.scope) if argument.annotation else Unknown()

@@ -20,6 +20,7 @@ from truth.collect import (
     Guards,
     Module,
     Never,
+    Package,
     Scope,
     Upstream,
     absolute,
@@ -86,8 +87,24 @@ class Evaluator:
         answer = self._known[key]
         if answer is None:
             # A condition on the request or the options may come out either way: the code does run at times.
-            return None if asks(guard.test) else True
+            return None if asks(guard.test) or _flagged(guard.test, guard.scope) else True
         return answer is guard.branch
+
+    def module_runs(self, name: str, package: Package, seen: frozenset[str] = frozenset()) -> bool | None:
+        """Tell whether a module is imported on this release: False where every import of it is behind a false test."""
+        importers = [one for one in package.importers.get(name, []) if one[0] != name and one[0] not in seen]
+        if not importers:
+            return True
+        answers: list[bool | None] = []
+        for importer, guards in importers:
+            runs = self.runs(guards)
+            if runs is not False and not name.startswith(f"{importer}."):
+                above = self.module_runs(importer, package, seen | {name})
+                runs = above if above is not True else runs
+            answers.append(runs)
+        if True in answers:
+            return True
+        return None if None in answers else False
 
     def _condition(self, test: ast.expr, scope: Scope) -> bool | None:
         if isinstance(test, ast.BoolOp):
@@ -260,6 +277,19 @@ class Evaluator:
         except Exception as error:
             raise NotEvaluated from error
         return names[node.name]
+
+
+def _flagged(test: ast.expr, scope: Scope) -> bool:
+    """Tell whether a condition goes by a variable that an earlier test of the version or for a name has set."""
+    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+    place: Scope | None = scope
+    while place is not None:
+        for node in statements(place.body):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if names & {one.id for one in targets if isinstance(one, ast.Name)} and asks(node.value):  # type: ignore[attr-defined]
+                return True
+        place = place.parent
+    return False
 
 
 def asks(test: ast.expr) -> bool:

@@ -37,6 +37,7 @@ class Oracle:
         self.sources = Sources(Path(vllm.__file__).parent, self.version)
         self.evaluator = Evaluator(self)
         self._modules: dict[str, object] = {}
+        self._files: tuple[Package, dict[str, bool | None]] | None = None
 
     def decide(self, use: Use, package: Package) -> None:
         """Write the verdict into a use."""
@@ -44,6 +45,11 @@ class Oracle:
         if runs is False:
             use.verdict, use.why = FINE, "its branch does not run"
             return
+        imported = self._imported(use, package)
+        if imported is False:
+            use.verdict, use.why = FINE, "its file is not imported"
+            return
+        runs = imported if imported is None else runs
         try:
             self._decide(use, package)
             use.verdict = FINE
@@ -61,6 +67,14 @@ class Oracle:
         except Exception as error:
             # Anything may happen when unknown classes are taken apart; it is counted, and --undecided shows it.
             use.verdict, use.why = UNDECIDED, f"it could not be tried: {type(error).__name__}: {error}"
+
+    def _imported(self, use: Use, package: Package) -> bool | None:
+        """Tell whether the file of a use is imported on this release."""
+        if self._files is None or self._files[0] is not package:
+            names = {module.shown: module.name for module in package.modules.values()}
+            runs = {shown: self.evaluator.module_runs(name, package) for shown, name in names.items()}
+            self._files = package, runs
+        return self._files[1][use.file]
 
     def _decide(self, use: Use, package: Package) -> None:
         if use.kind == "import":
@@ -206,7 +220,7 @@ class Oracle:
             bind(one, shape, bound=1)
 
     def _field(self, use: Use, package: Package) -> None:
-        cls = self.live(use.refs)
+        cls = self._prefix(use)
         for name in use.path:
             if not isinstance(cls, type) or not is_upstream(cls.__module__) or dynamic(cls):
                 return
