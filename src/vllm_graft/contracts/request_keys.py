@@ -49,6 +49,9 @@ class Key:
         read = _READERS[self.kind](value)
         if read is None or not self._in_range(read):
             raise ValueError(f"{name or self.name} must be {self.allowed}, and is {_shown(value)}")
+        # A list that came as JSON text is decoded by now, and may hold what its text did not show.
+        if reason := _unsendable(read):
+            raise ValueError(f"{name or self.name} {reason}, and cannot be sent to the engine")
         return read
 
     def takes(self, value: object) -> bool:

@@ -219,6 +219,8 @@ UNSENDABLE = [
     ({"somebody": -(2**64)}, "somebody holds a whole number that takes more than 64 bits"),
     ({"warm_ids": [1, 2**70]}, "warm_ids holds a whole number"),
     ({"warm_words": ["a\ud800"]}, "warm_words has half of a surrogate pair"),
+    ({"warm_words": r'["\ud800"]'}, "warm_words has half of a surrogate pair"),
+    ({"warm_ids": "[18446744073709551616]"}, "warm_ids holds a whole number that takes more than 64 bits"),
     ({"some\ud800body": 1}, r"'some\\ud800body' has half of a surrogate pair"),
     ({"somebody": {"a": ["\udfff"]}}, "somebody has half of a surrogate pair"),
     ({"somebody": functools.reduce(lambda inner, _: [inner], range(900), 1)}, "somebody is nested more than 64 levels"),

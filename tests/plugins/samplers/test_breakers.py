@@ -37,6 +37,20 @@ def test_texts_that_tokens_contain_and_texts_that_none_does():
     assert not breakers.tokens([])
 
 
+def test_a_text_that_the_tokenizer_cannot_encode_breaks_nothing(caplog):
+    """Half of a surrogate pair, as tokenizers written in Rust refuse it: the other texts still count."""
+
+    class Strict(Words):
+        def encode(self, text, **options):
+            text.encode()
+            return super().encode(text, **options)
+
+    words = Strict(["x", "\n", "ab"])
+    breakers = Breakers(lambda: words, 3)
+    assert tokens_in(breakers.tokens(["\ud800", "\n"]), 3) == {1}
+    assert r"the breaker '\ud800' matches nothing: UnicodeEncodeError" in caplog.text
+
+
 def test_the_vocabulary_is_decoded_once_and_only_when_needed():
     """A list without texts needs no tokenizer at all."""
     words = Words(["a", "b", "c"])

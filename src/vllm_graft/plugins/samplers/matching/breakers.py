@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, reduce
 from operator import or_
@@ -11,6 +12,7 @@ import numpy as np
 
 from vllm_graft.plugins.samplers.matching.sets import TokenSet
 
+_LOG: Final = logging.getLogger("vllm.graft")
 _CACHED_LISTS: Final = 64
 _CACHED_TEXTS: Final = 512
 _SEPARATOR: Final = 0x110000
@@ -20,7 +22,8 @@ _SEPARATOR: Final = 0x110000
 class Breakers:
     """The tokens that contain one of several texts.
 
-    A text that no token contains stands for the last token of its encoding. The vocabulary is decoded with the first
+    A text that no token contains stands for the last token of its encoding; one that the tokenizer cannot encode, for
+    none. The vocabulary is decoded with the first
     question; a text that was not asked for before costs then a fraction of a millisecond.
     """
 
@@ -46,7 +49,14 @@ class Breakers:
         found = self._index.containing(text)
         if found.any():
             return TokenSet.where(found)
-        return TokenSet.of(list(tokenizer.encode(text, add_special_tokens=False))[-1:], self._vocabulary)
+        try:
+            encoding = list(tokenizer.encode(text, add_special_tokens=False))
+        except Exception as error:
+            # A text that this tokenizer does not take, such as half of a surrogate pair, is no reason to lose the
+            # strategy: all other requests have it too.
+            _LOG.warning("vllm-graft: dry: the breaker %a matches nothing: %s: %a", text, type(error).__name__, error)
+            encoding = []
+        return TokenSet.of(encoding[-1:], self._vocabulary)
 
 
 class TextIndex:
