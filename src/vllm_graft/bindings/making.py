@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from vllm_graft.contracts.item import Item, OptionValue
+from vllm_graft.contracts.sampling import Chosen
 from vllm_graft.errors import GraftError, StartError
 from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
@@ -43,7 +44,8 @@ def make(
     try:
         with say_if_slow(f"{item.point} {item.name!r} is made"):
             kind = load(item.target, item.name, item.package)
-            made = kind(**_arguments(kind, dict(item.options), provided))
+            args, kwargs = _arguments(kind, dict(item.options), provided)
+            made = kind(*args, **kwargs)
         if not isinstance(made, contract):
             names = [each.__name__ for each in (contract if isinstance(contract, tuple) else (contract,))]
             raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {' and no '.join(names)}")
@@ -66,13 +68,44 @@ def make(
 
 def _arguments(
     kind: type, options: dict[str, OptionValue], provided: Mapping[str, Callable[[], object]]
-) -> dict[str, object]:
-    """What a constructor is called with: the first parameter that is none of ``provided`` gets the options."""
-    parameters = inspect.signature(kind).parameters.values()
-    named = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    found: dict[str, object] = {name: provided[name]() for name in named if name in provided}
-    first = next((name for name in named if name not in provided), None)
-    return found if first is None else {first: options, **found}
+) -> tuple[list[object], dict[str, object]]:
+    """What a constructor is called with: the first parameter that is none of ``provided`` gets the options.
+
+    ``*args`` and ``**kwargs`` count as parameters, the latter for an argument ``options``: a constructor that only
+    hands on what it is given must not lose them.
+    """
+    parameters = list(inspect.signature(kind).parameters.values())
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    by_name = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    kinds = {each.kind for each in parameters}
+    args: list[object] = []
+    kwargs: dict[str, object] = {name: provided[name]() for name in by_name if name in provided}
+    for number, each in enumerate(positional):
+        if each.name in provided:
+            args.append(provided[each.name]())
+            continue
+        args.append(options)
+        rest = positional[number + 1 :]
+        kwargs |= {later.name: provided[later.name]() for later in rest if later.name in provided}
+        return args, kwargs
+    free = [name for name in by_name if name not in provided]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        args.append(options)
+    elif inspect.Parameter.VAR_KEYWORD in kinds:
+        kwargs["options"] = options
+    elif free:
+        kwargs["options" if "options" in free else free[0]] = options
+    else:
+        _refuse_lost_options(kind, options)
+    return args, kwargs
+
+
+def _refuse_lost_options(kind: type, options: Mapping[str, OptionValue]) -> None:
+    """Refuse a constructor that takes no options where the plan sets one; those of every sampler are the binding's."""
+    defaults: Mapping[str, OptionValue] = getattr(kind, "options", {})
+    lost = [name for name, value in options.items() if name not in Chosen.options and value != defaults.get(name)]
+    if lost:
+        raise TypeError(f"the constructor of {kind.__name__} takes no options, and the plan sets {', '.join(lost)}")
 
 
 def why_not(error: BaseException) -> str:
