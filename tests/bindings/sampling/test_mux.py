@@ -856,6 +856,16 @@ def test_opening_has_a_budget_too(monkeypatch: pytest.MonkeyPatch):
     assert "2 calls each took more than 1 s over the budget" in bench.ledger._items["adds"].reason
 
 
+def test_opening_may_take_longer_than_a_step(monkeypatch: pytest.MonkeyPatch):
+    """It is done once for each request: 15 ms are no reason to put a strategy aside, however many requests come."""
+    clock = itertools.count(10**9, 15 * 10**6)
+    monkeypatch.setattr("time.perf_counter_ns", lambda: next(clock))
+    bench = Bench(Adds)
+    for _ in range(200):
+        bench.change(added=[(0, {"adds": 1})])
+    assert bench.state("adds") == "applied"
+
+
 class Odd(AtLeast):
     """A limit that is computed for all but raises for one."""
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Fail = Callable[[int, str], None]
 
 _OURS: Final = "vllm-graft"
+OPEN_BUDGET_US: Final = 20_000.0
+"""What ``open`` may cost beyond a step: it is called once for each request, and may have tables to make."""
 _PASSES: Final = 16
 _HOST_BYTES_PER_US: Final = 5000.0
 
@@ -81,7 +83,7 @@ class Planned:
         made = self.made
         self._open = self._step = self._sampled = self._threshold = self._sample = None
         if isinstance(made, SamplingStrategy):
-            self._open = self._guarded("open", self._opening(made.open), _no, budget)
+            self._open = self._guarded("open", self._opening(made.open), _no, budget + OPEN_BUDGET_US)
             if type(made).sampled is not SamplingStrategy.sampled:
                 self._sampled = self._guarded("sampled", made.sampled, _nothing, budget)
         if isinstance(made, Truncation):

@@ -35,8 +35,8 @@ class TokenSet:
     @classmethod
     def where(cls, mask: np.ndarray) -> TokenSet:
         """The tokens for which ``mask`` is true."""
-        bits = np.packbits(mask, bitorder="little")
-        return cls(np.pad(bits, (0, -len(bits) % (WORD // 8))).tobytes())
+        bits = np.packbits(mask, bitorder="little").tobytes()
+        return cls(bits + bytes(-len(bits) % (WORD // 8)))
 
     @cached_property
     def flags(self) -> bytes:
