@@ -177,15 +177,37 @@ def calls_until_aside(monkeypatch: pytest.MonkeyPatch, seconds: list[float], pau
 @pytest.mark.parametrize(
     ("seconds", "pause", "calls", "reason"),
     [
-        ([2.0] * 9, 0.0, 2, "2 calls each took more than 1 s over the budget of 500 us (mean 2000000 us, "),
-        ([10.0] * 9, 60.0, 2, "2 calls each took more than 1 s over the budget of 500 us (mean 10000000 us, "),
+        ([2.0] * 9, 0.0, 3, "3 calls each took more than 1 s over the budget of 500 us (mean 2000000 us, "),
+        ([10.0] * 9, 60.0, 3, "3 calls each took more than 1 s over the budget of 500 us (mean 10000000 us, "),
+        ([2.0, 0.01] * 9, 0.0, 5, "3 calls each took more than 1 s over the budget of 500 us (mean "),
+        ([2.0, 0.0001] * 9, 0.0, 9, "5 calls each took more than 1 s over the budget of 500 us (mean "),
+        ([*[0.0001] * 900, 2.0, 2.0, *[0.0001] * 9, *[2.0] * 9], 0.0, 914, "5 calls each took more than 1 s over"),
+        ([0.9] * 9, 0.0, 3, "its last calls together took 1.0 s over the budget of 500 us (mean "),
         ([0.3] * 99, 0.01, 4, "its last calls together took 1.2 s over the budget of 500 us (mean "),
         ([0.0001, 0.05] * 99, 0.01, 44, "its last calls together took 1.0 s over the budget of 500 us (mean "),
         ([3.0, *[0.0001] * 60], 0.0, 61, ""),
+        ([3.0, 3.0, *[0.0001] * 60], 0.0, 62, ""),
+        ([0.9, 0.9, *[0.0001] * 60], 0.0, 62, ""),
+        ([3.0, *[0.0001] * 60] * 4, 0.0, 244, ""),
         ([0.02, *[0.0001] * 60] * 9, 0.01, 549, ""),
         ([3.0, 0.0001] * 3, 700.0, 6, ""),
     ],
-    ids=["sleeps", "sleeps-now-and-then", "slow", "slow-half-the-time", "one-pause", "hiccups", "rare-pauses"],
+    ids=[
+        "sleeps",
+        "sleeps-now-and-then",
+        "sleeps-or-is-slow",
+        "sleeps-half-the-time",
+        "sleeps-later",
+        "nearly-sleeps",
+        "slow",
+        "slow-half-the-time",
+        "one-pause",
+        "compiles-for-two-shapes",
+        "compiles-fast-for-two-shapes",
+        "compiles-for-four-shapes-over-time",
+        "hiccups",
+        "rare-pauses",
+    ],  # fmt: skip
 )
 def test_a_plugin_that_costs_far_more_than_its_budget_is_put_aside_soon(
     monkeypatch: pytest.MonkeyPatch, seconds: list[float], pause: float, calls: int, reason: str

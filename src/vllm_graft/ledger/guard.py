@@ -21,8 +21,12 @@ OVERRUNS_IN_A_ROW: Final = 100
 
 LONG_CALL_NS: Final = 1_000_000_000
 LONG_CALLS_WITHIN_NS: Final = 600_000_000_000
-"""A plugin is put aside at the second call within ten minutes that is over budget by a second. One is forgiven: the
-first call may compile something, and a machine may be suspended."""
+LONG_CALLS_IN_A_ROW: Final = 3
+LONG_CALLS: Final = 5
+"""A call is long that is over budget by a second. A plugin is put aside at the third with no call within budget
+between, and at the fifth of which each came within ten minutes of the one before. The others are forgiven: what is
+compiled is compiled again for a second shape (torch.compile makes the shape dynamic then, and keeps to that), a batch
+may have that shape at any time, and a machine may be suspended."""
 
 EXCESS_NS: Final = 1_000_000_000
 """A plugin is put aside once its calls took this much longer than their budgets, in total. Time between calls pays a
@@ -42,11 +46,23 @@ class Guard(Generic[P, R]):
     on_aside: told once, with the reason, when the plugin is put aside
 
     An exception puts the plugin aside at once, ``SystemExit`` and ``KeyboardInterrupt`` included unless a signal raised
-    them: what the plugin left behind cannot be trusted. So do ``OVERRUNS_IN_A_ROW`` calls in a row over the budget, two
-    calls over it by ``LONG_CALL_NS``, and calls over it by ``EXCESS_NS`` in total.
+    them: what the plugin left behind cannot be trusted. So do ``OVERRUNS_IN_A_ROW`` calls in a row over the budget,
+    ``LONG_CALLS_IN_A_ROW`` or ``LONG_CALLS`` over it by ``LONG_CALL_NS``, and shorter ones by ``EXCESS_NS`` in total.
     """
 
-    __slots__ = ("_call", "_ended", "_excess", "_fallback", "_in_a_row", "_long_ended", "_meter", "_on_aside", "aside")
+    __slots__ = (
+        "_call",
+        "_ended",
+        "_excess",
+        "_fallback",
+        "_in_a_row",
+        "_long_calls",
+        "_long_ended",
+        "_long_in_a_row",
+        "_meter",
+        "_on_aside",
+        "aside",
+    )
 
     def __init__(
         self,
@@ -60,6 +76,8 @@ class Guard(Generic[P, R]):
         self._meter = meter
         self._on_aside = on_aside
         self._in_a_row = 0
+        self._long_calls = 0
+        self._long_in_a_row = 0
         self._long_ended = 0
         self._excess = 0
         self._ended = 0
@@ -90,21 +108,30 @@ class Guard(Generic[P, R]):
         """Count a call over budget; returns why the plugin must be put aside, or nothing."""
         over = took - self._meter.budget_ns
         self._in_a_row += 1
-        long_again = False
+        if self._in_a_row == 1:
+            self._long_in_a_row = 0
         if over >= LONG_CALL_NS:
-            long_again = bool(self._long_ended) and started - self._long_ended < LONG_CALLS_WITHIN_NS
-            self._long_ended = started + took
+            if self._count_long(started, took):
+                return f"{self._long_calls} calls each took more than {LONG_CALL_NS / 1e9:g} s over {self._budget()}"
+            return ""
         paid_back = (started - self._ended) // _PAY_BACK if self._ended else 0
-        # One call never suffices, however long: that may be the machine's fault.
-        self._excess = max(0, self._excess - paid_back) + min(over, EXCESS_NS // 2)
+        # Two calls never suffice, however slow: they are forgiven, as long ones are.
+        self._excess = max(0, self._excess - paid_back) + min(over, EXCESS_NS // 3 + 1)
         self._ended = started + took
-        if long_again:
-            return f"2 calls each took more than {LONG_CALL_NS / 1e9:g} s over {self._budget()}"
         if self._excess >= EXCESS_NS:
             return f"its last calls together took {self._excess / 1e9:.1f} s over {self._budget()}"
         if self._in_a_row >= OVERRUNS_IN_A_ROW:
             return f"{self._in_a_row} calls in a row over {self._budget()}"
         return ""
+
+    def _count_long(self, started: int, took: int) -> bool:
+        """Count a long call; returns whether it is one too many."""
+        if started - self._long_ended >= LONG_CALLS_WITHIN_NS:
+            self._long_calls = self._long_in_a_row = 0
+        self._long_calls += 1
+        self._long_in_a_row += 1
+        self._long_ended = started + took
+        return self._long_in_a_row >= LONG_CALLS_IN_A_ROW or self._long_calls >= LONG_CALLS
 
     def _budget(self) -> str:
         reading = self._meter.reading()

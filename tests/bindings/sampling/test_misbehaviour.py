@@ -185,10 +185,10 @@ def test_what_a_step_returns_counts(server: Server, undisturbed: list[str]):
 
 
 @pytest.mark.parametrize("name", ["sleeps", "dozes"])
-def test_one_that_sleeps_is_put_aside_at_its_second_call(server: Server, plain: str, name: str):
-    """One long call is forgiven; six of them, for one request, would take nine seconds."""
+def test_one_that_sleeps_is_put_aside_at_its_third_call(server: Server, plain: str, name: str):
+    """Two long calls are forgiven; six of them for each of three requests would take 27 seconds."""
     started = time.monotonic()
     for _ in range(3):
         assert text(server, **{name: True}) == plain
-    assert time.monotonic() - started < 8
-    assert "2 calls each took more than 1 s over the budget of " in reason(server, name)
+    assert time.monotonic() - started < 15
+    assert "3 calls each took more than 1 s over the budget of " in reason(server, name)
