@@ -137,7 +137,8 @@ class SamplingStrategy(Chosen):
     def step(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
         """Change the logits of ``rows`` in place, or return new ones: ``logits`` is [rows, vocabulary] in float32.
 
-        It is a copy of the rows that are this strategy's, numbered as ``rows.rows`` says. NaN and +inf are refused. May
+        It is a copy of the rows that are this strategy's, numbered as ``rows.rows`` says, and holds for this
+        step only: the next one is given the same memory, so what is kept must be cloned. NaN and +inf are refused. May
         be called more than once for the same position, and must then do the same again.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement step(logits, rows)")
