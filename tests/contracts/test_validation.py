@@ -44,6 +44,18 @@ def nothing(self, *args):
     """Do nothing."""
 
 
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [("bool", False), ("int", 0), ("float", 0.0), ("str", ""), ("list[str]", []), ("list[int]", []), ("any", 0)],
+)
+def test_a_key_without_a_default_has_an_empty_one_of_its_type(kind, default):
+    """So a class that declares none is no mistake, and a strategy is given what it expects."""
+    key = Key("style", kind)
+    assert (type(key.default), key.default) == (type(default), default)
+    assert find_mistake(without(SamplingStrategy, keys=(key,), open=nothing, step=nothing)) is None
+    assert Key("style", kind, None).default is None
+
+
 MISSING = [
     (without(SamplingStrategy, keys=ON, open=nothing), "step(logits, rows)"),
     (without(SamplingStrategy, keys=ON, step=nothing), "open(slot, params)"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 KeyValue = bool | int | float | str | list[str] | list[int]
 """What a request's key may hold: what ``vllm_xargs`` lets through."""
@@ -20,13 +21,24 @@ GREEDY_BELOW: Final = 1e-5
 """The temperature below which vLLM takes the most probable token, whatever else is asked."""
 
 
+_UNSET: Final[Any] = object()
+_EMPTY: Final[Mapping[str, Callable[[], KeyValue]]] = {
+    "bool": bool,
+    "float": float,
+    "str": str,
+    "list[str]": list,
+    "list[int]": list,
+}
+"""What a key holds by default where its author declares nothing; 0 for the types that are not here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """One key that a request may carry, in ``vllm_xargs`` or at the top level of its body.
 
     name:    as clients send it
     kind:    its type in words; ``any`` leaves checking to the strategy
-    default: what holds where a request does not carry it
+    default: what holds where a request does not carry it; 0, False, or an empty text or list if none is declared
     low:     the least value allowed; for a list the least length
     high:    the greatest value allowed; for a list the greatest length
     aliases: other names for the same key, as other servers' clients send it
@@ -37,12 +49,16 @@ class Key:
 
     name: str
     kind: Kind = "any"
-    default: KeyValue = 0
+    default: KeyValue = _UNSET
     low: float | None = None
     high: float | None = None
     aliases: tuple[str, ...] = ()
     help: str = ""
     switch: bool = False
+
+    def __post_init__(self) -> None:
+        if self.default is _UNSET:
+            object.__setattr__(self, "default", _EMPTY.get(str(self.kind), int)())
 
     def read(self, value: object, name: str = "") -> KeyValue:
         """The value as the strategy gets it; a ValueError names key, value and what is allowed."""
@@ -197,10 +213,20 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _DEEPEST: Final = 64
 
 
+def _short_repr() -> reprlib.Repr:
+    """A repr that costs the same however large the value is."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxlist, short.maxtuple, short.maxdict, short.maxstring = 3, 20, 20, 5, 200
+    return short
+
+
+_SHORT: Final = _short_repr()
+
+
 def _shown(value: object) -> str:
     """A value for a message: one short line that any terminal and any encoder can take."""
     try:
-        text = repr(value)
+        text = _SHORT.repr(value)
     except (RecursionError, ValueError):
         # Lists nested deeper than Python follows, or a number of more digits than it prints.
         text = f"a {type(value).__name__} too large to show"

@@ -235,13 +235,29 @@ def test_what_cannot_be_sent_to_an_engine_is_refused(extra: dict[str, object], s
     str(refused.value).encode()
 
 
-def test_a_value_too_deep_to_be_shown_is_refused_all_the_same():
-    """Its own message must not fail."""
+def test_a_value_too_large_to_be_shown_is_refused_all_the_same():
+    """Its own message must not fail, and does not spell out what it then cuts off."""
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
+    key = Warm.request_keys()[0]
+    with pytest.raises(ValueError, match=r"and is \[\[\[\[\.\.\.\]\]\]\]$"):
+        key.read(deep)
+
+    class Shown(int):
+        count = 0
+
+        def __repr__(self):
+            Shown.count += 1
+            return "1"
+
+    with pytest.raises(ValueError, match=r"and is \[\[1, 1, [1, ]+\.\.\.$"):
+        key.read([[Shown()] * 1000] * 1000)
+    assert Shown.count <= 400
     with pytest.raises(ValueError, match="and is a list too large to show"):
-        Warm.request_keys()[0].read(deep)
+        key.read([10**5000])
+    with pytest.raises(ValueError, match=r"and is {'a': \[1, 'x'\]}$"):
+        key.read({"a": [1, "x"]})
 
 
 def test_names_of_vllms_own_processors_are_left_to_them():
@@ -344,7 +360,7 @@ STRANGERS = """
     ban_eos_token epsilon_cutoff eta_cutoff penalty_alpha truncation_length custom_token_bans banned_strings
     prompt_token_ids stop_token_ids allowed_token_ids logprob_token_ids return_token_ids kv_transfer_params vllm_xargs
     thinking_token_budget adaptive_target adaptive_decay repetition_detection chat_template_kwargs cache_salt
-    mm_processor_kwargs sliding_window loop_detect_window add_generation_prompt
+    sigma mm_processor_kwargs sliding_window loop_detect_window add_generation_prompt
 """.split()  # noqa: SIM905
 
 

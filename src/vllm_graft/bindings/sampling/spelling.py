@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_SHORTEST: Final = 6
+"""Names of up to this many letters are too short for one letter to be a slip and not another word."""
+
 
 def is_similar(name: str, known: str) -> bool:
     """Whether a name is probably a known one misspelt: a few letters wrong, missing, added or exchanged.
 
     Upper and lower case, ``-`` and ``_`` are the same. One letter in eight may be wrong at most, so that ``threshold``
-    is not taken for ``xtc_threshold``; of a name of up to four letters none.
+    is not taken for ``xtc_threshold``; of a name of up to six letters none: ``sigma`` is another word than ``nsigma``.
     """
     one, other = _folded(name), _folded(known)
-    limit = (len(other) + 3) // 8
+    limit = (len(other) + 3) // 8 if len(other) > _SHORTEST else 0
     return abs(len(one) - len(other)) <= limit and _distance(one, other, limit) <= limit
 
 
