@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -209,6 +209,47 @@ def _unsendable(value: object, depth: int = 0) -> str:
     return next((reason for part in parts if (reason := _unsendable(part, depth + 1))), "")
 
 
+def find_unsendable(value: object) -> str:
+    """Why a field of vLLM's own cannot be sent, as the end of a sentence; empty where it can.
+
+    However deep it is, such as the schema of an answer, and with the lists, tables and objects in it. Long lists of
+    numbers or texts are looked at as a whole: a request may list every token of a vocabulary.
+    """
+    waiting: list[Collection[object]] = [(value,)]
+    seen: set[int] = set()
+    while waiting:
+        parts = waiting.pop()
+        kinds = set(map(type, parts))
+        if kinds <= _HARMLESS:
+            continue
+        if kinds == {int}:
+            reason = _unsendable(min(parts)) or _unsendable(max(parts))  # type: ignore[type-var]
+        elif kinds == {str}:
+            reason = _unsendable("".join(parts))  # type: ignore[arg-type]
+        else:
+            reason = ""
+            for part in parts:
+                if isinstance(part, str | int):
+                    reason = reason or _unsendable(part)
+                elif type(part) not in _HARMLESS and id(part) not in seen:
+                    seen.add(id(part))
+                    waiting += _contents(part)
+        if reason:
+            return reason
+    return ""
+
+
+def _contents(value: object) -> tuple[Collection[object], ...]:
+    """What is in a list, a table or an object with declared fields, such as vLLM's StructuredOutputsParams."""
+    if isinstance(value, Mapping):
+        return value.keys(), value.values()
+    if isinstance(value, list | tuple | set | frozenset):
+        return (value,)
+    fields = getattr(value, "__struct_fields__", ()) or getattr(value, "__dataclass_fields__", ())
+    return ([getattr(value, name, None) for name in fields],)
+
+
+_HARMLESS: Final = frozenset({type(None), bool, float})
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _DEEPEST: Final = 64
 

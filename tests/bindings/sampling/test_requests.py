@@ -3,7 +3,7 @@
 import functools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -198,9 +198,64 @@ def test_a_request_is_checked_once_however_many_prompts_it_has(monkeypatch: pyte
 @pytest.mark.usefixtures("warm_plan")
 def test_numbers_of_vllms_own_that_no_engine_can_be_sent():
     """vLLM 0.32 fails on them with a 500 and no word."""
-    with pytest.raises(ValueError, match="top_k must be a whole number of at most 64 bits"):
+    with pytest.raises(ValueError, match="top_k holds a whole number that takes more than 64 bits, and cannot be sent"):
         prepare(Request(), params(top_k=2**64))
     prepare(Request(), params(top_k=2**63))
+
+
+def nested(depth: int, inside: object) -> dict[str, object]:
+    return functools.reduce(lambda inner, _: {"properties": inner}, range(depth), {"x": inside})
+
+
+HALF, GREAT = "\ud800", 2**64
+OWN_FIELDS: list[tuple[str, Callable[[object], object], object, object]] = [
+    ("stop_token_ids", lambda value: [1, value], 2, GREAT),
+    ("stop_token_ids", lambda value: [1, value], 2, -GREAT),
+    ("allowed_token_ids", lambda value: [*range(200_000), value], 2, GREAT),
+    ("logit_bias", lambda value: {1: 0.5, value: 1.0}, 2, GREAT),
+    ("stop", lambda value: ["a", value], "\U0001f600é\0", HALF),
+    ("bad_words", lambda value: [value], "\U0001f600", HALF),
+    ("structured_outputs", lambda value: schema(json={"maximum": value}), 2**64 - 1, GREAT),
+    ("structured_outputs", lambda value: schema(json={"enum": [1.5, None, value]}), True, GREAT),
+    ("structured_outputs", lambda value: schema(json={value: 1}), "title", HALF),
+    ("structured_outputs", lambda value: schema(json=nested(200, value)), 3, GREAT),
+    ("structured_outputs", lambda value: schema(regex=value), "a+", HALF),
+]
+
+
+def schema(**fields: object) -> object:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return StructuredOutputsParams(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("warm_plan")
+@pytest.mark.parametrize(("name", "made", "good", "bad"), OWN_FIELDS, ids=[name for name, *_ in OWN_FIELDS])
+def test_what_vllms_own_fields_hold_is_refused_only_where_it_cannot_be_sent(
+    name: str, made: Callable[[object], object], good: object, bad: object
+):
+    """By vLLM's own parameters and its own encoder."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.serial_utils import MsgpackEncoder
+
+    sent = SamplingParams(**{name: made(good)})  # type: ignore[arg-type]
+    prepare(Request(), sent)
+    MsgpackEncoder().encode(sent)
+    refused = SamplingParams(**{name: made(bad)})  # type: ignore[arg-type]
+    with pytest.raises((OverflowError, UnicodeEncodeError)):
+        MsgpackEncoder().encode(refused)
+    with pytest.raises(ValueError, match=f"^{name} .*, and cannot be sent to the engine"):
+        prepare(Request(), refused)
+
+
+def test_vllms_own_fields_are_looked_at_once_per_request(monkeypatch: pytest.MonkeyPatch):
+    """A large schema with 300 prompts is walked through once."""
+    looks: list[object] = []
+    monkeypatch.setattr("vllm_graft.bindings.sampling.requests.find_unsendable", lambda value: looks.append(value))
+    request = Request()
+    for _ in range(300):
+        prepare(request, params(top_k=7))
+    assert looks == [7]
 
 
 @pytest.mark.usefixtures("warm_plan")

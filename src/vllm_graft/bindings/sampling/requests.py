@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from vllm_graft.bindings.sampling.spelling import is_similar
 from vllm_graft.contracts import Key, Sampler, SamplingStrategy, Truncation
-from vllm_graft.contracts.request_keys import KeyValue, read_keys, refuse_unsendable
+from vllm_graft.contracts.request_keys import KeyValue, find_unsendable, read_keys, refuse_unsendable
 from vllm_graft.contracts.sampling import Chosen, read_defaults
 from vllm_graft.contracts.validation import RESERVED
 from vllm_graft.ledger import current
@@ -322,21 +322,21 @@ def check(params: Any) -> None:
 def prepare(request: Any, params: Any) -> None:
     """Take over a request's top-level keys that are ours, and check all of them before anything is answered.
 
-    vLLM makes parameters for each prompt of a request; its keys are looked at with the first. What ``vllm_xargs`` says
-    counts more.
+    vLLM makes parameters for each prompt of a request, which differ in their length at most; they are looked at with
+    the first. What ``vllm_xargs`` says counts more.
     """
     extra: dict[str, object] = getattr(params, "extra_args", None) or {}
-    top_level = request.model_extra
-    if top_level or extra:
-        found = _memory.get(request)
-        if found is None:
+    found = _memory.get(request)
+    if found is None:
+        found = {}
+        if request.model_extra or extra:
             known = catalogue()
-            found = known.lifted(top_level or {})
+            found = known.lifted(request.model_extra or {})
             known.check({**found, **extra})
-            _memory.put(request, found)
-        if found:
-            params.extra_args = {**found, **extra}
-    _refuse_great_numbers(params)
+        _refuse_unsendable_fields(params)
+        _memory.put(request, found)
+    if found:
+        params.extra_args = {**found, **extra}
     setattr(params, _CHECKED, True)
 
 
@@ -363,12 +363,12 @@ class _Memory:
 _memory: Final = _Memory()
 
 
-def _refuse_great_numbers(params: Any) -> None:
-    """Refuse numbers of vLLM's own fields that it cannot send to an engine: it fails with a 500 there."""
+def _refuse_unsendable_fields(params: Any) -> None:
+    """Refuse what stands in vLLM's own fields and cannot be sent to an engine: vLLM 0.32 fails with a 500 there."""
     for name in getattr(params, "__struct_fields__", ()):
-        value = getattr(params, name)
-        if type(value) is int and not -(1 << 63) <= value < 1 << 64:
-            raise ValueError(f"{name} must be a whole number of at most 64 bits, and is greater")
+        # The catalogue has looked at the extra arguments.
+        if name != "extra_args" and (reason := find_unsendable(getattr(params, name))):
+            raise ValueError(f"{name} {reason}, and cannot be sent to the engine")
 
 
 def check_early(client: Any) -> None:
@@ -383,7 +383,7 @@ def check_early(client: Any) -> None:
         params = kwargs.get("sampling_params", args[1] if len(args) > 1 else None)
         if not getattr(params, _CHECKED, False):
             with_status(check, params)
-            _refuse_great_numbers(params)
+            _refuse_unsendable_fields(params)
         return generate(*args, **kwargs)
 
     client.generate = generate_checked
