@@ -207,7 +207,7 @@ def calls_until_aside(monkeypatch: pytest.MonkeyPatch, seconds: list[float], pau
         "compiles-for-four-shapes-over-time",
         "hiccups",
         "rare-pauses",
-    ],  # fmt: skip
+    ],
 )
 def test_a_plugin_that_costs_far_more_than_its_budget_is_put_aside_soon(
     monkeypatch: pytest.MonkeyPatch, seconds: list[float], pause: float, calls: int, reason: str
