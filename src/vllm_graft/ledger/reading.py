@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ from vllm_graft.plan.plan import Plan
 from vllm_graft.points import ROLES, Role
 
 T = TypeVar("T")
+
+_LOG: Final = logging.getLogger("vllm.graft")
 
 PLAN_FILE = "plan.json"
 """The file of a run's folder that holds its plan."""
@@ -182,7 +185,7 @@ def read_run(home: Path) -> RunView | None:
     running = any(view.life == "running" for view in found)
     try:
         plan = _parse_plan(folder.read_file(home / PLAN_FILE, _LARGEST).decode())
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         if not names and isinstance(error, FileNotFoundError):
             return None
         plan = Plan()
@@ -285,12 +288,21 @@ def _parse_plan(text: str) -> Plan:
         for role in item.list("roles"):
             item.choice("roles", role, ROLES)
         Row(item.get("options"), "'options'")
+    for finding in (Row(each, "a finding") for each in row.list("findings", [])):
+        for name in ("code", "level", "subject", "what", "where", "fix"):
+            finding.text(name)
     for name in ("on_failure", "model"):
         row.text(name)
-    for name in ("origins", "left_out"):
-        Row(row.get(name, {}), f"{name!r}")
-    row.text("callers", "")
-    return Plan.from_json(text)
+    for name in ("callers", "unknown_keys"):
+        row.text(name, "")
+    row.list("other_keys", [])
+    row.get("endpoint")
+    Row(row.get("origins"), "'origins'")
+    Row(row.get("left_out", {}), "'left_out'")
+    try:
+        return Plan.from_json(text)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no plan of this version: {type(error).__name__}: {error}") from error
 
 
 def _damaged(path: Path, error: Exception, level: Level) -> Finding:
@@ -320,7 +332,12 @@ def readings(items: Iterable[ItemState], counted: Sequence[int] | None) -> dict[
 def sweep(state: Path) -> None:
     """What a new start does first: records of servers that are gone are removed."""
     for home in folder.run_folders(state):
-        view = read_run(home)
+        try:
+            view = read_run(home)
+        except Exception as error:
+            # A fault of ours, met in the files of another run, is no reason to keep a server from starting.
+            _LOG.warning("vllm-graft: the records in %s are left alone, they cannot be judged: %r", home, error)
+            continue
         if view is not None and view.running:
             continue
         if folder.too_old(home) or (view is not None and _gone(view)):
