@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.errors import LedgerError
-from vllm_graft.ledger import Ledger, folder, reading, record, runs
+from vllm_graft.ledger import Figures, Ledger, folder, reading, record, runs
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.points import Role
@@ -240,6 +240,59 @@ def test_a_process_that_could_not_record_itself_does_so_later(disk: SmallDisk):
     assert runs()[0].findings() == []
 
 
+@pytest.mark.parametrize("what", ["state", "run", "files"])
+def test_records_that_somebody_removed_are_written_again(state: Path, what: str):
+    """As a cleaner of temporary folders does; counters and figures go on, and the plan is there too."""
+    book = opened()
+    book.hook("sink", "finished", 50.0).count(7_000)
+    row = Figures("tenant", "acme", waiting=3)
+    book.board("fair").write(0, row)
+    assert book.home is not None
+    if what == "files":
+        for path in book.home.iterdir():
+            path.unlink()
+    else:
+        shutil.rmtree(state if what == "state" else book.home)
+    book.retry()
+    (view,) = runs()
+    assert view.findings() == []
+    assert view.plan.hash == PLAN.hash
+    assert view.processes[0].calls("sink") == 1
+    figures = view.processes[0].figures
+    assert figures is not None
+    assert [(each.value, each.waiting) for each in figures.rows] == [("acme", 3)]
+    book.hook("sink", "finished").count(1)
+    assert runs()[0].processes[0].calls("sink") == 2
+
+
+def test_a_record_alone_is_written_again_over_counters_that_stay():
+    """The file of counters is mapped: it must not be made anew while it is there."""
+    book = opened()
+    assert book.home is not None
+    counters = book.home / f"{os.getpid()}.cells"
+    before = counters.stat().st_ino
+    (book.home / f"{os.getpid()}.json").unlink()
+    book.retry()
+    assert len(runs()[0].processes) == 1
+    assert counters.stat().st_ino == before
+
+
+def test_a_record_that_cannot_be_written_again_is_said_once(state: Path, caplog: pytest.LogCaptureFixture):
+    """And the process goes on."""
+    book = opened()
+    shutil.rmtree(state)
+    state.write_text("")
+    for _ in range(3):
+        book.retry()
+    assert caplog.text.count("is gone and cannot be written again") == 1
+    view = book.view()
+    assert view is not None
+    assert view.unsaved
+    state.unlink()
+    book.retry()
+    assert len(runs()) == 1
+
+
 @pytest.mark.parametrize(
     ("state_name", "code", "level"),
     [
@@ -421,6 +474,24 @@ def test_old_records_are_forgotten_after_a_day(state: Path):
     for path in home.iterdir():
         os.utime(path, (before, before))
     assert runs() == []
+
+
+@pytest.mark.parametrize(("beats", "stays"), [(True, True), (False, False)])
+def test_a_server_of_another_container_lives_by_its_signs_of_life(state: Path, beats: bool, stays: bool):
+    """On tmpfs counting through a memory map leaves the times of files as they were at the start."""
+    book = opened()
+    assert book.record is not None
+    book.record.namespace = "pid:[1]"
+    book.save()
+    if beats:
+        book.beat()
+    (home,) = folder.run_folders(state)
+    before = time.time() - folder.KEPT_S - 60
+    for path in home.iterdir():
+        os.utime(path, (before, before))
+    assert bool(runs()) == stays
+    reading.sweep(state)
+    assert home.exists() == stays
 
 
 def test_a_forked_child_does_not_count_into_its_parents_file():

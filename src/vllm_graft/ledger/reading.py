@@ -169,7 +169,7 @@ def runs(state: Path | None = None) -> list[RunView]:
 
 def _shown(view: RunView, home: Path) -> bool:
     unclean = bool(view.damaged) or any(process.life != "ended" for process in view.processes)
-    return view.running or (unclean and not folder.too_old(home))
+    return view.running or (unclean and not _forgotten(view, home))
 
 
 def read_run(home: Path) -> RunView | None:
@@ -214,7 +214,8 @@ def _read_recorded(path: Path, damaged: list[Finding]) -> ProcessView | None:
 class Records:
     """The processes of a run's folder, read again and again: a record is parsed when it has changed.
 
-    Without the figures of queues, which ``Boards`` has. ``damaged`` counts the records that could not be read last.
+    Without the figures of queues, which ``Boards`` has. ``damaged`` counts the records that could not be read last; a
+    folder that cannot be listed counts as one.
     """
 
     def __init__(self, home: Path | None) -> None:
@@ -229,8 +230,13 @@ class Records:
         self.damaged = 0
         if self._home is None:
             return found
-        for path in (self._home / name for name in _recorded(self._home)):
-            name = path.name
+        try:
+            names = _recorded(self._home)
+        except OSError:
+            self.damaged, self._parsed = 1, parsed
+            return found
+        for name in names:
+            path = self._home / name
             try:
                 facts = path.lstat()
                 mark = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
@@ -340,8 +346,18 @@ def sweep(state: Path) -> None:
             continue
         if view is not None and view.running:
             continue
-        if folder.too_old(home) or (view is not None and _gone(view)):
+        if _forgotten(view, home) or (view is not None and _gone(view)):
             folder.remove(home)
+
+
+def _forgotten(view: RunView | None, home: Path) -> bool:
+    """Say whether a run gave its last sign longer ago than records are kept.
+
+    The files alone do not tell: counting through a memory map does not change a file's time on tmpfs, so a server of
+    another container that is idle looks as old as its start.
+    """
+    beats = [process.beat for process in view.processes if process.life == "unknown"] if view is not None else []
+    return folder.too_old(home) and not any(abs(time.time() - beat) < folder.KEPT_S for beat in beats)
 
 
 def _gone(view: RunView) -> bool:
