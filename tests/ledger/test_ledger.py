@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -592,6 +593,18 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "shared"))
     with pytest.raises(LedgerError, match="is not a folder of this user"):
         folder.state_folder()
+
+
+def test_a_quarantine_needs_no_thread(monkeypatch: pytest.MonkeyPatch):
+    """A plugin that used up all threads is put aside all the same, and the engine goes on."""
+    book = opened()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    book.put_aside("sink", "ValueError: boom")
+    assert [finding.code for finding in runs()[0].findings()] == ["S005"]
 
 
 def test_a_quarantined_item_keeps_its_error():

@@ -212,7 +212,11 @@ class Ledger:
         if self.record is not None:
             self.record.last_error = f"{item}: {text}"
         _LOG.error("vllm-graft: %s: %s", item, text)
-        threading.Thread(target=self.save, name="graft-ledger", daemon=True).start()
+        try:
+            threading.Thread(target=self.save, name="graft-ledger", daemon=True).start()
+        except RuntimeError:
+            # No thread can be started: too many run, or the interpreter is ending. Late is better than never.
+            self.save()
 
     def view(self) -> ProcessView | None:
         """This process as a reader would see it, counters up to date; None before ``open``."""
