@@ -20,7 +20,7 @@ import pytest
 
 from vllm_graft.errors import LedgerError
 from vllm_graft.ledger import Figures, Ledger, folder, reading, record, runs
-from vllm_graft.ledger.record import Record
+from vllm_graft.ledger.record import Headless, Record
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.points import Role
 
@@ -123,6 +123,45 @@ def test_a_server_that_starts_is_not_blamed():
         ("S007", "warning", "wait until the server has started")
     }
     assert found[0].what == "no engine process has reported yet: the server is still starting"
+
+
+def headless(kind: Headless, since: float = 0.0) -> Ledger:
+    """The process that starts a node without a front end, so many seconds ago."""
+    book = opened_alone()
+    assert book.record is not None
+    book.record.headless = kind
+    book.record.since -= since
+    book.save()
+    return book
+
+
+@pytest.mark.parametrize(("age", "level"), [(0, "warning"), (reading.REPORT_S + 1, "error")])
+def test_a_headless_node_is_not_starting_for_ever(age: float, level: str):
+    """It has no client that would say that the engine is there, so silence counts after a while."""
+    headless("engines", age)
+    found = runs()[0].findings()
+    assert {(finding.code, finding.where, finding.level) for finding in found} == {
+        ("S007", "engine", level),
+        ("S007", "worker", level),
+    }
+
+
+def test_a_headless_node_of_workers_expects_no_engine():
+    """That is on another node."""
+    headless("workers", reading.REPORT_S + 1)
+    assert [(finding.code, finding.where) for finding in runs()[0].findings()] == [("S007", "worker")]
+
+
+def test_a_headless_node_has_started_when_its_engine_runs():
+    """However long the model takes to load; what is not in use then is an error."""
+    book = headless("engines", 10 * reading.REPORT_S)
+    front = book.look_around()[0][0]
+    item = {"point": "scheduler", "name": "fair", "state": "armed", "reason": "nothing has used it yet"}
+    plan = Plan((PlanItem("scheduler", "fair", "m:Q", "p", ("engine",)),), model="m")
+    engine = {**front, "pid": 1, "roles": ["engine"], "headless": "", "plan": plan.hash, "items": [item]}
+    for ready, level in ((False, "warning"), (True, "error")):
+        found = reading.findings_of([{**front, "plan": plan.hash}, {**engine, "ready": ready}], plan)
+        assert [(finding.code, finding.level) for finding in found] == [("S008", level)]
 
 
 def test_an_engine_that_is_gone_is_said_to_be_gone():

@@ -172,7 +172,10 @@ class Ledger:
             self.save()
 
     def set_ready(self) -> None:
-        """Say that the engine of this front end has started: what is missing from now on does not come any more."""
+        """Say that the engine of this front end has started, or the loop of this engine core or worker runs.
+
+        What is missing from now on does not come any more.
+        """
         if self.record is not None and not self.record.ready:
             self.record.ready = True
             self.save()

@@ -41,6 +41,9 @@ SILENT_S: Final = 30.0
 STALLED_S: Final = 60.0
 """What is held up for longer is an error, before that a warning."""
 
+REPORT_S: Final = 600.0
+"""How long the first process of a headless node may take to report: each does so before it loads anything."""
+
 _LARGEST: Final = 4 * 1024 * 1024
 """The bytes of a record or plan that are read at most."""
 
@@ -83,6 +86,7 @@ class ProcessView:
             "since": record.since,
             "live": live,
             "ready": record.ready,
+            "headless": record.headless,
             "last_error": record.last_error,
             "failure": record.failure,
             # In seconds, so that a reader on another machine need not have the same clock.
@@ -395,8 +399,19 @@ def _death(row: Mapping[str, object]) -> str:
 
 def _starting(rows: Iterable[Mapping[str, object]]) -> bool:
     """Whether a front end lives and none has its engine yet."""
+    rows = list(rows)
     fronts = [row for row in rows if "frontend" in _roles(row) and row["life"] == "running"]
-    return bool(fronts) and not any(row.get("ready", True) for row in fronts)
+    return bool(fronts) and not any(_has_engine(row, rows) for row in fronts)
+
+
+def _has_engine(front: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> bool:
+    """Say whether a front end has its engine. A headless node has no client that would tell: its processes do."""
+    if not front.get("headless"):
+        return bool(front.get("ready", True))
+    others = [row for row in rows if row is not front and row["life"] == "running"]
+    since = front["since"]
+    assert isinstance(since, float | int)
+    return any(row.get("ready") for row in others) or (not others and time.time() - since > REPORT_S)
 
 
 def _while_starting(finding: Finding) -> Finding:
@@ -441,10 +456,12 @@ def unproven(rows: Sequence[Mapping[str, object]], plan: Plan, shortage: str = "
     seen = {role for row in living for role in _roles(row)}
     if "frontend" not in seen:
         return []
+    # The engine core of a node that has workers alone is on another node.
+    workers_only = all(row.get("headless") == "workers" for row in living if "frontend" in _roles(row))
     return [
         _silent_role(role, [row for row in rows if role in _roles(row)], plan, shortage)
         for role in _PROVEN
-        if role not in seen and plan.needed_by({role})
+        if role not in seen and plan.needed_by({role}) and not (role == "engine" and workers_only)
     ]
 
 
@@ -482,6 +499,7 @@ def row_without_record(
         "since": 0.0,
         "live": False,
         "ready": True,
+        "headless": "",
         "last_error": last_error,
         "failure": "",
         "silent_s": None,

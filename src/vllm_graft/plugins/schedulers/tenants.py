@@ -21,8 +21,8 @@ _ENDPOINTS: Final = ("chatcmpl-", "cmpl-", "resp_", "resp-")
 def reader(sources: Sequence[str], key: str, item: str) -> Callable[[WaitingRequest], str]:
     """A function that gives a request's tenant: the first of the sources that has one, else the empty name.
 
-    Sources: ``xargs`` (the value of ``key`` among its ``vllm_xargs``, text or a number), ``cache_salt``, ``lora``, and ``request_id``
-    (what stands before the first hyphen of an ``X-Request-Id`` that the gateway sets).
+    Sources: ``xargs`` (the value of ``key`` among its ``vllm_xargs``, text or a number), ``cache_salt``, ``lora``, and
+    ``request_id`` (what stands before the first hyphen of an ``X-Request-Id`` that the gateway sets).
     """
     known: Mapping[str, Callable[[WaitingRequest], object]] = {
         "xargs": lambda request: request.extra.get(key),
