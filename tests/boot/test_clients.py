@@ -1,12 +1,22 @@
 """What a front end makes of the answers of its engines and workers."""
 
+import asyncio
 import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from vllm_graft.boot.clients import gather
+from vllm_graft import ledger
+from vllm_graft.boot import loops, start
+from vllm_graft.boot.clients import gather, make_client
+from vllm_graft.boot.process import process
+from vllm_graft.errors import StartError
 from vllm_graft.ledger.reading import ProcessView
 from vllm_graft.ledger.record import ItemState, Record
+from vllm_graft.plan import Plan, PlanItem, Run
 
 
 def row(state: str, *, live: bool) -> dict[str, object]:
@@ -24,3 +34,72 @@ def test_what_a_process_says_of_itself_counts_more_than_its_record(first: str):
     stale, own = json.dumps([row("applied", live=False)]), json.dumps([row("quarantined", live=True)])
     (found,) = gather([stale, own] if first == "record" else [own, stale]).rows
     assert found["items"][0]["state"] == "quarantined"  # type: ignore[index]
+
+
+PLAN = Plan((PlanItem("scheduler", "fair", "m:Q", "p", ("engine",)),), model="m")
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
+    """The record of this process, which has a plan."""
+    monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path))
+    book = ledger.current()
+    made = Record.of_this_process("1-aa", PLAN.hash, "m", ["frontend"], "0.32.0", "V1")
+    book.begin_run("1-aa", PLAN)
+    book.open(made)
+    process.plan, process.run = PLAN, Run("1-aa", os.getpid())
+    yield made
+    process.leave()
+
+
+def connect(size: int = 1, backend: str | None = None) -> None:
+    """Make the client of an ``AsyncLLM`` whose configuration says so much."""
+    parallel = SimpleNamespace(distributed_executor_backend=backend, data_parallel_size=size, nnodes=1)
+    client = SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=parallel))
+    make_client(client, lambda *given, **named: None, (), {}, offline=False)
+
+
+@pytest.mark.parametrize("facts", [{"size": 2}, {"backend": "ray"}])
+def test_engines_that_nobody_asks_are_said_to_be_so(
+    record: Record, facts: dict[str, object], caplog: pytest.LogCaptureFixture
+):
+    """An HTTP server asks them later, and has nothing to say here."""
+    connect(**facts)  # type: ignore[arg-type]
+    assert caplog.text.count("S026 warning") == 1
+    caplog.clear()
+
+    async def run_server_worker() -> None:
+        connect(**facts)  # type: ignore[arg-type]
+
+    asyncio.run(run_server_worker())
+    assert "S026" not in caplog.text
+
+
+def test_engines_of_this_machine_are_compared(record: Record, caplog: pytest.LogCaptureFixture):
+    """Their records are here."""
+    with pytest.raises(StartError, match="no engine process has reported"):
+        connect()
+    assert "S026" not in caplog.text
+
+
+def test_the_loop_of_a_worker_or_engine_makes_it_ready(record: Record):
+    """By that a headless node knows that it has started."""
+    seen = []
+    loops.run_worker(lambda: seen.append(record.ready))
+    record.ready = False
+    core = SimpleNamespace(scheduler=None)
+    loops.run_engine(core, lambda: seen.append(record.ready))
+    assert seen == [True, True]
+
+
+@pytest.mark.parametrize(("rank", "headless", "kind"), [(0, True, "engines"), (1, True, "workers"), (1, False, "")])
+def test_a_node_without_a_front_end_says_what_runs_there(
+    record: Record, rank: int, headless: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The engine core of workers alone is elsewhere, and not missing."""
+    monkeypatch.setattr(start.sampling, "users_own", lambda config: [])
+    config = SimpleNamespace(
+        speculative_config=None, parallel_config=SimpleNamespace(node_rank_within_dp=rank), use_v2_model_runner=False
+    )
+    start._note_engine(PLAN, Run("1-aa", os.getpid(), headless=headless), config, {})  # type: ignore[arg-type]
+    assert record.headless == kind

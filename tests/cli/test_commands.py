@@ -404,3 +404,31 @@ def test_status_of_something_else_that_answers(capsys: pytest.CaptureFixture[str
         monkeypatch.setattr(urllib.request, "urlopen", lambda *_, text=answer, **__: io.StringIO(text))
         assert main(["status", "--url", "http://127.0.0.1:9"]) == 2
         assert "the answer is no status document of vllm-graft" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"plan": {}, "processes": [], "findings": []},
+        {"plan": {"hash": "x"}, "model": "m", "processes": [{}], "findings": []},
+        {"plan": {"hash": "x"}, "model": "m", "processes": [], "findings": [{}]},
+        {"plan": {"hash": "x"}, "model": "m", "processes": [], "findings": [], "queues": [1]},
+    ],
+)
+@pytest.mark.parametrize("json_too", [False, True])
+def test_status_of_a_server_that_says_too_little(
+    document: dict[str, object], json_too: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A sentence, not a traceback."""
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.StringIO(json.dumps(document)))
+    assert main(["status", "--url", "http://127.0.0.1:9", *(["--json"] if json_too else [])]) == 2
+    assert "the answer is an incomplete status document" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "0", "inf", "1e300", "often"])
+def test_status_watches_at_times_that_come(seconds: str, capsys: pytest.CaptureFixture[str]):
+    """What cannot be slept for is refused before anything is printed."""
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "--watch", seconds])
+    assert ended.value.code == 2
+    assert "is not a number of seconds above 0" in capsys.readouterr().err

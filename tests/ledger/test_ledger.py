@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.errors import LedgerError
-from vllm_graft.ledger import Ledger, folder, reading, record, runs
-from vllm_graft.ledger.record import Record
+from vllm_graft.ledger import Figures, Ledger, folder, reading, record, runs
+from vllm_graft.ledger.record import Headless, Record
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.points import Role
 
@@ -122,6 +123,45 @@ def test_a_server_that_starts_is_not_blamed():
         ("S007", "warning", "wait until the server has started")
     }
     assert found[0].what == "no engine process has reported yet: the server is still starting"
+
+
+def headless(kind: Headless, since: float = 0.0) -> Ledger:
+    """The process that starts a node without a front end, so many seconds ago."""
+    book = opened_alone()
+    assert book.record is not None
+    book.record.headless = kind
+    book.record.since -= since
+    book.save()
+    return book
+
+
+@pytest.mark.parametrize(("age", "level"), [(0, "warning"), (reading.REPORT_S + 1, "error")])
+def test_a_headless_node_is_not_starting_for_ever(age: float, level: str):
+    """It has no client that would say that the engine is there, so silence counts after a while."""
+    headless("engines", age)
+    found = runs()[0].findings()
+    assert {(finding.code, finding.where, finding.level) for finding in found} == {
+        ("S007", "engine", level),
+        ("S007", "worker", level),
+    }
+
+
+def test_a_headless_node_of_workers_expects_no_engine():
+    """That is on another node."""
+    headless("workers", reading.REPORT_S + 1)
+    assert [(finding.code, finding.where) for finding in runs()[0].findings()] == [("S007", "worker")]
+
+
+def test_a_headless_node_has_started_when_its_engine_runs():
+    """However long the model takes to load; what is not in use then is an error."""
+    book = headless("engines", 10 * reading.REPORT_S)
+    front = book.look_around()[0][0]
+    item = {"point": "scheduler", "name": "fair", "state": "armed", "reason": "nothing has used it yet"}
+    plan = Plan((PlanItem("scheduler", "fair", "m:Q", "p", ("engine",)),), model="m")
+    engine = {**front, "pid": 1, "roles": ["engine"], "headless": "", "plan": plan.hash, "items": [item]}
+    for ready, level in ((False, "warning"), (True, "error")):
+        found = reading.findings_of([{**front, "plan": plan.hash}, {**engine, "ready": ready}], plan)
+        assert [(finding.code, finding.level) for finding in found] == [("S008", level)]
 
 
 def test_an_engine_that_is_gone_is_said_to_be_gone():
@@ -238,6 +278,59 @@ def test_a_process_that_could_not_record_itself_does_so_later(disk: SmallDisk):
     book.retry()
     assert [process.life for process in runs()[0].processes] == ["running"]
     assert runs()[0].findings() == []
+
+
+@pytest.mark.parametrize("what", ["state", "run", "files"])
+def test_records_that_somebody_removed_are_written_again(state: Path, what: str):
+    """As a cleaner of temporary folders does; counters and figures go on, and the plan is there too."""
+    book = opened()
+    book.hook("sink", "finished", 50.0).count(7_000)
+    row = Figures("tenant", "acme", waiting=3)
+    book.board("fair").write(0, row)
+    assert book.home is not None
+    if what == "files":
+        for path in book.home.iterdir():
+            path.unlink()
+    else:
+        shutil.rmtree(state if what == "state" else book.home)
+    book.retry()
+    (view,) = runs()
+    assert view.findings() == []
+    assert view.plan.hash == PLAN.hash
+    assert view.processes[0].calls("sink") == 1
+    figures = view.processes[0].figures
+    assert figures is not None
+    assert [(each.value, each.waiting) for each in figures.rows] == [("acme", 3)]
+    book.hook("sink", "finished").count(1)
+    assert runs()[0].processes[0].calls("sink") == 2
+
+
+def test_a_record_alone_is_written_again_over_counters_that_stay():
+    """The file of counters is mapped: it must not be made anew while it is there."""
+    book = opened()
+    assert book.home is not None
+    counters = book.home / f"{os.getpid()}.cells"
+    before = counters.stat().st_ino
+    (book.home / f"{os.getpid()}.json").unlink()
+    book.retry()
+    assert len(runs()[0].processes) == 1
+    assert counters.stat().st_ino == before
+
+
+def test_a_record_that_cannot_be_written_again_is_said_once(state: Path, caplog: pytest.LogCaptureFixture):
+    """And the process goes on."""
+    book = opened()
+    shutil.rmtree(state)
+    state.write_text("")
+    for _ in range(3):
+        book.retry()
+    assert caplog.text.count("is gone and cannot be written again") == 1
+    view = book.view()
+    assert view is not None
+    assert view.unsaved
+    state.unlink()
+    book.retry()
+    assert len(runs()) == 1
 
 
 @pytest.mark.parametrize(
@@ -423,6 +516,24 @@ def test_old_records_are_forgotten_after_a_day(state: Path):
     assert runs() == []
 
 
+@pytest.mark.parametrize(("beats", "stays"), [(True, True), (False, False)])
+def test_a_server_of_another_container_lives_by_its_signs_of_life(state: Path, beats: bool, stays: bool):
+    """On tmpfs counting through a memory map leaves the times of files as they were at the start."""
+    book = opened()
+    assert book.record is not None
+    book.record.namespace = "pid:[1]"
+    book.save()
+    if beats:
+        book.beat()
+    (home,) = folder.run_folders(state)
+    before = time.time() - folder.KEPT_S - 60
+    for path in home.iterdir():
+        os.utime(path, (before, before))
+    assert bool(runs()) == stays
+    reading.sweep(state)
+    assert home.exists() == stays
+
+
 def test_a_forked_child_does_not_count_into_its_parents_file():
     """The child lets go of the parent's memory before anything else."""
     book = opened()
@@ -521,6 +632,18 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("GRAFT_STATE_DIR", str(tmp_path / "shared"))
     with pytest.raises(LedgerError, match="is not a folder of this user"):
         folder.state_folder()
+
+
+def test_a_quarantine_needs_no_thread(monkeypatch: pytest.MonkeyPatch):
+    """A plugin that used up all threads is put aside all the same, and the engine goes on."""
+    book = opened()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    book.put_aside("sink", "ValueError: boom")
+    assert [finding.code for finding in runs()[0].findings()] == ["S005"]
 
 
 def test_a_quarantined_item_keeps_its_error():

@@ -128,14 +128,21 @@ def paths(data: object, at: tuple[object, ...] = ()) -> list[tuple[object, ...]]
     return [at, *(path for key, value in inner for path in paths(value, (*at, key)))]
 
 
+MISSING = object()
+"""In the place of a value: its key is taken out."""
+
+
 def exchange(data: object, path: tuple[object, ...], value: object) -> object:
     if not path:
-        return value
+        return None if value is MISSING else value
     copy: object = json.loads(json.dumps(data))
     inner: object = copy
     for key in path[:-1]:
         inner = inner[key]  # type: ignore[index]
-    inner[path[-1]] = value  # type: ignore[index]
+    if value is MISSING:
+        del inner[path[-1]]  # type: ignore[attr-defined]
+    else:
+        inner[path[-1]] = value  # type: ignore[index]
     return copy
 
 
@@ -143,7 +150,7 @@ def exchange(data: object, path: tuple[object, ...], value: object) -> object:
 @given(st.data())
 @pytest.mark.parametrize("name", ["record", "plan"])
 def test_any_value_in_any_place_can_be_read_and_shown(home: Path, name: str, data: st.DataObject):
-    """Whatever stands where: it is read or it is a finding, and the command prints it."""
+    """Whatever stands where, or is missing: it is read or it is a finding, and the command prints it."""
     sound = home / f"{os.getpid()}.json"
     if not (home / "sound").exists():
         (home / "sound").mkdir()
@@ -155,7 +162,10 @@ def test_any_value_in_any_place_can_be_read_and_shown(home: Path, name: str, dat
     document = json.loads(target.read_text())
     if name == "record":
         document["stalls"] = [{"what": "waits", "since": 1.0, "where": "x.py:1", "item": ""}]
-    changed = exchange(document, data.draw(st.sampled_from(paths(document))), data.draw(VALUES))
+    else:
+        document["findings"] = [Finding("P001", "warning", "a", "b", "c", "d").as_dict()]
+    value = data.draw(st.just(MISSING) | VALUES)
+    changed = exchange(document, data.draw(st.sampled_from(paths(document))), value)
     target.write_text(json.dumps(changed))
     assert main(["status", "--all"]) in (0, 1)
     assert main(["status", "--json"]) in (0, 1)
@@ -204,6 +214,38 @@ def test_a_damaged_record_of_a_dead_run_does_not_block_a_start(home: Path, text:
     book = Ledger()
     book.begin_run("next", PLAN)
     assert [found.name for found in folder.run_folders(home.parent.parent)] == ["next"]
+
+
+WITHOUT_ENDPOINT = '{"items": [], "on_failure": "stop", "model": "m"}'
+
+
+@pytest.mark.parametrize("key", [*json.loads(PLAN.to_json()), "findings.0.fix", "items.0.package"])
+def test_a_plan_without_one_of_its_keys_does_not_block_a_start(home: Path, key: str):
+    """A run that is dead is no reason to keep the next from starting, whatever its plan lacks."""
+    dead = home.parent / "5-dead"
+    dead.mkdir()
+    document = {**PLAN.as_dict(), "findings": [Finding("P001", "warning", "a", "b", "c", "d").as_dict()]}
+    path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    (dead / "plan.json").write_text(json.dumps(exchange(document, path, MISSING)))
+    Ledger().begin_run("next", PLAN)
+    assert (home.parent / "next" / "plan.json").exists()
+
+
+def test_a_plan_without_endpoint_is_a_finding(home: Path):
+    """Not a traceback of the command."""
+    (home / "plan.json").write_text(WITHOUT_ENDPOINT)
+    assert only(home).what == "cannot be read: 'endpoint' is missing"
+    assert main(["status"]) == 1
+
+
+def test_a_run_that_cannot_be_judged_is_left_alone(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """With a word in the log, and the start goes on."""
+    monkeypatch.setattr(reading, "read_run", lambda home: {}["a fault of ours"])
+    Ledger().begin_run("next", PLAN)
+    assert {found.name for found in home.parent.iterdir()} == {"next", "run"}
+    assert f"the records in {home} are left alone" in caplog.text
 
 
 def test_a_fifo_does_not_hold_up_a_start(home: Path):

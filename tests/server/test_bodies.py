@@ -38,6 +38,8 @@ def app() -> object:
         @model_validator(mode="before")
         @classmethod
         def look(cls, data: dict[str, object]) -> dict[str, object]:
+            if data.get("options") == "memory":
+                raise MemoryError
             if data.get("options") is not None:
                 data["options"].get("x")  # type: ignore[attr-defined]
             return data
@@ -58,14 +60,21 @@ def app() -> object:
     return made
 
 
-def test_a_body_that_cannot_be_read_is_a_400(app: object):
-    """Whatever is raised there."""
+def test_a_body_that_cannot_be_read_is_a_400(app: object, caplog: pytest.LogCaptureFixture):
+    """Whatever its shape leads to; the log has the line of code."""
     assert post(app, "/good", {"options": {"x": 1}}) == (200, {"good": True})
     status, answer = post(app, "/good", {"options": 5})
     assert status == 400
     assert answer["error"]["message"] == (  # type: ignore[index]
         "the body of the request cannot be read: AttributeError: 'int' object has no attribute 'get'"
     )
+    assert "/good: a body that cannot be read is a 400: AttributeError: 'int' object has no attribute" in caplog.text
+
+
+def test_what_is_no_fault_of_the_body_is_not_hidden(app: object):
+    """Memory that runs out while a body is read is the server's fault."""
+    with pytest.raises(MemoryError):
+        post(app, "/good", {"options": "memory"})
 
 
 def test_a_fault_of_the_server_stays_one(app: object):

@@ -206,3 +206,10 @@ def test_a_scheduler_that_would_not_see_the_callers_is_refused(tmp_path, options
         callers.fits(Plan((PlanItem("scheduler", "fair", "m:C", "p", ("engine",), given),)))
     with pytest.raises(ConfigError, match=message):
         callers.fits(Plan((PlanItem("scheduler", "fair", "m:C", "p", ("engine",), options),)))
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 3000, "[others]\npriority = " + "1" * 5000], ids=["deep", "long"])
+def test_a_file_that_python_cannot_read_is_refused(tmp_path, text):
+    """As a fault of the file, with its place."""
+    with pytest.raises(ConfigError, match=r"is not valid TOML"):
+        read(tmp_path, text)

@@ -1,5 +1,6 @@
 """The figures of queues and items as Prometheus reads them."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,40 @@ def test_a_record_in_memory_shows_too(monkeypatch: pytest.MonkeyPatch):
     book.record.items = list(book._items.values())
     text = Exposition(PLAN, lambda: book).text()
     assert value(text, "vllm_graft_item_processes", point="stats", item="sink", role="frontend", state="applied") == 1
+
+
+def test_a_folder_that_is_gone_leaves_this_process(book: Ledger):
+    """It has its figures in memory; that the others' records are gone is a finding."""
+    exposition = Exposition(PLAN, lambda: book)
+    assert book.home is not None
+    shutil.rmtree(book.home)
+    text = exposition.text()
+    assert value(text, "vllm_graft_processes", role="frontend", life="running") == 1
+    assert value(text, "vllm_graft_findings", code="S018", level="error") == 1
+    book.retry()
+    text = exposition.text()
+    assert value(text, "vllm_graft_processes", role="frontend", life="running") == 1
+    assert value(text, "vllm_graft_findings", code="S018", level="error") is None
+
+
+def test_a_fault_of_ours_does_not_cost_vllm_s_figures(book: Ledger, caplog: pytest.LogCaptureFixture):
+    """It is logged once, and again after it had gone."""
+    broken = [True]
+
+    def look() -> Ledger:
+        if broken:
+            raise KeyError("a fault of ours")
+        return book
+
+    exposition = Exposition(PLAN, look)
+    said = "/metrics shows only vLLM's own figures: KeyError: 'a fault of ours'"
+    assert [exposition.text_or_nothing() for _ in range(3)] == ["", "", ""]
+    assert caplog.text.count(said) == 1
+    broken.clear()
+    assert exposition.text_or_nothing() == exposition.text()
+    broken.append(True)
+    assert exposition.text_or_nothing() == ""
+    assert caplog.text.count(said) == 2
 
 
 def test_openmetrics_and_names_are_understood(book: Ledger):

@@ -15,6 +15,7 @@ from vllm_graft import ledger
 from vllm_graft.boot import disabled, lastline
 from vllm_graft.boot.extension import REPORT, TIMEOUT_S
 from vllm_graft.boot.process import LOG, process
+from vllm_graft.boot.role import calls_below
 from vllm_graft.errors import GraftError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import folder, reading
@@ -31,6 +32,9 @@ _ANSWER_S: Final = 10.0
 _FRESH_S: Final = 1.0
 _LEAVE_S: Final = 5.0
 """How long an API server takes to end besides its sinks."""
+
+_HTTP: Final = "run_server_worker"
+"""The function in which vLLM's HTTP server makes its client (0.26 to 0.32)."""
 
 _LOOK: Final = "look for an earlier error of these processes in the server's log"
 
@@ -58,6 +62,9 @@ def make_client(
         compare(plan, gather(answers).rows, _silent(answers))
     elif ledger.current().home is not None and _all_here(client):
         compare(plan, gather([]).rows)
+    elif not calls_below(_HTTP):
+        # An HTTP server asks its engines before it serves (see GraftEndpoint); nobody else does.
+        LOG.warning("vllm-graft: %s", not_compared(plan).explain())
     ledger.current().set_ready()
     process.watch.start()
 
@@ -82,6 +89,18 @@ def _all_here(client: Any) -> bool:
     """Whether every process of this client's engine records on this machine, as far as its configuration tells."""
     parallel = client.vllm_config.parallel_config
     return parallel.distributed_executor_backend != "ray" and parallel.data_parallel_size * _nodes(parallel) == 1
+
+
+def not_compared(plan: Plan) -> Finding:
+    """Say that nobody has asked the engines of a client for what is active in them."""
+    return Finding(
+        "S026",
+        "warning",
+        f"plan {plan.hash}",
+        "is not compared with the engines of this AsyncLLM: they may run on other machines, and nobody asked them",
+        "data parallelism, several nodes, Ray, or records in memory",
+        "run `vllm-graft status` on every node, or serve with `vllm serve`, which asks every engine before it serves",
+    )
 
 
 def _nodes(parallel: Any) -> int:

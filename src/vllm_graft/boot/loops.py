@@ -26,6 +26,7 @@ def run_engine(core: Any, call: Callable[[], None]) -> None:
     else:
         LOG.warning("vllm-graft: %s is not vLLM's scheduler: whether it is stuck is not watched", type(core.scheduler))
     process.watch.start()
+    ledger.current().set_ready()
     try:
         call()
     except BaseException as error:
@@ -44,6 +45,7 @@ def run_worker(call: Callable[[], None]) -> None:
         return
     ledger.current().unfinished = ""
     process.watch.start()
+    ledger.current().set_ready()
     try:
         call()
     except Exception as error:

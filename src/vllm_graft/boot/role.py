@@ -58,3 +58,13 @@ def local_above(name: str) -> object:
             return frame.f_locals[name]
         frame = frame.f_back
     return None
+
+
+def calls_below(function: str) -> bool:
+    """Say whether a function of that name is on the stack of the caller."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function:
+            return True
+        frame = frame.f_back
+    return False

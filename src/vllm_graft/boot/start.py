@@ -233,6 +233,10 @@ def _note_engine(plan: Plan, run: Run, config: VllmConfig, left_out: dict[str, s
     record = ledger.current().record
     if record is not None:
         record.runner = runner
+        if run.headless:
+            # As vLLM's run_headless tells them apart (0.26 to 0.32).
+            workers_only = getattr(config.parallel_config, "node_rank_within_dp", 0) > 0
+            record.headless = "workers" if workers_only else "engines"
         ledger.current().save()
 
 

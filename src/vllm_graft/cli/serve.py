@@ -34,6 +34,10 @@ _COMPILING = (
 """How the arguments of vLLM that choose compilation begin; without one of them the embedded model is not compiled."""
 
 
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The signals that stop the server in order. It has a session of its own, and does not hear of a closed terminal."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; everything else goes to vLLM."""
     parser.usage = "vllm-graft serve [--no-doctor] [MODEL] [any vLLM argument]"
@@ -93,8 +97,10 @@ def watch(server: Server) -> int:
         stopping.append(signum)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    for each in _STOPPING:
+        # nohup has a process ignore SIGHUP, and means it.
+        if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:
+            signal.signal(each, stop)
     try:
         server.start()
         _wait(server)
@@ -102,8 +108,8 @@ def watch(server: Server) -> int:
         return server.wait()
     except KeyboardInterrupt:
         # A second signal must not cut the first one's shutdown short and leave processes behind.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for each in _STOPPING:
+            signal.signal(each, signal.SIG_IGN)
         server.stop()
         print("vllm-graft: the server has stopped", file=sys.stderr)
         return 0

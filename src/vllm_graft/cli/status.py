@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import sys
@@ -19,6 +20,9 @@ from vllm_graft.findings import Finding, exit_status
 from vllm_graft.ledger import RunView, runs, state_folder
 from vllm_graft.text import printable
 
+_LONGEST_S = 86400
+"""The longest time between two prints, in seconds."""
+
 HELP = "show what is active in every process of every running server; exit 1 if something planned is missing"
 
 
@@ -26,13 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print servers, processes, queues and findings as JSON")
     parser.add_argument(
-        "--watch", nargs="?", const=2.0, type=float, metavar="SECONDS", help="print again every so often (2 s)"
+        "--watch", nargs="?", const=2.0, type=_seconds, metavar="SECONDS", help="print again every so often (2 s)"
     )
     parser.add_argument("--url", help="ask a running server instead of reading this machine's records")
     parser.add_argument(
         "--api-key", default=os.environ.get("VLLM_API_KEY"), help="the server's API key (default: VLLM_API_KEY)"
     )
     parser.add_argument("--all", action="store_true", help="show processes that ended in order too")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0 and at most {_LONGEST_S}")
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,7 +126,7 @@ def ask(url: str, key: str | None) -> dict[str, object]:
         raise SetupError(
             f"the server answered {error.code} {error.reason}", where=address, fix=_next(error.code)
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         raise SetupError(
             f"no answer: {error}", where=address, fix="see that the server runs and the address is right"
         ) from error
@@ -123,6 +137,15 @@ def _checked(found: object, address: str) -> dict[str, object]:
     if isinstance(found, dict) and isinstance(found.get("plan"), dict):
         rows = [found.get(name) for name in ("processes", "findings")]
         if all(isinstance(each, list) and all(isinstance(row, dict) for row in each) for each in rows):
+            try:
+                findings = [Finding.from_dict(_texts(row)) for row in _rows(found["findings"])]
+                render([found], findings, everyone=True)
+            except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+                raise SetupError(
+                    f"the answer is an incomplete status document: {type(error).__name__}: {error}",
+                    where=address,
+                    fix="use the vllm-graft of the server's version",
+                ) from error
             return found
     raise SetupError(
         "the answer is no status document of vllm-graft", where=address, fix="see that the address is that of a server"

@@ -68,6 +68,13 @@ class Board:
         self._map = bytearray(_TOTAL) if path is None else _made(path)
         self._sign(ended=False)
 
+    def follow(self, path: Path) -> None:
+        """Publish in another file from now on, what was published so far carried along; in memory it stays there."""
+        if isinstance(self._map, mmap.mmap):
+            made = _made(path)
+            made[:] = self._map[:]
+            self._map = made
+
     def publish(self, waiting: int, running: int, rate: float) -> None:
         """The load after a step."""
         stamp = time.time()

@@ -37,7 +37,10 @@ class Ledger:
         self._items: dict[str, ItemState] = {}
         self._lock = threading.Lock()
         self._board: Board | None = None
+        self._own_run: tuple[str, Plan] | None = None
+        """The run that this process began, and its plan."""
         self._begun: tuple[str, Plan] | None = None
+        """The same, until the plan is written."""
         self._unsaved = ""
         self.unfinished = ""
         """What has gone wrong if the process ends now without an error, as a worker does that vLLM could not start."""
@@ -52,7 +55,7 @@ class Ledger:
         state = folder.state_folder(create=True)
         if state is None:
             return
-        self._begun = (run, plan)
+        self._own_run = self._begun = (run, plan)
         try:
             reading.sweep(state)
             self._write_plan(state)
@@ -95,17 +98,28 @@ class Ledger:
         )
 
     def retry(self) -> None:
-        """Write what could not be written before, as soon as there is room again."""
-        if self.record is None or not (self._unsaved or self._begun):
-            return
-        state = folder.state_folder()
-        if state is None or folder.shortage(state):
+        """Write what could not be written before, or was removed since, as soon as that is possible again."""
+        path = self._path
+        # Never made again while it is there: cutting a file that is mapped ends the process.
+        lost = path is not None and not path.with_suffix(".cells").exists()
+        removed = lost or (path is not None and not path.exists())
+        if self.record is None or not (self._unsaved or self._begun or removed):
             return
         try:
+            state = folder.state_folder(create=removed)
+            if state is None or folder.shortage(state):
+                return
+            if removed:
+                self._begun = self._own_run
             self._write_plan(state)
-            if self._path is None:
+            if path is None or lost:
                 self._move_to(state, self.record)
-        except OSError:
+            if lost and self._board is not None and self._path is not None:
+                self._board.follow(self._path.with_suffix(SUFFIX))
+        except (OSError, LedgerError) as error:
+            if removed and not self._unsaved:
+                _LOG.warning("vllm-graft: the record %s is gone and cannot be written again: %s", path, error)
+                self._unsaved = str(error)
             return
         self.save()
         if not self._unsaved:
@@ -158,7 +172,10 @@ class Ledger:
             self.save()
 
     def set_ready(self) -> None:
-        """Say that the engine of this front end has started: what is missing from now on does not come any more."""
+        """Say that the engine of this front end has started, or the loop of this engine core or worker runs.
+
+        What is missing from now on does not come any more.
+        """
         if self.record is not None and not self.record.ready:
             self.record.ready = True
             self.save()
@@ -198,7 +215,11 @@ class Ledger:
         if self.record is not None:
             self.record.last_error = f"{item}: {text}"
         _LOG.error("vllm-graft: %s: %s", item, text)
-        threading.Thread(target=self.save, name="graft-ledger", daemon=True).start()
+        try:
+            threading.Thread(target=self.save, name="graft-ledger", daemon=True).start()
+        except RuntimeError:
+            # No thread can be started: too many run, or the interpreter is ending. Late is better than never.
+            self.save()
 
     def view(self) -> ProcessView | None:
         """This process as a reader would see it, counters up to date; None before ``open``."""
@@ -272,7 +293,7 @@ class Ledger:
             self._board.move(None)
         self.record = None
         self._path = None
-        self._begun = None
+        self._own_run = self._begun = None
         self._unsaved = ""
         self.unfinished = ""
         self._lock = threading.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ from vllm_graft.points import ROLES, Role
 
 T = TypeVar("T")
 
+_LOG: Final = logging.getLogger("vllm.graft")
+
 PLAN_FILE = "plan.json"
 """The file of a run's folder that holds its plan."""
 
@@ -37,6 +40,9 @@ SILENT_S: Final = 30.0
 
 STALLED_S: Final = 60.0
 """What is held up for longer is an error, before that a warning."""
+
+REPORT_S: Final = 600.0
+"""How long the first process of a headless node may take to report: each does so before it loads anything."""
 
 _LARGEST: Final = 4 * 1024 * 1024
 """The bytes of a record or plan that are read at most."""
@@ -80,6 +86,7 @@ class ProcessView:
             "since": record.since,
             "live": live,
             "ready": record.ready,
+            "headless": record.headless,
             "last_error": record.last_error,
             "failure": record.failure,
             # In seconds, so that a reader on another machine need not have the same clock.
@@ -166,7 +173,7 @@ def runs(state: Path | None = None) -> list[RunView]:
 
 def _shown(view: RunView, home: Path) -> bool:
     unclean = bool(view.damaged) or any(process.life != "ended" for process in view.processes)
-    return view.running or (unclean and not folder.too_old(home))
+    return view.running or (unclean and not _forgotten(view, home))
 
 
 def read_run(home: Path) -> RunView | None:
@@ -182,7 +189,7 @@ def read_run(home: Path) -> RunView | None:
     running = any(view.life == "running" for view in found)
     try:
         plan = _parse_plan(folder.read_file(home / PLAN_FILE, _LARGEST).decode())
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         if not names and isinstance(error, FileNotFoundError):
             return None
         plan = Plan()
@@ -211,7 +218,8 @@ def _read_recorded(path: Path, damaged: list[Finding]) -> ProcessView | None:
 class Records:
     """The processes of a run's folder, read again and again: a record is parsed when it has changed.
 
-    Without the figures of queues, which ``Boards`` has. ``damaged`` counts the records that could not be read last.
+    Without the figures of queues, which ``Boards`` has. ``damaged`` counts the records that could not be read last; a
+    folder that cannot be listed counts as one.
     """
 
     def __init__(self, home: Path | None) -> None:
@@ -226,8 +234,13 @@ class Records:
         self.damaged = 0
         if self._home is None:
             return found
-        for path in (self._home / name for name in _recorded(self._home)):
-            name = path.name
+        try:
+            names = _recorded(self._home)
+        except OSError:
+            self.damaged, self._parsed = 1, parsed
+            return found
+        for name in names:
+            path = self._home / name
             try:
                 facts = path.lstat()
                 mark = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
@@ -285,12 +298,21 @@ def _parse_plan(text: str) -> Plan:
         for role in item.list("roles"):
             item.choice("roles", role, ROLES)
         Row(item.get("options"), "'options'")
+    for finding in (Row(each, "a finding") for each in row.list("findings", [])):
+        for name in ("code", "level", "subject", "what", "where", "fix"):
+            finding.text(name)
     for name in ("on_failure", "model"):
         row.text(name)
-    for name in ("origins", "left_out"):
-        Row(row.get(name, {}), f"{name!r}")
-    row.text("callers", "")
-    return Plan.from_json(text)
+    for name in ("callers", "unknown_keys"):
+        row.text(name, "")
+    row.list("other_keys", [])
+    row.get("endpoint")
+    Row(row.get("origins"), "'origins'")
+    Row(row.get("left_out", {}), "'left_out'")
+    try:
+        return Plan.from_json(text)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no plan of this version: {type(error).__name__}: {error}") from error
 
 
 def _damaged(path: Path, error: Exception, level: Level) -> Finding:
@@ -320,11 +342,26 @@ def readings(items: Iterable[ItemState], counted: Sequence[int] | None) -> dict[
 def sweep(state: Path) -> None:
     """What a new start does first: records of servers that are gone are removed."""
     for home in folder.run_folders(state):
-        view = read_run(home)
+        try:
+            view = read_run(home)
+        except Exception as error:
+            # A fault of ours, met in the files of another run, is no reason to keep a server from starting.
+            _LOG.warning("vllm-graft: the records in %s are left alone, they cannot be judged: %r", home, error)
+            continue
         if view is not None and view.running:
             continue
-        if folder.too_old(home) or (view is not None and _gone(view)):
+        if _forgotten(view, home) or (view is not None and _gone(view)):
             folder.remove(home)
+
+
+def _forgotten(view: RunView | None, home: Path) -> bool:
+    """Say whether a run gave its last sign longer ago than records are kept.
+
+    The files alone do not tell: counting through a memory map does not change a file's time on tmpfs, so a server of
+    another container that is idle looks as old as its start.
+    """
+    beats = [process.beat for process in view.processes if process.life == "unknown"] if view is not None else []
+    return folder.too_old(home) and not any(abs(time.time() - beat) < folder.KEPT_S for beat in beats)
 
 
 def _gone(view: RunView) -> bool:
@@ -362,8 +399,19 @@ def _death(row: Mapping[str, object]) -> str:
 
 def _starting(rows: Iterable[Mapping[str, object]]) -> bool:
     """Whether a front end lives and none has its engine yet."""
+    rows = list(rows)
     fronts = [row for row in rows if "frontend" in _roles(row) and row["life"] == "running"]
-    return bool(fronts) and not any(row.get("ready", True) for row in fronts)
+    return bool(fronts) and not any(_has_engine(row, rows) for row in fronts)
+
+
+def _has_engine(front: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> bool:
+    """Say whether a front end has its engine. A headless node has no client that would tell: its processes do."""
+    if not front.get("headless"):
+        return bool(front.get("ready", True))
+    others = [row for row in rows if row is not front and row["life"] == "running"]
+    since = front["since"]
+    assert isinstance(since, float | int)
+    return any(row.get("ready") for row in others) or (not others and time.time() - since > REPORT_S)
 
 
 def _while_starting(finding: Finding) -> Finding:
@@ -408,10 +456,12 @@ def unproven(rows: Sequence[Mapping[str, object]], plan: Plan, shortage: str = "
     seen = {role for row in living for role in _roles(row)}
     if "frontend" not in seen:
         return []
+    # The engine core of a node that has workers alone is on another node.
+    workers_only = all(row.get("headless") == "workers" for row in living if "frontend" in _roles(row))
     return [
         _silent_role(role, [row for row in rows if role in _roles(row)], plan, shortage)
         for role in _PROVEN
-        if role not in seen and plan.needed_by({role})
+        if role not in seen and plan.needed_by({role}) and not (role == "engine" and workers_only)
     ]
 
 
@@ -449,6 +499,7 @@ def row_without_record(
         "since": 0.0,
         "live": False,
         "ready": True,
+        "headless": "",
         "last_error": last_error,
         "failure": "",
         "silent_s": None,

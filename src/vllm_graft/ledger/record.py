@@ -29,6 +29,9 @@ target already ran; dead: applied to code that this model runner never calls; dr
 has reviewed; overwritten: applied, and somebody else has set the same attribute since; quarantined: put aside after
 a failure; skipped: this engine cannot have it."""
 
+Headless = Literal["", "engines", "workers"]
+"""What a node without a front end runs: engine cores with their workers, or workers of an engine core elsewhere."""
+
 GOOD: Final[tuple[State, ...]] = ("applied", "armed")
 
 
@@ -72,7 +75,8 @@ class Stall:
 class Record:
     """What one process says of itself.
 
-    ready:   in a front end: its engine has started
+    ready:   in a front end: its engine has started; in an engine core or worker: its loop runs
+    headless: in the process that starts a node without a front end: what runs there
     failure: the error that ended the process
     stalls:  what holds it up at the moment
     """
@@ -94,6 +98,7 @@ class Record:
     items: list[ItemState] = field(default_factory=list)
     last_error: str = ""
     ready: bool = False
+    headless: Headless = ""
     failure: str = ""
     stalls: list[Stall] = field(default_factory=list)
     schema: int = SCHEMA
@@ -157,6 +162,7 @@ class Record:
             items=[_item(Row(each, "an item")) for each in row.list("items")],
             last_error=row.text("last_error", ""),
             ready=row.get("ready", False) is True,
+            headless=row.choice("headless", row.get("headless", ""), get_args(Headless)),
             failure=row.text("failure", ""),
             stalls=[_stall(Row(each, "a stall")) for each in row.list("stalls", [])],
         )

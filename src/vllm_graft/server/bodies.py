@@ -6,10 +6,12 @@ object ends in an AttributeError, lists nested a thousand times in a RecursionEr
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.contracts import Refusal
+from vllm_graft.ledger.guard import reason_of
 from vllm_graft.server.gate import App, Receive, Scope, Send, answer
 
 if TYPE_CHECKING:
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
 
 _READER: Final = "request_body_to_args"
 """The function of FastAPI's that makes a request of a body, before anything is answered."""
+
+_FAULTS: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a body of the wrong shape leads to. Anything else, such as a MemoryError, is no fault of the request."""
+
+_LOG: Final = logging.getLogger("vllm.graft")
 
 
 class BodyErrors:
@@ -29,9 +36,10 @@ class BodyErrors:
         """Hand everything on; answer for vLLM where it raised while it read the body."""
         try:
             await self._app(scope, receive, send)
-        except Exception as error:
+        except _FAULTS as error:
             if scope["type"] != "http" or not _in_reader(error.__traceback__):
                 raise
+            _LOG.warning("vllm-graft: %s: a body that cannot be read is a 400: %s", scope["path"], reason_of(error))
             said = f"the body of the request cannot be read: {type(error).__name__}: {str(error)[:200]}"
             await answer(send, Refusal(said, status=400))
 

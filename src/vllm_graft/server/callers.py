@@ -79,7 +79,8 @@ class Callers:
         except (OSError, UnicodeDecodeError) as error:
             fix = "correct `callers`, or make the file readable"
             raise ConfigError(f"cannot be read: {error}", where=str(path), fix=fix) from None
-        except tomllib.TOMLDecodeError as error:
+        except (RecursionError, ValueError) as error:
+            # Besides TOMLDecodeError: tables nested too deeply, and numbers with more digits than Python reads.
             raise ConfigError(f"is not valid TOML: {error}", where=str(path), fix="correct the syntax there") from None
         return _Reader(str(path)).callers(data)
 

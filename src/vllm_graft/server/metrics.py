@@ -9,6 +9,7 @@ prometheus_client would take half a second to write them.
 from __future__ import annotations
 
 import gzip
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from vllm_graft.ledger import Boards, Figures, Ledger, ProcessView, QueueFigures, Records, current
 from vllm_graft.ledger.figures import EDGES
+from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.reading import findings_of
 from vllm_graft.plan import Plan
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.requests import Request
     from starlette.responses import Response
+
+_LOG: Final = logging.getLogger("vllm.graft")
 
 Kind = Literal["gauge", "counter", "histogram"]
 
@@ -188,6 +192,7 @@ class Exposition:
         self._home: Path | None = None
         self._boards = Boards(None)
         self._records = Records(None)
+        self._failure = ""
 
     def text(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
         """Every family, or those of which samples are asked for by name."""
@@ -198,6 +203,19 @@ class Exposition:
                 if not names or any(name.startswith(family.name.removesuffix("_total")) for name in names)
             )
 
+    def text_or_nothing(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
+        """Every family as ``text`` has it; where that fails nothing but a line in the log, so vLLM's own are served."""
+        try:
+            found = self.text(openmetrics=openmetrics, names=names)
+        except Exception as error:
+            reason = reason_of(error)
+            if reason != self._failure:
+                _LOG.error("vllm-graft: /metrics shows only vLLM's own figures: %s", reason)
+            self._failure = reason
+            return ""
+        self._failure = ""
+        return found
+
     def _families(self) -> Iterator[Family]:
         home = self._book().home
         if home != self._home:
@@ -205,7 +223,10 @@ class Exposition:
         if self._plan.of("scheduler"):
             yield from self._queues.families(self._boards.figures())
         own = self._book().view()
-        views = self._records.views() if home is not None else [own] if own is not None else []
+        views = self._records.views()
+        if own is not None and all(view.record.pid != own.record.pid for view in views):
+            # Its record is not on disk, or not any more.
+            views.append(own)
         yield from item_families(views, self._plan, self._records.damaged)
 
 
@@ -227,7 +248,7 @@ def attach(app: FastAPI, plan: Plan) -> None:
         registry = get_prometheus_registry()
         theirs = encode(registry.restricted_registry(names) if names else registry)
         openmetrics = "openmetrics" in content_type
-        ours = exposition.text(openmetrics=openmetrics, names=names).encode()
+        ours = exposition.text_or_nothing(openmetrics=openmetrics, names=names).encode()
         body = theirs.removesuffix(_END) + ours + (_END if openmetrics else b"")
         headers = {}
         if "gzip" in request.headers.get("accept-encoding", ""):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from types import TracebackType
 from typing import IO, Final
 
 from vllm_graft import sockets
-from vllm_graft.errors import StartError
+from vllm_graft.errors import LedgerError, StartError
 from vllm_graft.ledger import RunView, folder, runs
 from vllm_graft.ledger.cells import mark_ended
 
@@ -62,8 +63,8 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
         self._sockets: Path | None = None
-        # A server that cannot be asked for its health may serve without our knowing.
-        self._served = any(word.replace("_", "-").startswith(_UNSEEN) for word in self.arguments)
+        self._served = False
+        self._unseen = any(word.replace("_", "-").startswith(_UNSEEN) for word in self.arguments)
         self.host = _argument(self.arguments, "--host") or "127.0.0.1"
         self.port = int(_argument(self.arguments, "--port") or 8000)
 
@@ -134,7 +135,8 @@ class Server:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
-        except OSError:
+        except (OSError, http.client.HTTPException):
+            # HTTPException: something else than an HTTP server listens there.
             return 0
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -170,6 +172,7 @@ class Server:
         if self._process is None:
             return 0
         if self._process.poll() is None:
+            self._served = self._served or self._may_serve()
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_S if self._served else _STOP_EARLY_S)
@@ -180,6 +183,19 @@ class Server:
             self._output.close()
             self._output = None
         return status
+
+    def _may_serve(self) -> bool:
+        """Say whether a server that cannot be asked for its health may have somebody's request.
+
+        Its record tells; a stock server has none, and is given the time.
+        """
+        if not self._unseen:
+            return False
+        try:
+            view = self.run_view()
+        except LedgerError:
+            return True
+        return view is None or any(process.record.ready for process in view.processes)
 
     def leftovers(self) -> list[int]:
         """Processes of the server's session that are still there."""

@@ -1,6 +1,7 @@
 """``tenant-fairness`` against a slow and obvious reference, and what it promises: shares by weight, nothing lost."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -284,3 +285,40 @@ def test_a_cache_salt_shows_as_a_hash():
     named = WaitingRequest("r", 1, 0.0, 1, 1, {"tenant": "acme"}, cache_salt="secret")
     assert queue.labels(named) == {"class": "1", "tenant": "acme"}
     assert queue.labels(WaitingRequest("r", 0, 0.0, 1, 1)) == {"class": "3", "tenant": ""}
+
+
+def nested(depth: int) -> object:
+    value: object = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+NO_NAMES: dict[str, Callable[[], object]] = {
+    "a deep list": lambda: nested(100_000),
+    "a deep object": lambda: {"a": nested(100_000)},
+    "a list": lambda: ["a"],
+    "an object": dict,
+    "null": lambda: None,
+    "a huge integer": lambda: 10**5000,
+    "a huge negative integer": lambda: -(10**5000),
+}
+
+
+@pytest.mark.parametrize("kind", NO_NAMES)
+def test_what_is_no_name_is_no_tenant(kind: str):
+    """One request with nonsense for a tenant must not have the scheduler put aside for everybody."""
+    queue, value = TenantFairness({}), NO_NAMES[kind]()
+    odd = WaitingRequest("a", 0, 0.0, 10, 10, {"tenant": value})
+    assert queue.labels(odd)["tenant"] == ""
+    assert queue.admit(odd, Load()) is None
+    queue.push(odd)
+    assert queue.pop() is odd
+    adapted = WaitingRequest("b", 0, 0.0, 10, 10, {"tenant": value}, lora="adapter")
+    assert queue.labels(adapted)["tenant"] == "adapter"
+
+
+@pytest.mark.parametrize(("value", "name"), [("acme", "acme"), (7, "7"), (1.5, "1.5"), ("x" * 500, "x" * 128)])
+def test_text_and_numbers_are_names(value: object, name: str):
+    """As clients write them."""
+    assert TenantFairness({}).labels(WaitingRequest("a", 0, 0.0, 10, 10, {"tenant": value}))["tenant"] == name

@@ -12,14 +12,17 @@ from vllm_graft.errors import OptionError, nearest
 LONGEST: Final = 128
 """Names are cut to this length: they are clients' words, and are kept."""
 
+_MOST_BITS: Final = 256
+"""Longer integers are no names. Python refuses to write those of more than 4300 digits as text."""
+
 _ENDPOINTS: Final = ("chatcmpl-", "cmpl-", "resp_", "resp-")
 
 
 def reader(sources: Sequence[str], key: str, item: str) -> Callable[[WaitingRequest], str]:
     """A function that gives a request's tenant: the first of the sources that has one, else the empty name.
 
-    Sources: ``xargs`` (the value of ``key`` among its ``vllm_xargs``), ``cache_salt``, ``lora``, and ``request_id``
-    (what stands before the first hyphen of an ``X-Request-Id`` that the gateway sets).
+    Sources: ``xargs`` (the value of ``key`` among its ``vllm_xargs``, text or a number), ``cache_salt``, ``lora``, and
+    ``request_id`` (what stands before the first hyphen of an ``X-Request-Id`` that the gateway sets).
     """
     known: Mapping[str, Callable[[WaitingRequest], object]] = {
         "xargs": lambda request: request.extra.get(key),
@@ -38,9 +41,9 @@ def reader(sources: Sequence[str], key: str, item: str) -> Callable[[WaitingRequ
 
     def tenant(request: WaitingRequest) -> str:
         for read in readers:
-            value = read(request)
-            if value is not None and value != "":
-                return (value if isinstance(value, str) else str(value))[:LONGEST]
+            name = _name(read(request))
+            if name:
+                return name
         return ""
 
     return tenant
@@ -73,6 +76,19 @@ def weights_of(rows: Sequence[str], item: str) -> dict[str, float]:
             raise OptionError(what, option="weights", item=item, fix="take one of them out")
         weights[name] = weight
     return weights
+
+
+def _name(value: object) -> str:
+    """Return a tenant's name as a client wrote it: text or a number. Anything else is none.
+
+    A list nested a thousand times cannot be written as text: that would be a RecursionError, and one client's request
+    would have the scheduler put aside.
+    """
+    if isinstance(value, str):
+        return value[:LONGEST]
+    if isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= _MOST_BITS):
+        return str(value)[:LONGEST]
+    return ""
 
 
 def _prefix(request: WaitingRequest) -> str:
