@@ -275,5 +275,3 @@ class Slot:
         upstream = self._upstream_functions()
         ours = [code for layer in self.layers for code in layer.codes]
         return [innermost(function).__code__ for function in upstream] + ours
-
-
