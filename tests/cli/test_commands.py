@@ -120,6 +120,34 @@ def test_an_unknown_point_is_an_error_with_the_nearest(capsys: pytest.CaptureFix
     assert "there is no point 'stat' (did you mean 'stats'?). Next: run `vllm-graft points`" in capsys.readouterr().err
 
 
+def test_one_bad_item_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A class that declares nonsense, and a module that ends the process, are named; a plan with it is refused."""
+    items = """
+from vllm_graft import SamplingStrategy, StatSink
+class Keys(SamplingStrategy):
+    keys = 5
+    def open(self, slot, params): return True
+    def step(self, logits, rows): ...
+class Options(StatSink):
+    options = {"x": {1, 2}}
+    def finished(self, requests, batch): ...
+"""
+    entries = {"keys": "nonsense_items:Keys", "options": "nonsense_items:Options", "exits": "exiting_item:X"}
+    modules = {"nonsense_items": items, "exiting_item": "import sys\nsys.exit(4)\n"}
+    lay_out(tmp_path / "site", "acme-graft", {"vllm_graft.plugins": entries}, modules)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    for form in ([], ["--json"]):
+        assert main(["items", *form]) == 1
+        shown = capsys.readouterr().out
+        assert "request-log" in shown
+        assert all(f"item {name}" in shown for name in entries)
+    Path("graft.toml").write_text('[defaults]\nstats = ["exits"]\n')
+    assert main(["plan", "--model", "m"]) == 2
+    assert "'exits' of acme-graft cannot be imported from exiting_item:X: SystemExit: 4" in capsys.readouterr().err
+
+
 def test_plan_shows_what_would_be_active_where_and_from_where(capsys: pytest.CaptureFixture[str]):
     """A dry run."""
     Path("graft.toml").write_text(

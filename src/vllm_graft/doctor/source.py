@@ -240,7 +240,8 @@ def _merge(lines: Sequence[Sequence[Place]]) -> list[Place] | None:
 
 def is_abstract(method: Method | None) -> bool:
     """Whether a method is marked as abstract."""
-    return method is not None and any(dotted(mark).rpartition(".")[2] == "abstractmethod" for mark in method.decorator_list)
+    marks = method.decorator_list if method is not None else []
+    return any(dotted(mark).rpartition(".")[2] == "abstractmethod" for mark in marks)
 
 
 def listed(names: Sequence[str]) -> str:
