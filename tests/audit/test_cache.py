@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import zlib
@@ -11,7 +12,7 @@ from hashlib import sha256
 import pytest
 
 from vllm_graft.audit.auditing import audit
-from vllm_graft.audit.cache import ReportCache, key_of
+from vllm_graft.audit.cache import ReportCache, _Unpickler, key_of
 from vllm_graft.audit.releases.catalogue import Catalogue
 from vllm_graft.audit.releases.sourced import Sourced
 from vllm_graft.audit.uses import locate, read_files
@@ -104,6 +105,34 @@ def test_a_file_that_would_run_code_is_refused(tmp_path):
             return os.mkdir, (str(tmp_path / "sprung"),)
 
     body = zlib.compress(pickle.dumps(Trap()))
+    (tmp_path / "a").write_bytes(sha256(body).digest() + body)
+    assert ReportCache(tmp_path).load("a") is None
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("vllm_graft.audit.model", "dataclass.__builtins__.get"),
+        ("vllm_graft.audit.model", "Use.__init__"),
+        ("vllm_graft.audit.model", "replace"),
+        ("vllm_graft.audit.model", "Mapping"),
+        ("builtins", "eval"),
+    ],
+)
+def test_a_file_reaches_nothing_beyond_the_classes_of_a_report(module, name):
+    """A dotted name, and what a permitted module imported, would lead to any code there is."""
+    with pytest.raises(pickle.UnpicklingError, match="is no part of a report"):
+        _Unpickler(io.BytesIO()).find_class(module, name)
+
+
+def test_a_dotted_name_runs_nothing(tmp_path):
+    def text(said):
+        return b"\x8c" + bytes([len(said)]) + said.encode()
+
+    code = f"__import__('os').mkdir({str(tmp_path / 'sprung')!r})"
+    found = text("vllm_graft.audit.model") + text("dataclass.__builtins__.get") + b"\x93"
+    body = zlib.compress(b"\x80\x04" + found + text("eval") + b"\x85R" + text(code) + b"\x85R.")
     (tmp_path / "a").write_bytes(sha256(body).digest() + body)
     assert ReportCache(tmp_path).load("a") is None
     assert not (tmp_path / "sprung").exists()

@@ -129,9 +129,47 @@ def test_a_test_that_cannot_be_worked_out_leaves_it_open(found, test):
     assert found(f"import os\nif {test}:\n    from vllm.m import gone\n") == [("P201", "info")]
 
 
-@pytest.mark.parametrize("test", ["torch.__version__ > '2'", "sys.version_info > (3, 11)", "enabled", "envs.VLLM_X"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        "torch.__version__ > '2'",
+        "sys.version_info > (3, 11)",
+        "enabled",
+        "envs.VLLM_X",
+        "config.model_version >= 2",
+        "api_version_at_least('1.0')",
+        "elsewhere.plugin_version_is('0.28.0')",
+        "vllm_ascend.__version__ > '0.30'",
+    ],
+)
 def test_a_test_of_something_else_is_no_guard(found, test):
-    assert found(f"import torch, sys\nif {test}:\n    from vllm.m import gone\n") == [("P201", "error")]
+    """Versions of other things than vLLM among them."""
+    head = """
+import os, sys, torch, vllm_ascend
+from packaging.version import Version
+from x import config, elsewhere
+def api_version_at_least(v):
+    return Version(os.environ.get("PLUGIN_API", "1.5")) >= Version(v)
+"""
+    assert found(f"{head}if {test}:\n    from vllm.m import gone\n") == [("P201", "error")]
+
+
+def test_an_own_helper_that_cannot_be_worked_out_is_not_guessed_by_its_name(found):
+    head = "import vllm\ndef vllm_version_at_least(v):\n    return compare(vllm.__version__, v)\n"
+    assert found(f"{head}if vllm_version_at_least('1.0'):\n    from vllm.m import gone\n") == [("P201", "info")]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "import vllm\nV = vllm.__version__\n",
+        "from importlib.metadata import version\nV = version('vllm')\n",
+        "import vllm as engine\nV = engine.__version__\n",
+    ],
+)
+def test_a_helper_is_a_guard_by_what_its_names_stand_for(found, head):
+    helper = "from packaging.version import Version\ndef is_old():\n    return Version(V) < Version('0.30')\n"
+    assert found(f"{head}{helper}if is_old():\n    from vllm.m import gone\n") == []
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,15 @@ def pick(self, many):
         own = "    # Ours.\n    self.count(many, of='x')\n    try:\n"
         assert done.text == "@replace\n" + new.replace("    try:\n", own)
 
+    @pytest.mark.parametrize("line", ["        return found\n", "    try:\n"])
+    def test_comments_of_its_own_are_never_lost(self, line: str):
+        """Before a statement that both have, and behind one."""
+        before = f"{' ' * (len(line) - len(line.lstrip()))}# Mine: keep.\n{line}"
+        behind = f"{line.rstrip()}  # Mine: keep.\n"
+        for own in (before, behind):
+            done = rebase(self.COPY.replace(line, own), self.BASE, self.BASE.replace("last=True", "last=False"))
+            assert "# Mine: keep." in done.text
+
     def test_other_steps_of_indentation(self):
         """There nothing can be laid out; all are formatted alike, and the comments of both sides stay."""
         narrow = self.COPY.replace("    ", "  ")

@@ -62,6 +62,14 @@ def test_a_package_after_the_releases_is_a_package(plugin, capsys):
     assert "Scheduler.schedule" in out
 
 
+def test_a_package_with_a_digit_in_its_name_is_a_package(tmp_path, capsys, monkeypatch):
+    (tmp_path / "k8s_plugin").mkdir()
+    (tmp_path / "k8s_plugin" / "__init__.py").write_text("import vllm\n")
+    monkeypatch.chdir(tmp_path)
+    status, _, err = audited(capsys, "--offline", "--base", "0.31.0", "--against", "0.32.0", "k8s_plugin")
+    assert (status, err) == (0, "")
+
+
 @pytest.mark.parametrize("form", ["--json", "--markdown", "--all", "--copies"])
 def test_the_installed_vllm_is_audited_without_a_server(plugin, capsys, form):
     """Its sources are on the disk, for verdicts and for diffs."""

@@ -120,6 +120,34 @@ def test_an_unknown_point_is_an_error_with_the_nearest(capsys: pytest.CaptureFix
     assert "there is no point 'stat' (did you mean 'stats'?). Next: run `vllm-graft points`" in capsys.readouterr().err
 
 
+def test_one_bad_item_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A class that declares nonsense, and a module that ends the process, are named; a plan with it is refused."""
+    items = """
+from vllm_graft import SamplingStrategy, StatSink
+class Keys(SamplingStrategy):
+    keys = 5
+    def open(self, slot, params): return True
+    def step(self, logits, rows): ...
+class Options(StatSink):
+    options = {"x": {1, 2}}
+    def finished(self, requests, batch): ...
+"""
+    entries = {"keys": "nonsense_items:Keys", "options": "nonsense_items:Options", "exits": "exiting_item:X"}
+    modules = {"nonsense_items": items, "exiting_item": "import sys\nsys.exit(4)\n"}
+    lay_out(tmp_path / "site", "acme-graft", {"vllm_graft.plugins": entries}, modules)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    for form in ([], ["--json"]):
+        assert main(["items", *form]) == 1
+        shown = capsys.readouterr().out
+        assert "request-log" in shown
+        assert all(f"item {name}" in shown for name in entries)
+    Path("graft.toml").write_text('[defaults]\nstats = ["exits"]\n')
+    assert main(["plan", "--model", "m"]) == 2
+    assert "'exits' of acme-graft cannot be imported from exiting_item:X: SystemExit: 4" in capsys.readouterr().err
+
+
 def test_plan_shows_what_would_be_active_where_and_from_where(capsys: pytest.CaptureFixture[str]):
     """A dry run."""
     Path("graft.toml").write_text(
@@ -246,6 +274,55 @@ def test_plan_says_what_a_start_would_refuse(
     assert main(["plan", "--model", "m"]) == bool(said)
     shown = capsys.readouterr().out
     assert ("P003 error: patch made" in shown) == bool(said)
+    assert said in shown
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (
+            "@replace\n    def schedule(self, *a, **k): ...",
+            "@replace\n    def schedule(self, *a, **k): ...",
+            "replaces already",
+        ),
+        (
+            "@add\n    def brand_new(self): ...",
+            "@add\n    def brand_new(self): ...",
+            "it adds 'brand_new', which patch 'one'",
+        ),
+        ("@wrap\n    def schedule(self, call, *a, **k): ...", "@wrap\n    def schedule(self, call, *a, **k): ...", ""),
+        ("@replace\n    def schedule(self, *a, **k): ...", "@wrap\n    def schedule(self, call, *a, **k): ...", ""),
+    ],
+)
+@pytest.mark.parametrize("more", ["", ', conflicts=["one"]', ', processes=["worker"]'])
+def test_plan_says_which_patches_a_start_would_not_take_together(
+    first: str,
+    second: str,
+    said: str,
+    more: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Two that define one name and two that exclude each other; those of different processes never meet."""
+    target = "vllm.v1.core.sched.scheduler:Scheduler"
+    text = (
+        "from vllm_graft import VLLMPatch, add, replace, wrap\n"
+        f'class One(VLLMPatch["{target}"], name="one", processes=["engine"]):\n    {first}\n'
+        f'class Two(VLLMPatch["{target}"], name="two"{more}):\n    {second}\n'
+    )
+    entries = {"one": "two_made_up_patches:One", "two": "two_made_up_patches:Two"}
+    lay_out(tmp_path / "site", "made", {"vllm_graft.plugins": entries}, {"two_made_up_patches": text})
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "two_made_up_patches", raising=False)
+    monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "one,two")
+    if "conflicts" in more:
+        said = "declares a conflict with patch 'one'"
+    elif "processes" in more:
+        said = ""
+    assert main(["plan", "--model", "m"]) == bool(said)
+    shown = capsys.readouterr().out
+    assert ("P003 error: patch two" in shown) == bool(said)
     assert said in shown
 
 

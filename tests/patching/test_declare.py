@@ -1,12 +1,14 @@
 """Declaring a patch: what stands in brackets, the keywords, the marks, and everything that is refused on the spot."""
 
 import functools
+import inspect
 import sys
 
 import pytest
 
 from vllm_graft.errors import DeclarationError
 from vllm_graft.patching import VLLMPatch, add, min_vllm_version, replace, wrap
+from vllm_graft.patching.declare import KEYWORDS
 
 
 class Target:
@@ -194,6 +196,11 @@ def refusal(**body):
     with pytest.raises(DeclarationError) as caught:
         type(VLLMPatch)("P", (VLLMPatch[Target],), body)
     return str(caught.value)
+
+
+def test_the_keywords_that_a_mistake_is_shown_are_all_there_are():
+    taken = inspect.signature(VLLMPatch.__init_subclass__).parameters.values()
+    assert {*KEYWORDS} == {one.name for one in taken if one.kind is one.KEYWORD_ONLY}
 
 
 def test_unknown_keyword():

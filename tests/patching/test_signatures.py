@@ -41,6 +41,9 @@ def hook(name, written, mark=wrap):
         ("add_request", "self, call, **kwargs", "it has no place for 'request'"),
         ("add_request", "self, call, request, priority=0, extra=1, *, trace, more", "it needs 'more'"),
         ("plain", "self, call, x, y", "it needs 'y', which nobody passes"),
+        ("open", "self, call", "it has no place for '*args'"),
+        ("open", "self, call, x, y=1", "it has no place for '*args'"),
+        ("open", "self, call, *args", "it has no place for '**kwargs'"),
         ("__eq__", "self, call", "it has no place for 'other'"),
     ],
 )
@@ -63,7 +66,7 @@ def test_what_cannot_take_upstreams_arguments_is_refused(engine, name, written, 
         ("add_request", "self, call, request, *args, **kwargs"),
         ("add_request", "self, call, request, priority=0, more=None, **kwargs"),
         ("add_request", "self, call, *args, **kwargs"),
-        ("open", "self, call, x, y=1"),
+        ("open", "self, call, x, *args, **kwargs"),
         ("__eq__", "self, call, that"),
     ],
 )
@@ -110,6 +113,34 @@ def test_a_long_default_is_cut(engine, make):
 
     with pytest.raises(TargetError, match=r"upstream's is f\(x, table=\.\.\.\)"):
         engine.apply([P])
+
+
+@pytest.mark.parametrize(
+    ("get", "put", "problem"),
+    [
+        ("self, call, extra", "self, call, value", "it needs 'extra', which nobody passes"),
+        ("self, call", "self, call, value, extra", "it needs 'extra', which nobody passes"),
+        ("self, call", "self, call", "it has no place for 'value'"),
+        ("self, call", "self, call, anything", ""),
+        ("self, call, extra=None", "self, *args", ""),
+    ],
+)
+def test_accessors_take_the_object_and_a_value(engine, make, get, put, problem):
+    module = make("""
+        class C:
+            @property
+            def p(self): return 1
+            @p.setter
+            def p(self, value): ...
+    """)
+    scope: dict[str, object] = {}
+    exec(f"def get({get}): ...\ndef put({put}): return self._original_p", scope)
+    patch = type(VLLMPatch)("P", (VLLMPatch[module.C],), {"p": wrap(property(scope["get"], scope["put"]))})
+    if not problem:
+        engine.apply([patch])
+        return
+    with pytest.raises(TargetError, match=problem):
+        engine.apply([patch])
 
 
 def test_a_function_made_by_a_decorator(engine, make):

@@ -513,7 +513,12 @@ class Manager:
         self.applied_patches = ["Applied"]
 manager = Manager()
 """
-    READER = "import os\nif 'Mentioned' in os.environ.get('VLLM_CUSTOM_PATCHES', ''):\n    pass\n"
+    READER = """
+'''Applies what VLLM_CUSTOM_PATCHES names. Fairness is what it is about.'''
+import os
+if 'Mentioned' in os.environ.get('VLLM_CUSTOM_PATCHES', ''):
+    pass  # Fairness, too
+"""
 
     @pytest.fixture
     def plugins(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -524,7 +529,7 @@ manager = Manager()
         lay_out(site, "other-plugin", {group: {"other": "other_plugin:go"}}, {"other_plugin": self.READER})
         monkeypatch.syspath_prepend(str(site))
         yield site
-        for name in ("acme_plugin", "other_plugin"):
+        for name in ("acme_plugin", "other_plugin", "acme_patches"):
             sys.modules.pop(name, None)
 
     def test_before_they_are_loaded_nobody_can_tell(self, plugins, monkeypatch):
@@ -562,10 +567,24 @@ manager = Manager()
         assert who in finding.what
         assert Plan.from_json(plan.to_json()) == plan
 
-    def test_a_name_that_nobody_registers(self, plugins, monkeypatch):
-        importlib.import_module("acme_plugin")
-        monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "Nobody")
-        with pytest.raises(ConfigError, match=r"no item 'Nobody'.*no general plugin registers it"):
+    def test_a_manager_in_a_package_beside_the_plugin(self, plugins, monkeypatch):
+        """The entry point is in one package, the manager in another that it imports."""
+        (plugins / "acme_patches.py").write_text(self.PLUGIN)
+        (plugins / "acme_plugin.py").write_text("def go():\n    from acme_patches import manager\n")
+        for module in ("acme_plugin", "other_plugin", "acme_patches"):
+            importlib.import_module(module)
+        monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "Applied")
+        (finding,) = resolve(Request("m", plugins_loaded=True)).findings
+        assert finding.code == "P007"
+        assert "acme of acme-plugin (acme_patches.manager)" in finding.what
+
+    @pytest.mark.parametrize("name", ["Nobody", "Fairness"])
+    def test_a_name_that_nobody_registers(self, plugins, monkeypatch, name):
+        """A word of a docstring or a comment registers nothing."""
+        for module in ("acme_plugin", "other_plugin"):
+            importlib.import_module(module)
+        monkeypatch.setenv("VLLM_CUSTOM_PATCHES", name)
+        with pytest.raises(ConfigError, match=rf"no item '{name}'.*no general plugin registers it"):
             resolve(Request("m", plugins_loaded=True))
 
     def test_the_file_may_not_name_them(self, plugins):

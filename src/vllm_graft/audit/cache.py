@@ -51,7 +51,7 @@ class ReportCache:
             if hashlib.sha256(body).digest() != checksum:
                 return None
             report = _Unpickler(io.BytesIO(zlib.decompress(body))).load()
-        except (OSError, ValueError, EOFError, AttributeError, TypeError, zlib.error, pickle.UnpicklingError):
+        except (OSError, ValueError, EOFError, AttributeError, TypeError, LookupError, zlib.error, pickle.PickleError):
             return None
         return report if isinstance(report, Report) else None
 
@@ -154,10 +154,15 @@ class _Unpickler(pickle.Unpickler):
     """Makes objects of a report's own classes and of no others: the folder may be shared."""
 
     def find_class(self, module: str, name: str) -> object:
-        """Return one of the classes that a report consists of."""
-        if module not in _CLASSES:
+        """Return one of the classes that a report consists of.
+
+        Pickle resolves a dotted name attribute by attribute, and a module also has what it imported: either would lead
+        from a permitted module to ``eval``.
+        """
+        found = None if "." in name or module not in _CLASSES else super().find_class(module, name)
+        if not isinstance(found, type) or found.__module__ != module:
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a report")
-        return super().find_class(module, name)
+        return found
 
 
 def _check(kind: type) -> None:

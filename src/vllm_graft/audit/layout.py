@@ -2,7 +2,8 @@
 
 A copy that a formatter has been over differs from its origin in most lines and in hardly a statement. Laid out as its
 origin it differs where it means something else, and can be merged as text. Statements of its own stay as they are, with
-the comments before them; before the others the origin's comments take their place.
+the comments before them; before the others the origin's comments take their place. A copy with comments of its own
+there is not laid out: they would be lost.
 
 Where that is not enough, because its statements are cut otherwise, both are formatted alike by ruff.
 """
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,7 +35,7 @@ _BEFORE: Final = {"elif": _IF, "else": _IF, "except": _TRY, "finally": _TRY}
 
 
 def laid_out(ours: Sequence[str], theirs: Sequence[str], *, raw: str) -> list[str] | None:
-    """The lines of ``ours``, laid out as ``theirs``; None where that would change what they mean.
+    """The lines of ``ours``, laid out as ``theirs``; None where that would change what they mean, or lose a comment.
 
     ``raw`` is what stands before lines that begin inside a string, and does not count.
     """
@@ -48,7 +50,13 @@ def laid_out(ours: Sequence[str], theirs: Sequence[str], *, raw: str) -> list[st
         same = ast.dump(ast.parse(_plain(result, raw))) == ast.dump(ast.parse(_plain(ours, raw)))
     except SyntaxError:
         return None
-    return result if same else None
+    lost = _comments(_plain(ours, raw)) - _comments(_plain(result, raw)) if same else Counter()
+    return result if same and not lost else None
+
+
+def _comments(text: str) -> Counter[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return Counter(token.string.strip() for token in tokens if token.type == tokenize.COMMENT)
 
 
 def format_alike(texts: Sequence[str]) -> list[str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import time
@@ -80,7 +81,7 @@ def _part(args: argparse.Namespace) -> None:
     from vllm_graft.audit.releases.library import INSTALLED, LATEST
 
     words = args.against or []
-    releases = [word for word in words if word in (INSTALLED, LATEST) or word[:1].isdigit() or word[1:2].isdigit()]
+    releases = [word for word in words if word in (INSTALLED, LATEST) or re.match(r"v?\d", word)]
     packages = [word for word in words if word not in releases]
     if releases and packages:
         args.package, args.against = [*args.package, *packages], releases

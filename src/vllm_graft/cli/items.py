@@ -58,9 +58,16 @@ def run(args: argparse.Namespace) -> int:
         if args.name not in (None, entry.name):
             continue
         try:
-            rows.append(describe(entry))
+            row = describe(entry)
+            _in_full(row)  # fails where an option or a key is nothing that can be shown
         except ConfigError as error:
             findings.append(Finding("P010", "error", f"item {entry.name}", error.what, error.where, error.fix))
+        except Exception as error:  # whatever a foreign class declares, the other items are listed
+            what = f"{entry.target} of {entry.package} cannot be described: {type(error).__name__}: {error}"
+            fix = "correct the options or keys that the class declares"
+            findings.append(Finding("P010", "error", f"item {entry.name}", what, f"entry point {entry.name}", fix))
+        else:
+            rows.append(row)
     if args.json:
         document = {"items": [asdict(row) for row in rows], "findings": [each.as_dict() for each in findings]}
         print(json.dumps(document, indent=2))

@@ -11,7 +11,7 @@ from vllm_graft.cli.switches import switched_off
 from vllm_graft.cli.table import show_findings, table
 from vllm_graft.errors import ConfigError, PatchError
 from vllm_graft.findings import Finding, Level, exit_status
-from vllm_graft.patching.declare import declared
+from vllm_graft.patching.declare import Patch, declared
 from vllm_graft.patching.review import Reviewer
 from vllm_graft.patching.trial import attempt
 from vllm_graft.plan import Plan, PlanItem, Request, resolve
@@ -89,12 +89,17 @@ def findings_of(plan: Plan) -> list[Finding]:
         found.append(Finding("P005", "warning", "samplers", what, "", "install vLLM 0.31 or newer to have both"))
     level: Level = "error" if plan.strict else "warning"
     reviewer = Reviewer()
+    accepted: list[tuple[PlanItem, Patch]] = []
     for item in plan.of("patch"):
         try:
-            notes, sure = reviewer.examine(declared(load(item.target, item.name, item.package)))
+            patch = declared(load(item.target, item.name, item.package))
+            notes, sure = reviewer.examine(patch)
+            # A process applies the patches of its role alone.
+            reviewer.check_beside(patch, [other for one, other in accepted if {*one.roles} & {*item.roles}])
         except PatchError as error:
             found.append(Finding("P003", level, f"patch {item.name}", error.what, item.origin, error.fix))
             continue
+        accepted.append((item, patch))
         if not sure:
             found += _tried(item, level)
         fix = f"see `vllm-graft diff {item.name}`"

@@ -83,27 +83,29 @@ class Reading:
         return "no" if thing.whole else "unknown"
 
     def lineage(self, what: Entry | str) -> tuple[Place, ...] | None:
-        """A class and every class above it, nearest first; None where one of them, or what decorates it, is not known.
+        """A class and every class above it, in the order of its MRO; None where one, or what decorates it, is unknown.
 
         Bases that only mark a class, such as ``ABC``, are left out: they define nothing that a caller looks for.
         """
         found = self._meanings(*_split(what))
-        line: list[Place] = []
-        while found:
-            place = found.pop(0)
-            if isinstance(place, str) and place in _MARKERS:
+        return self._mro(found[0], _DEEP) if len(found) == 1 and isinstance(found[0], Place) else None
+
+    def _mro(self, place: Place, deep: int) -> tuple[Place, ...] | None:
+        if not deep or place.cls is None or len(place.nodes) > 1 or place.cls.decorator_list:
+            return None
+        above: list[tuple[Place, ...]] = []
+        for base in place.cls.bases:
+            named = dotted(base.value if isinstance(base, ast.Subscript) else base)
+            meanings = self._expression(place.module, named, _DEEP) if named else []
+            meaning = meanings[0] if len(meanings) == 1 else ""
+            if isinstance(meaning, str) and meaning in _MARKERS:
                 continue
-            if not isinstance(place, Place) or place.cls is None or len(place.nodes) > 1 or place.cls.decorator_list:
+            line = self._mro(meaning, deep - 1) if isinstance(meaning, Place) else None
+            if line is None:
                 return None
-            if place not in line:
-                line.append(place)
-            for base in place.cls.bases:
-                named = dotted(base.value if isinstance(base, ast.Subscript) else base)
-                meanings = self._expression(place.module, named, _DEEP) if named else []
-                if len(meanings) != 1:
-                    return None
-                found += meanings
-        return tuple(line) or None
+            above.append(line)
+        merged = _merge([*above, tuple(line[0] for line in above)])
+        return None if merged is None else (place, *merged)
 
     def mentions(self, what: Entry | str, word: str) -> bool:
         """Whether the text of the module that a name stands in has a word in it."""
@@ -206,19 +208,40 @@ class Environment:
         return File(spec.origin or module, text, spec.submodule_search_locations is not None)
 
 
-def methods_of(lineage: Iterable[Place]) -> dict[str, Method]:
-    """The method that each name stands for in a class: that of the nearest class which defines it."""
-    found: dict[str, Method] = {}
+def methods_of(lineage: Iterable[Place]) -> dict[str, Method | None]:
+    """What each name of a class stands for, by the first class that binds it; None where that is no plain method.
+
+    ``record = _noop`` defines a method as well as ``def`` does; what it takes is not known.
+    """
+    found: dict[str, Method | None] = {}
     for place in lineage:
-        for node in place.cls.body if place.cls is not None else ():
-            if isinstance(node, Method):
-                found.setdefault(node.name, node)
+        scope = place.module.class_scope(place.cls) if place.cls is not None else {}
+        for name, nodes in scope.items():
+            bound = [node for node in nodes if not (isinstance(node, ast.AnnAssign) and node.value is None)]
+            if bound:
+                only = bound[0] if len(bound) == 1 else None
+                found.setdefault(name, only if isinstance(only, Method) else None)
     return found
 
 
-def is_abstract(method: Method) -> bool:
+def _merge(lines: Sequence[Sequence[Place]]) -> list[Place] | None:
+    """The C3 order of several classes' lines; None where Python would refuse the class."""
+    left = [list(line) for line in lines if line]
+    merged: list[Place] = []
+    while left:
+        tails = [one for line in left for one in line[1:]]
+        head = next((line[0] for line in left if line[0] not in tails), None)
+        if head is None:
+            return None
+        merged.append(head)
+        left = [rest for line in left if (rest := [one for one in line if one != head])]
+    return merged
+
+
+def is_abstract(method: Method | None) -> bool:
     """Whether a method is marked as abstract."""
-    return any(dotted(mark).rpartition(".")[2] == "abstractmethod" for mark in method.decorator_list)
+    marks = method.decorator_list if method is not None else []
+    return any(dotted(mark).rpartition(".")[2] == "abstractmethod" for mark in marks)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from vllm_graft.patching.functions import (
     parameter_at,
 )
 from vllm_graft.patching.hooks import Hook, Kind, call_position
-from vllm_graft.patching.signatures import mismatch
+from vllm_graft.patching.signatures import accessor_mismatch, mismatch
 from vllm_graft.patching.surgery import accessors
 from vllm_graft.patching.target import Owner
 
@@ -201,7 +201,9 @@ def refuse_function_kind(declaration: Declaration, hook: Hook, theirs: str, mine
 
 def _check_signature(declaration: Declaration, hook: Hook, present: object) -> None:
     """A hook that cannot take upstream's arguments would end the first call, and with it the engine."""
-    if hook.form == "property":
+    if isinstance(hook.value, property):
+        if problem := accessor_mismatch(hook.attribute, hook.value, wraps=hook.kind == "wrap"):
+            raise refuse_signature(declaration, problem)
         return
     (ours,), (theirs,) = functions_in(hook.value), functions_in(present)
     position = call_position(hook.form, declaration.target.is_class)

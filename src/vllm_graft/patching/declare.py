@@ -19,7 +19,7 @@ OnDrift = Literal["ignore", "warn", "refuse"]
 """What is done with a hook whose upstream code nobody has reviewed: nothing, a warning, or a refusal."""
 
 KEYWORDS: Final = (
-    "name", "vllm", "why", "upstream", "remove_when", "processes", "models", "after", "conflicts", "on_drift",
+    "name", "vllm", "why", "upstream", "remove_when", "processes", "models", "after", "conflicts", "on_drift", "locked",
 )  # fmt: skip
 """What a patch class may be given."""
 

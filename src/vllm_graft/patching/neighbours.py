@@ -8,14 +8,17 @@ it is enough that the process has imported it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from vllm_graft.errors import ConflictError
 from vllm_graft.patching.declare import Declaration
+from vllm_graft.patching.hooks import Kind
 
 T = TypeVar("T")
+
+_VERB: Final[Mapping[Kind, str]] = {"wrap": "wraps", "replace": "replaces", "add": "adds"}
 
 
 def names(pattern: str, declaration: Declaration) -> bool:
@@ -48,6 +51,16 @@ def check(mine: Declaration, others: Iterable[Declaration]) -> None:
                 where=mine.where,
                 fix=f"leave out {mine.name!r}, or switch off or uninstall {package}",
             )
+
+
+def second(attribute: str, mine: Declaration, kind: Kind, theirs: Declaration, other: Kind) -> ConflictError:
+    """The refusal of a patch that defines a name which another patch defines."""
+    return ConflictError(
+        f"it {_VERB[kind]} {attribute!r}, which patch {theirs.name!r} ({theirs.defined_in}) {_VERB[other]} already: "
+        f"only one of them could run",
+        where=mine.where,
+        fix=f"leave out {mine.name!r} or {theirs.name!r}, or let one of them wrap instead",
+    )
 
 
 def ordered(items: Sequence[T], declaration_of: Callable[[T], Declaration]) -> list[T]:

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
 
 from vllm_graft.errors import ConfigError, DriftError, TargetError, VersionError
-from vllm_graft.patching import lock
-from vllm_graft.patching.declare import OnDrift, Patch
-from vllm_graft.patching.hooks import Hook
+from vllm_graft.patching import lock, neighbours
+from vllm_graft.patching.declare import Declaration, OnDrift, Patch
+from vllm_graft.patching.hooks import Hook, Kind
 from vllm_graft.patching.ranges import Installed, includes
 from vllm_graft.patching.target import must_exist
 
@@ -67,6 +67,34 @@ class Reviewer:
             )
         sure = placement.check(declaration, [hook for hook, _ in found.values()], self._held)
         return [verdict.note for _, verdict in found.values() if verdict.note], sure
+
+    def check_beside(self, patch: Patch, others: Sequence[Patch]) -> None:
+        """Raise the ConflictError that a start would raise for a patch beside others that are there already."""
+        mine = patch.declaration
+        neighbours.check(mine, [other.declaration for other in others])
+        wraps: dict[str, list[Declaration]] = {}
+        definers: dict[str, tuple[Declaration, Kind]] = {}
+        for each in (*others, patch):
+            # A class is one target by whichever module's name it is reached.
+            if self._owner(each.declaration) != self._owner(mine):
+                continue
+            for hook, _ in self.review(each).values():
+                kind: Kind = "replace" if hook.kind == "auto" else hook.kind
+                known = definers.get(hook.attribute)
+                if kind == "wrap":
+                    wraps.setdefault(hook.attribute, []).append(each.declaration)
+                elif known is None:
+                    definers[hook.attribute] = each.declaration, kind
+                elif each is patch:
+                    raise neighbours.second(hook.attribute, mine, kind, *known)
+        for declarations in wraps.values():
+            neighbours.ordered(declarations, lambda declaration: declaration)
+
+    def _owner(self, declaration: Declaration) -> tuple[str, str]:
+        """Where the class that is patched is defined, as far as reading finds it; a module is itself."""
+        target = declaration.target
+        found = self._held.find(target.module, target.qualname) if target.is_class else None
+        return (target.module, target.qualname) if found is None else (found.module, found.qualname)
 
     def review(self, patch: Patch) -> dict[str, tuple[Hook, Verdict]]:
         """For each attribute the body that fits, and what is to be said of it; PatchError where it is refused."""

@@ -28,22 +28,49 @@ def mismatch(attribute: str, mine: FunctionType, theirs: FunctionType, call: int
     bound:  whether the first parameter is self or cls
     """
     ours, upstreams = parameters(mine), parameters(theirs)
-    return "" if ours is None or upstreams is None else compare(attribute, ours, upstreams, call, bound)
+    if ours is None or upstreams is None:
+        return ""
+    # A decorator without functools.wraps shows the parameters of its wrapper, and not what callers pass.
+    made = theirs.__name__ != attribute
+    return compare(attribute, ours, upstreams, call, bound, made=made)
 
 
 def compare(
-    attribute: str, ours: Sequence[Parameter], upstreams: Sequence[Parameter], call: int | None, bound: bool
+    attribute: str,
+    ours: Sequence[Parameter],
+    upstreams: Sequence[Parameter],
+    call: int | None,
+    bound: bool,
+    *,
+    made: bool = False,
 ) -> str:
-    """The same of parameters, wherever they were read."""
+    """The same of parameters, wherever they were read; ``made``: ``*`` and ``**`` stand for arguments nobody knows."""
     hook = _Accepts([parameter for at, parameter in enumerate(ours) if at != call], bound)
     by_name = not (attribute.startswith("__") and attribute.endswith("__")) or attribute in _CALLED_BY_NAME
-    problem = next(hook.problems(_Accepts(upstreams, bound), by_name=by_name), "")
+    problem = next(hook.problems(_Accepts(upstreams, bound), by_name=by_name, made=made), "")
     if not problem:
         return ""
     return (
         f"{attribute!r} cannot take what vLLM passes: {problem}. The hook is {attribute}{_shown(ours)}, "
         f"upstream's is {attribute}{_shown(upstreams)}"
     )
+
+
+def accessor_mismatch(attribute: str, accessors: property, *, wraps: bool) -> str:
+    """The same of a property's accessors, which Python passes the object and, to set it, a value."""
+    owner, value = (Parameter(name, Parameter.POSITIONAL_ONLY) for name in ("self", "value"))
+    for function, upstreams in (
+        (accessors.fget, [owner]),
+        (accessors.fset, [owner, value]),
+        (accessors.fdel, [owner]),
+    ):
+        ours = parameters(function) if isinstance(function, FunctionType) else None
+        if ours is None:
+            continue
+        call = 1 if wraps and len(ours) > 1 and ours[1].name == "call" else None
+        if problem := compare(attribute, ours, upstreams, call, bound=True):
+            return problem
+    return ""
 
 
 def written(taken: ast.arguments) -> list[Parameter]:
@@ -104,10 +131,10 @@ class _Accepts:
         self.positional = [each for each in parameters if each.kind in _POSITIONAL]
         self.named = {each.name: each for each in parameters if each.kind in _NAMED}
         self.keyword_only = [each for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
-        self.any_positional = any(each.kind is Parameter.VAR_POSITIONAL for each in parameters)
-        self.any_named = any(each.kind is Parameter.VAR_KEYWORD for each in parameters)
+        self.any_positional = _name_of(Parameter.VAR_POSITIONAL, parameters)
+        self.any_named = _name_of(Parameter.VAR_KEYWORD, parameters)
 
-    def problems(self, upstream: _Accepts, *, by_name: bool) -> Iterator[str]:
+    def problems(self, upstream: _Accepts, *, by_name: bool, made: bool) -> Iterator[str]:
         """Every argument that upstream takes and this does not, and every one that this needs and nobody passes."""
         for position, theirs in enumerate(upstream.positional):
             if position >= len(self.positional) and not self.any_positional:
@@ -117,6 +144,10 @@ class _Accepts:
         for theirs in upstream.keyword_only:
             if theirs.name not in self.named and not self.any_named:
                 yield f"it has no place for {theirs.name!r}"
+        if upstream.any_positional and not self.any_positional and not made:
+            yield f"it has no place for '*{upstream.any_positional}'"
+        if upstream.any_named and not self.any_named and not made:
+            yield f"it has no place for '**{upstream.any_named}'"
         if not upstream.any_positional:
             needed = [each for each in self.positional[len(upstream.positional) :] if each.default is Parameter.empty]
             yield from (f"it needs {each.name!r}, which nobody passes" for each in needed)
@@ -126,13 +157,18 @@ class _Accepts:
 
     def _takes_named(self, name: str, position: int) -> bool:
         if name not in self.named:
-            return self.any_named and position >= len(self.positional)
+            return bool(self.any_named) and position >= len(self.positional)
         places = [each.name for each in self.positional]
         # A parameter of that name at another place would get two values, or somebody else's.
         return name not in places or places.index(name) == position
 
     def __contains__(self, parameter: Parameter) -> bool:
         return parameter.name in self.named
+
+
+def _name_of(kind: inspect._ParameterKind, parameters: Sequence[Parameter]) -> str:
+    """The name of the parameter that takes all further arguments; empty where there is none."""
+    return next((each.name for each in parameters if each.kind is kind), "")
 
 
 def _shown(parameters: Sequence[Parameter]) -> str:

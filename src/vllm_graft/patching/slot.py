@@ -158,12 +158,7 @@ class Slot:
         other = next((layer for layer in layers if layer.kind != "wrap"), None)
         if new.kind != "wrap" and other is not None:
             theirs, mine = other.patch.declaration, new.patch.declaration
-            raise ConflictError(
-                f"it {_VERB[new.kind]} {self.attribute!r}, which patch {theirs.name!r} ({theirs.defined_in}) "
-                f"{_VERB[other.kind]} already: only one of them could run",
-                where=mine.where,
-                fix=f"leave out {mine.name!r} or {theirs.name!r}, or let one of them wrap instead",
-            )
+            raise neighbours.second(self.attribute, mine, new.kind, theirs, other.kind)
         below = [layer for layer in (*layers, new) if layer.kind != "wrap"]
         wraps = sorted((layer for layer in (*layers, new) if layer.kind == "wrap"), key=lambda layer: layer.order)
         return (*below, *neighbours.ordered(wraps, lambda layer: layer.patch.declaration))
@@ -280,6 +275,3 @@ class Slot:
         upstream = self._upstream_functions()
         ours = [code for layer in self.layers for code in layer.codes]
         return [innermost(function).__code__ for function in upstream] + ours
-
-
-_VERB: dict[Kind, str] = {"wrap": "wraps", "replace": "replaces", "add": "adds"}

@@ -94,7 +94,7 @@ def load(target: str, name: str, package: str) -> type:
         found: object = importlib.import_module(module)
         for part in qualname.split("."):
             found = getattr(found, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"the item {name!r} of {package} cannot be imported from {target}: {type(error).__name__}: {error}",
             fix=f"repair or reinstall {package}, or take {name!r} out of the plan",

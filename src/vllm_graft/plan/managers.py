@@ -7,6 +7,7 @@ registers stays an error. Who registers what shows only once all general plugins
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -23,6 +24,9 @@ GENERAL: Final = "vllm.general_plugins"
 """The entry-point group of the plugins that vLLM calls in every process."""
 
 PATCHES_VARIABLE: Final = "VLLM_CUSTOM_PATCHES"
+
+_WITHOUT_MANAGERS: Final = frozenset({*sys.stdlib_module_names, "numpy", "torch", "transformers", "vllm", "vllm_graft"})
+"""Packages that keep no manager of patches; they are most of what a process has imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +98,63 @@ def undecided(name: str, plugins: Collection[GeneralPlugin]) -> Finding:
 def manager_of(name: str, plugins: Collection[GeneralPlugin]) -> Manager | None:
     """The manager of another package that has registered a patch under this name, or None.
 
-    First those are asked that look like the guides' own: an object with a table ``available_patches``. Of packages with
-    another kind, the sources decide: they read the variable and mention the name.
+    First those are asked that look like the guides' own: an object with a table ``available_patches``, in whichever
+    package a plugin keeps it. Of plugins with another kind, the sources decide: they read the variable and have the
+    name as a string, a function or a class.
     """
     for plugin in plugins:
         for module in plugin.modules():
-            for attribute, value in list(vars(module).items()):
-                held = getattr(value, "__dict__", {})
-                table = held.get("available_patches") if isinstance(held, Mapping) else None
-                if isinstance(table, Collection) and name in table:
-                    applied = held.get("applied_patches")
-                    known = name in applied if isinstance(applied, Collection) else None
-                    return Manager(plugin, f"{module.__name__}.{attribute}", known)
+            if (found := _registered(module, name)) is not None:
+                return Manager(plugin, *found)
+    for full, module in list(sys.modules.items()):
+        if not isinstance(module, ModuleType) or full.partition(".")[0] in _WITHOUT_MANAGERS:
+            continue
+        if (found := _registered(module, name)) is not None and (owner := _importer(full, plugins)) is not None:
+            return Manager(owner, *found)
     for plugin in plugins:
-        texts = {module.__name__: _source(module) for module in plugin.modules()}
-        readers = [module for module, text in texts.items() if PATCHES_VARIABLE in text]
-        if readers and any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts.values()):
+        names = {module.__name__: {*_names(module)} for module in plugin.modules()}
+        readers = [module for module, held in names.items() if PATCHES_VARIABLE in held]
+        if readers and any(name in held for held in names.values()):
             return Manager(plugin, readers[0], None)
     return None
+
+
+def _registered(module: ModuleType, name: str) -> tuple[str, bool | None] | None:
+    """Where a module has a manager that knows a patch, and whether that says it is applied."""
+    for attribute, value in list(vars(module).items()):
+        try:
+            held = object.__getattribute__(value, "__dict__")
+        except (AttributeError, TypeError):
+            continue
+        table = held.get("available_patches") if isinstance(held, Mapping) else None
+        if isinstance(table, Collection) and name in table:
+            applied = held.get("applied_patches")
+            return f"{module.__name__}.{attribute}", name in applied if isinstance(applied, Collection) else None
+    return None
+
+
+def _importer(module: str, plugins: Collection[GeneralPlugin]) -> GeneralPlugin | None:
+    """The plugin whose sources name the package that a module is of; the first where it came by way of another."""
+    top = re.compile(rf"\b{re.escape(module.partition('.')[0])}\b")
+    named = (one for one in plugins if any(top.search(_source(each)) for each in one.modules()))
+    return next(named, None) or next(iter(plugins), None)
+
+
+def _names(module: ModuleType) -> Iterator[str]:
+    """The strings of a module's code, and its functions, classes and keywords; docstrings and comments do not count."""
+    yield module.__name__.rpartition(".")[2]
+    try:
+        tree = ast.parse(_source(module))
+    except (SyntaxError, ValueError):
+        return
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.value
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.keyword) and node.arg is not None:
+            yield node.arg
 
 
 def _source(module: ModuleType) -> str:

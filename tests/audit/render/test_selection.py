@@ -26,6 +26,12 @@ def test_rows_that_ask_for_no_look_are_counted(report):
     assert [group.folded for group in groups(report)] == ["", "1 unchanged, 1 not judged"]
 
 
+def test_a_name_in_no_release_is_not_counted_as_unchanged(report, make):
+    row = make("alpha", "vllm.v1.late:Never", "absent", "absent", fallback=True)
+    found = groups(replace(report, rows=(*report.rows, row)))
+    assert found[1].folded == "1 unchanged, 1 absent, 1 not judged"
+
+
 def test_a_release_without_a_cell_is_not_judged(report):
     assert [cell.verdict.state for cell in cells(report, report.rows[-1])] == ["", "moved"]
 

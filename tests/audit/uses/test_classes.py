@@ -92,7 +92,7 @@ def test_methods_behind_a_test_of_the_version(uses):
     text = """
         from vllm.a import Base
         class Mine(Base):
-            if VERSION > 1:
+            if VLLM_VERSION > 1:
                 def new(self): ...
             def old(self): ...
     """

@@ -43,6 +43,13 @@ def without(name):
         without("apply").replace("(LogitsProcessor)", "(LogitsProcessor, helper())"),
         "class Own(LogitsProcessor):\n    def apply(self, logits): return logits\n"
         + without("apply").replace("(LogitsProcessor)", "(Own)"),
+        # A method need not be a def in the class itself.
+        without("is_argmax_invariant") + "\n    is_argmax_invariant = lambda self: False\n",
+        without("apply") + "\n    if True:\n        def apply(self, logits): return logits\n",
+        # In a diamond the interface comes last, however near it is on one side.
+        "class Base(LogitsProcessor): ...\n"
+        "class Deep(LogitsProcessor):\n    def apply(self, logits): return logits\n"
+        "class Mixin(Deep): ...\n" + without("apply").replace("(LogitsProcessor)", "(Base, Mixin)"),
     ],
 )
 def test_sound_and_uncertain_processors_are_let_be(found, text):

@@ -28,6 +28,24 @@ def test_sound_ones_and_what_other_rules_speak_of_are_let_be(found, text):
     assert found(text) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def _noop(self, *args, **kwargs): ...\n"
+        + SOUND.replace("def record(self, *args, **kwargs): ...", "record = _noop"),
+        SOUND.replace("class Mine(", "class Deep(")
+        + "class Records(Deep): ...\nclass Plain(StatLoggerBase): ...\nclass Mine(Plain, Records): ...\n",
+    ],
+)
+def test_a_method_may_be_assigned_or_come_by_the_mro(found, text):
+    assert found(text) == []
+
+
+def test_an_annotation_defines_nothing(found):
+    (finding,) = found(SOUND.replace("def record(self, *args, **kwargs): ...", "record: object"))
+    assert "it does not define record" in finding.what
+
+
 def test_a_class_that_does_not_derive_is_refused(site, found):
     (finding,) = found(SOUND.replace("(StatLoggerBase)", ""))
     assert (finding.level, finding.subject) == ("error", "stat logger 'mine'")

@@ -34,9 +34,13 @@ class Group:
     @property
     def folded(self) -> str:
         """How many rows ask for no look, in words; empty if none."""
-        unchanged = f"{len(self.unchanged):,} unchanged" if self.unchanged else ""
-        unjudged = f"{len(self.unjudged):,} not judged" if self.unjudged else ""
-        return ", ".join(filter(None, [unchanged, unjudged]))
+        absent = sum(any(cell.verdict.state == "absent" for cell in row.cells) for row in self.unchanged)
+        numbers = {
+            "unchanged": len(self.unchanged) - absent,
+            "absent": absent,
+            "not judged": len(self.unjudged),
+        }
+        return ", ".join(f"{number:,} {words}" for words, number in numbers.items() if number)
 
 
 def label(use: Use) -> str:

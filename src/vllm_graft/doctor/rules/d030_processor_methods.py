@@ -25,9 +25,10 @@ def check(facts: Facts) -> Iterator[Finding]:
     if facts.vllm is None or engine.generates(facts) is False or engine.speculative_method(facts) is not None:
         return
     interface = engine.V2_PROCESSOR if engine.runner(facts) == "V2" else engine.V1_PROCESSOR
-    required = facts.reading.lineage(interface)
-    if required is None:
+    lineage = facts.reading.lineage(interface)
+    if lineage is None:
         return
+    required = {name: method for name, method in methods_of(lineage).items() if method is not None}
     processors: list[Entry | str] = [*facts.in_group(engine.PROCESSORS), *engine.logits_processors(facts)]
     for what in processors:
         derives = facts.reading.is_a(what, interface)
@@ -35,7 +36,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         loose = derives == "no" and isinstance(what, Entry) and interface == engine.V1_PROCESSOR
         own = facts.reading.lineage(what) if derives == "yes" or loose else None
         if own is not None:
-            yield from _faults(facts, what, own, methods_of(required), inherits=derives == "yes")
+            yield from _faults(facts, what, own, required, inherits=derives == "yes")
 
 
 def _faults(
@@ -65,15 +66,14 @@ def _faults(
             yield _finding(facts, what, text, "return the logits, also where they were changed in place")
 
 
-def _is_missing(name: str, method: Method, methods: Mapping[str, Method], *, inherits: bool) -> bool:
+def _is_missing(name: str, method: Method, methods: Mapping[str, Method | None], *, inherits: bool) -> bool:
     """Whether a class lacks a method: the one it has is abstract, or it has none and inherits none."""
-    mine = methods.get(name)
-    if mine is not None:
-        return is_abstract(mine)
+    if name in methods:
+        return is_abstract(methods[name])
     return not inherits and (is_abstract(method) or name == "validate_params") and name != "__init__"
 
 
-def _lacks(missing: Sequence[str], methods: Mapping[str, Method], *, inherits: bool) -> str:
+def _lacks(missing: Sequence[str], methods: Mapping[str, Method | None], *, inherits: bool) -> str:
     called = "; vLLM calls apply, never __call__" if "apply" in missing and "__call__" in methods else ""
     if inherits:
         lacks = f"it does not define {listed(missing)}, which vLLM's class leaves abstract{called}"
