@@ -105,17 +105,19 @@ def _report(
     """The report, as it was kept where nothing has changed since."""
     from vllm_graft.audit.auditing import audit, modules_of
     from vllm_graft.audit.cache import ReportCache, key_of
-    from vllm_graft.audit.uses import read_files
+    from vllm_graft.audit.uses import collector_paused, read_files
 
     cache = ReportCache()
     key = None if args.no_cache else key_of(packages, base, against, steps=args.matrix)
-    known = cache.load(key) if key is not None else None
-    if known is not None:
-        return known
-    readings = [read_files(package, _bar(f"reading {package.package}")) for package in packages]
-    for release in (base, *against):
-        library.ahead(release, modules_of(readings))
-    report = audit(readings, base, against, steps=args.matrix, known=library.before(against[-1]) if against else ())
+    kept = cache.load(key) if key is not None else None
+    if kept is not None:
+        return kept
+    with collector_paused():
+        readings = [read_files(package, _bar(f"reading {package.package}")) for package in packages]
+        for release in (base, *against):
+            library.ahead(release, modules_of(readings))
+        known = library.before(against[-1]) if against else ()
+        report = audit(readings, base, against, steps=args.matrix, known=known)
     if key is not None:
         try:
             cache.store(key, report)

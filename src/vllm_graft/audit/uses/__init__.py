@@ -49,11 +49,11 @@ from vllm_graft.audit.uses.plugins import installed_plugins
 from vllm_graft.audit.uses.relies import Relied, relies
 from vllm_graft.findings import Finding
 
-__all__ = ["Located", "Relied", "installed_plugins", "locate", "read", "read_files", "relies"]
+__all__ = ["Located", "Relied", "collector_paused", "installed_plugins", "locate", "read", "read_files", "relies"]
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Keep the garbage collector out: it would go over millions of nodes that all stay alive, for half of the time."""
     was = gc.isenabled()
     gc.disable()
@@ -75,7 +75,7 @@ def read(what: str | Path, *, tests: bool = False) -> Reading:
 def read_files(located: Located, progress: Progress | None = None) -> Reading:
     """Every use in files that have been located; ``progress`` is called with how much is done, and of how much."""
     required = located.required
-    with _collector_paused():
+    with collector_paused():
         package = Package(located.package, located.files, progress)
         uses = tuple(package.uses())
     broken = [

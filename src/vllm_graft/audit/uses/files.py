@@ -22,6 +22,7 @@ _WORD: Final = re.compile(rb"\bvllm\b(?!-)")
 _IMPORT: Final = re.compile(rb"^[ \t]*(?:from|import)[ \t][^\n(]*(?:\([^)]*\))?", re.MULTILINE)
 _TESTS: Final = frozenset({"test", "tests"})
 _TEST_FILE: Final = re.compile(r"test_.*\.py|.*_test\.py")
+_COLUMNS: Final = frozenset({"col_offset", "end_col_offset"})
 _SKIPPED: Final = frozenset({"node_modules", "build", "__pycache__", "venv"})
 
 
@@ -75,7 +76,7 @@ class SourceFile:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
-            return ast.parse(self.text)
+            return _compact(ast.parse(self.text))
 
     @cached_property
     def imports(self) -> frozenset[str]:
@@ -97,6 +98,27 @@ class SourceFile:
             parts.append(folder.name)
             folder = folder.parent
         return ".".join(reversed(parts))
+
+
+def _compact(tree: ast.Module) -> ast.Module:
+    """Drop the columns of all nodes but lambdas, whose source is cut out by them.
+
+    Most nodes have six attributes with them and four without, for which a dictionary of half the size will do: a fifth
+    less memory, and the trees are nearly all that a reading needs.
+    """
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        kept = node.__dict__
+        if type(node) is not ast.Lambda:
+            kept = {name: value for name, value in kept.items() if name not in _COLUMNS}
+            node.__dict__ = kept
+        for value in kept.values():
+            if isinstance(value, list):
+                left += [one for one in value if isinstance(one, ast.AST)]
+            elif isinstance(value, ast.AST) and value.__dict__:
+                left.append(value)
+    return tree
 
 
 def _upwards(name: str) -> Iterator[str]:

@@ -17,6 +17,10 @@ _ORIGINAL: Final = re.compile(r"(^|_)(orig|origin|original|call|wrapped|old|prev
 """How what was there before is called where it has been kept."""
 
 
+_KNOWN: Final = "graft_relied"
+"""The attribute of a syntax tree that keeps what its function leans on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Relied:
     """What a body leans on, each with the first line that it stands in.
@@ -33,8 +37,13 @@ def relies(use: Use) -> Relied:
     """What the body of a use leans on; nothing where reading found no body."""
     if use.body is None:
         return Relied()
-    attributes = _first_lines(_attributes(use)) if "." in use.qualname and not _is_static(use.body) else {}
-    return Relied(attributes, _first_lines(_keywords(use.body, use.qualname.rpartition(".")[2])))
+    # Several rules ask for it, and a walk through a long function takes milliseconds: kept with the syntax tree.
+    known: dict[tuple[str, frozenset[str]], Relied] = use.body.__dict__.setdefault(_KNOWN, {})
+    key = use.qualname, use.own
+    if key not in known:
+        attributes = _first_lines(_attributes(use)) if "." in use.qualname and not _is_static(use.body) else {}
+        known[key] = Relied(attributes, _first_lines(_keywords(use.body, use.qualname.rpartition(".")[2])))
+    return known[key]
 
 
 def _first_lines(found: Iterator[tuple[str, int]]) -> dict[str, int]:
