@@ -132,8 +132,8 @@ def test_the_metrics_have_the_items(server: Server):
     for accept, last in (("text/plain", "\n"), ("application/openmetrics-text; version=1.0.0", "\n# EOF\n")):
         status, text = server.get("/metrics", {"Accept": accept})
         assert status == 200
-        assert 'vllm_graft_item_processes{point="stats",item="sink",role="frontend",state="applied"} 1' in text
-        assert 'vllm_graft_item_processes{point="patch",item="steps",role="engine+worker",state="applied"} 1' in text
+        assert 'vllm_graft_item_processes{item="sink",point="stats",role="frontend",state="applied"} 1' in text
+        assert 'vllm_graft_item_processes{item="steps",point="patch",role="engine+worker",state="applied"} 1' in text
         assert "vllm:num_requests_running" in text
         assert text.endswith(last)
         assert text.count("# EOF") == last.count("# EOF")

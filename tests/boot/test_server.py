@@ -91,12 +91,12 @@ def test_the_status_route_asks_for_the_servers_key(server: Server, headers: dict
 
 def test_the_metrics_have_the_items_whichever_api_server_answers(server: Server):
     """Once for all of them: every API server reads the same records."""
-    state = 'vllm_graft_item_processes{point="patch",item="on-worker",role="worker",state="applied"} 1'
+    state = 'vllm_graft_item_processes{item="on-worker",point="patch",role="worker",state="applied"} 1'
     for _ in range(6):
         status, text = server.get("/metrics")
         assert status == 200
         assert text.count(state) == 1
-        assert 'vllm_graft_item_processes{point="stats",item="request-log",role="frontend",state="applied"} 2' in text
+        assert 'vllm_graft_item_processes{item="request-log",point="stats",role="frontend",state="applied"} 2' in text
 
 
 def run_command(session: Session, *words: str) -> subprocess.CompletedProcess[str]:
