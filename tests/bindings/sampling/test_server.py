@@ -396,8 +396,10 @@ def test_or_it_is_put_aside_and_its_running_requests_go_on(server: Server):
     """
     plain = text(server)
     assert text(server, raises=True) == plain
-    answers = [complete(server, raises=True, stream=number % 2 == 1)[0] for number in range(3)]
-    assert set(answers) <= {500, 503}
+    for number in range(3):
+        status, body = server.post("/v1/completions", {**ASK, "raises": True, "stream": number % 2 == 1})
+        # A stream that began before the front end has heard of it ends with an error.
+        assert status in (500, 503) or (status == 200 and number == 1 and '"error"' in body), (status, body)
     deadline = time.monotonic() + 30
     while (answer := complete(server, raises=True))[0] != 503:
         assert answer[0] == 500
