@@ -628,7 +628,9 @@ class _Collector(_Blocks):
         self.found.append(Use(kind, self.module.shown, line, end, name, context.guards, **more))  # type: ignore[arg-type]
 
     def _imports(self, module: str, guards: Guards) -> None:
-        """Note who imports a module of the package, and the packages above it."""
+        """Note who imports a module of the package, and the packages above it; type checkers do not count."""
+        if any(isinstance(guard, Never) for guard in guards):
+            return
         while module and module.partition(".")[0] in self.package.tops:
             if module in self.package.modules:
                 self.package.importers.setdefault(module, []).append((self.module.name, guards))

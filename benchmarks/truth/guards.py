@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from truth.collect import (
@@ -90,21 +91,23 @@ class Evaluator:
             return None if asks(guard.test) or _flagged(guard.test, guard.scope) else True
         return answer is guard.branch
 
-    def module_runs(self, name: str, package: Package, seen: frozenset[str] = frozenset()) -> bool | None:
-        """Tell whether a module is imported on this release: False where every import of it is behind a false test."""
-        importers = [one for one in package.importers.get(name, []) if one[0] != name and one[0] not in seen]
-        if not importers:
-            return True
-        answers: list[bool | None] = []
-        for importer, guards in importers:
-            runs = self.runs(guards)
-            if runs is not False and not name.startswith(f"{importer}."):
-                above = self.module_runs(importer, package, seen | {name})
-                runs = above if above is not True else runs
-            answers.append(runs)
-        if True in answers:
-            return True
-        return None if None in answers else False
+    def modules_run(self, package: Package) -> dict[str, bool | None]:
+        """Tell of each module whether it is imported on this release: not where every way to it is behind a false test.
+
+        Ways begin at top-level packages and at modules that nobody imports, which others may name.
+        """
+        ways: dict[str, list[tuple[str, bool | None]]] = {}
+        for name, found in package.importers.items():
+            for importer, guards in found:
+                ways.setdefault(importer, []).append((name, self.runs(guards)))
+        starts = [name for name in package.modules if "." not in name or not package.importers.get(name)]
+        certain = _reached(starts, ways, (True,))
+        possible = _reached(starts, ways, (True, None))
+        known = _reached(starts, ways, (True, None, False))
+        return {
+            name: True if name in certain or name not in known else None if name in possible else False
+            for name in package.modules
+        }
 
     def _condition(self, test: ast.expr, scope: Scope) -> bool | None:
         if isinstance(test, ast.BoolOp):
@@ -277,6 +280,20 @@ class Evaluator:
         except Exception as error:
             raise NotEvaluated from error
         return names[node.name]
+
+
+def _reached(
+    starts: Iterable[str], ways: Mapping[str, list[tuple[str, bool | None]]], allowed: tuple[bool | None, ...]
+) -> set[str]:
+    """Return the modules that imports lead to, by those that run in one of the allowed ways."""
+    left = list(starts)
+    found = set(left)
+    while left:
+        for name, runs in ways.get(left.pop(), ()):
+            if runs in allowed and name not in found:
+                found.add(name)
+                left.append(name)
+    return found
 
 
 def _flagged(test: ast.expr, scope: Scope) -> bool:

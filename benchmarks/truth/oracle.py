@@ -71,9 +71,8 @@ class Oracle:
     def _imported(self, use: Use, package: Package) -> bool | None:
         """Tell whether the file of a use is imported on this release."""
         if self._files is None or self._files[0] is not package:
-            names = {module.shown: module.name for module in package.modules.values()}
-            runs = {shown: self.evaluator.module_runs(name, package) for shown, name in names.items()}
-            self._files = package, runs
+            runs = self.evaluator.modules_run(package)
+            self._files = package, {module.shown: runs[module.name] for module in package.modules.values()}
         return self._files[1][use.file]
 
     def _decide(self, use: Use, package: Package) -> None:

@@ -15,6 +15,7 @@ from truth.collect import Never, Package
 from truth.compare import Finding, Result, compare, speaks_of
 from truth.corpus import CORPUS, Entry
 from truth.decided import Decided
+from truth.guards import Evaluator
 from truth.oracle import fits, signature_of
 from truth.verdicts import BROKEN, FINE
 
@@ -139,3 +140,31 @@ def test_the_corpus_is_pinned_and_some_of_it_is_held_out():
     assert len(CORPUS) >= 10
     assert all(entry.version for entry in CORPUS)
     assert sum(entry.held_out for entry in CORPUS) == 2
+
+
+class Nothing:
+    """Stands for a vLLM that is not asked."""
+
+    def status(self, ref):
+        raise AssertionError(ref)
+
+    live = status
+
+
+def test_a_file_that_is_imported_only_behind_a_false_test_does_not_run(tmp_path):
+    """Nor does one that only such a file imports; one that nobody imports may be named by others."""
+    folder = tmp_path / "plug-1.0"
+    (folder / "plug").mkdir(parents=True)
+    files = {
+        "__init__": "import sys\nif sys.version_info < (3,):\n    from . import old\nfrom . import new\n",
+        "old": "from plug import older\n",
+        "older": "from plug import old\n",
+        "new": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from plug import alone\n",
+        "alone": "",
+    }
+    for name, text in files.items():
+        (folder / "plug" / f"{name}.py").write_text(text)
+    package = Package(folder)
+    package.uses()
+    runs = Evaluator(Nothing()).modules_run(package)
+    assert {name for name, answer in runs.items() if answer is False} == {"plug.old", "plug.older"}
