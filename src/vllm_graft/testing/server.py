@@ -44,6 +44,7 @@ class Server:
     log:       where its output goes; None leaves it on this terminal
     cwd:       its working directory, where ``graft.toml`` is looked for
     program:   how to start it; by default our launcher, which also works where vLLM's metadata is missing
+    popen:     the class that starts the process; tests fork it from one that has imported vLLM's dependencies
     """
 
     def __init__(
@@ -54,11 +55,13 @@ class Server:
         log: Path | None = None,
         cwd: Path | None = None,
         program: Sequence[str] | None = None,
+        popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
         self.arguments = list(arguments)
         self.log = log
         self._env = _environment(env or {})
         self._cwd = cwd
+        self._popen = popen
         self._program = list(program or [sys.executable, "-m", "vllm_graft.boot.launch", "serve"])
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
@@ -85,7 +88,7 @@ class Server:
         self._output = self.log.open("ab") if self.log is not None else None
         self._sockets = sockets.make(self._env)
         lent = {sockets.VARIABLE: str(self._sockets)} if self._sockets is not None else {}
-        self._process = subprocess.Popen(
+        self._process = self._popen(
             [*self._program, *self.arguments],
             env={**self._env, **lent},
             cwd=self._cwd,

@@ -14,6 +14,7 @@ from vllm_graft import sockets
 from vllm_graft.errors import SetupError
 from vllm_graft.ledger import RunView, runs
 from vllm_graft.ledger.folder import home_in
+from vllm_graft.testing import zygote
 from vllm_graft.testing.models import tiny_model
 from vllm_graft.testing.packages import lay_out, python_path
 from vllm_graft.testing.server import Server, free_port
@@ -96,6 +97,7 @@ class Session:
             log=log,
             cwd=self.folder,
             program=program,
+            popen=zygote.ForkedPopen,
         )
         self._servers.append(made)
         return made
@@ -108,7 +110,7 @@ class Session:
         body = "def main():\n" + "".join(f"    {line}\n" for line in text.strip("\n").splitlines())
         program.write_text(f'{head}{body}\nif __name__ == "__main__":\n    main()\n', encoding="utf-8")
         environment = {name: value for name, value in {**os.environ, **self.env}.items() if value is not None}
-        return subprocess.run(
+        return zygote.run(
             [sys.executable, str(program)],
             env=environment,
             cwd=self.folder,
