@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from vllm_graft.testing import Session
+from vllm_graft.testing import Session, zygote
 
 pytestmark = pytest.mark.server
 
@@ -42,7 +41,7 @@ def test_a_start_that_is_stopped_ends_at_once(planned: Session):
     environment = {name: value for name, value in {**os.environ, **planned.env}.items() if value is not None}
     command = [sys.executable, "-m", "vllm_graft.cli", "serve", *server.arguments]
     with (planned.folder / "serve.txt").open("w") as file:
-        process = subprocess.Popen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
+        process = zygote.ForkedPopen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
         deadline = time.monotonic() + 200
         while not mark.exists() or not mark.read_text():
             assert process.poll() is None
@@ -66,7 +65,7 @@ def test_serve_prints_the_table_and_stops_on_a_signal(planned: Session, signum: 
     command = [sys.executable, "-m", "vllm_graft.cli", "serve", *server.arguments]
     output = planned.folder / "serve.txt"
     with output.open("w") as file:
-        process = subprocess.Popen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
+        process = zygote.ForkedPopen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
         deadline = time.monotonic() + 200
         while "every process has what its plan names" not in output.read_text(encoding="utf-8"):
             assert process.poll() is None, output.read_text(encoding="utf-8")[-3000:]

@@ -10,7 +10,6 @@ import ast
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from vllm_graft.audit.releases.sourced import Sourced
 from vllm_graft.audit.uses import read
 from vllm_graft.cli import main
 from vllm_graft.patching.upstream.sources import Tree
+from vllm_graft.testing import zygote
 from vllm_graft.testing.packages import lay_out, python_path
 
 DRIVER = Path(__file__).with_name("agreement_driver.py")
@@ -128,7 +128,7 @@ def told(module: str, *folders: Path) -> dict[str, dict]:
     """What reading and the engine say of each patch, from a child process."""
     environ = {**os.environ, "PYTHONPATH": python_path(*folders), "VLLM_LOGGING_LEVEL": "ERROR"}
     command = [sys.executable, str(DRIVER), module]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    done = zygote.run(command, env=environ, capture_output=True, text=True, timeout=280, check=False)
     results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert results, done.stderr[-3000:]
     return json.loads(results[0].removeprefix("RESULT "))

@@ -24,7 +24,7 @@ from vllm_graft.findings import Finding
 from vllm_graft.plugins.platforms.simulated.models import find_model
 from vllm_graft.plugins.platforms.simulated.settings import VARIABLES, Settings
 from vllm_graft.plugins.platforms.simulated.workload import Report, Result
-from vllm_graft.testing import Session, free_port, tiny_model
+from vllm_graft.testing import Session, free_port, tiny_model, zygote
 from vllm_graft.testing.server import Server
 
 BASE = ["simulate", "--model", "llama-3-8b", "--device", "H200"]
@@ -334,7 +334,7 @@ def command(graft: Session, *words: str) -> tuple[list[str], dict[str, str]]:
 def play(graft: Session, *words: str) -> subprocess.CompletedProcess[str]:
     """The command, played to its end."""
     line, environment = command(graft, *words)
-    done = subprocess.run(line, env=environment, cwd=graft.folder, capture_output=True, text=True, timeout=250)
+    done = zygote.run(line, env=environment, cwd=graft.folder, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -383,7 +383,7 @@ def test_a_scheduler_that_was_put_aside_fails_the_run(graft: Session, speed: str
     graft.package("acme", {"vllm_graft.plugins": {"shortest-first": "acme:ShortestFirst"}}, {"acme": broken})
     graft.plan('[defaults]\nscheduler = "shortest-first"\n')
     line, environment = command(graft, "--speed", speed, "--workload", "w.jsonl", "--max-num-seqs", "1", "--json")
-    done = subprocess.run(line, env=environment, cwd=graft.folder, capture_output=True, text=True, timeout=250)
+    done = zygote.run(line, env=environment, cwd=graft.folder, capture_output=True, text=True, timeout=250)
     assert done.returncode == 1, done.stderr[-3000:]
     facts = json.loads(done.stdout)
     assert (facts["done"], facts["scheduler"], facts["sound"]) == (6, "shortest-first", False)

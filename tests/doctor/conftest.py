@@ -15,6 +15,7 @@ import pytest
 
 from vllm_graft.doctor import Facts, examine
 from vllm_graft.findings import Finding
+from vllm_graft.testing import zygote
 from vllm_graft.testing.packages import lay_out
 
 
@@ -132,7 +133,7 @@ def vllm_child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.
     folder = tmp_path_factory.mktemp("child")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_PLUGINS", "GRAFT_"))}
     with (folder / "child.txt").open("w") as log:
-        child = subprocess.Popen(
+        child = zygote.ForkedPopen(
             [sys.executable, "-c", WORKER],
             env={**env, "GRAFT_SIMULATE": "1"},
             cwd=folder,

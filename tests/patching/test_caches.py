@@ -1,7 +1,6 @@
 """Functions behind functools.cache and lru_cache: replaced, wrapped, reverted, and still cached."""
 
 import functools
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from vllm_graft.errors import TargetError
 from vllm_graft.patching import VLLMPatch, replace, wrap
+from vllm_graft.testing import zygote
 
 SOURCE = """
     import functools
@@ -221,6 +221,6 @@ with set_current_vllm_config(config):
 @pytest.mark.engine
 def test_a_cached_function_of_the_installed_vllm(tmp_path: Path):
     """With vLLM's own calls of ``cache_clear``, and the copy that ``vllm.config`` makes."""
-    done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = zygote.run([sys.executable, "-c", REAL], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "HITS 2" in done.stdout

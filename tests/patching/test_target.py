@@ -1,7 +1,6 @@
 """Finding the class or module that a patch changes."""
 
 import enum
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from vllm_graft.errors import TargetError
 from vllm_graft.patching import VLLMPatch, add, replace, wrap
+from vllm_graft.testing import zygote
 
 
 def test_strings_find_classes_inner_classes_and_modules(engine, make):
@@ -181,7 +181,7 @@ print("vllm" in sys.modules)
 def test_real_targets_by_name(tmp_path: Path):
     """A class of the installed vLLM is armed without importing vLLM, and a misspelt module of it is refused."""
     (tmp_path / "real.py").write_text(REAL, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(tmp_path / "real.py")], capture_output=True, text=True, check=True)
+    done = zygote.run([sys.executable, str(tmp_path / "real.py")], capture_output=True, text=True, check=True)
     armed, refused, imported = done.stdout.strip().splitlines()
     assert armed == "['armed']"
     assert "'Scheduler' is defined in vllm.v1.core.sched.scheduler:Scheduler" in refused

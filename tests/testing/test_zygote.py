@@ -136,6 +136,11 @@ def test_options_of_the_interpreter_are_started_plainly(words: tuple[str, ...]) 
     assert run(*words).returncode == 0
 
 
+def test_a_variable_that_is_read_by_an_import_is_read_again() -> None:
+    done = run("-c", TELL, env={**os.environ, "HF_HUB_OFFLINE": "never"})
+    assert json.loads(done.stdout)[3] is False
+
+
 def test_a_zygote_that_would_import_vllm_refuses(tmp_path: Path) -> None:
     (tmp_path / "vllm.py").write_text("", encoding="utf-8")
     (tmp_path / "friend.py").write_text("import vllm\n", encoding="utf-8")

@@ -54,14 +54,19 @@ class Request(NamedTuple):
 class Client:
     """The asking side: one zygote, reached through a socket."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, env: Mapping[str, str]) -> None:
         self._control = control
+        self.settings = _import_settings(env)
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
     def usable(self) -> bool:
         """Tell whether this process is the zygote's parent, not a fork of it."""
         return self._owner == os.getpid()
+
+    def can_fork(self, words: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Tell whether a process of this command line and environment may have the zygote's modules."""
+        return self.usable() and _runnable(words) and _import_settings(env) == self.settings
 
     def close(self) -> None:
         """Let the zygote end."""
@@ -90,6 +95,7 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
             rest
         )
         zygote = client()
+        environ = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if env is None else env).items()}
         words = [os.fspath(word) for word in args] if isinstance(args, (list, tuple)) else []
         plain = (
             zygote is None
@@ -101,7 +107,7 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
             or not words
             or executable not in (None, words[0])
             or words[0] != sys.executable
-            or not _runnable(words[1:])
+            or not zygote.can_fork(words[1:], environ)
         )
         if plain:
             super()._execute_child(  # type: ignore[misc]
@@ -111,7 +117,6 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
         assert zygote is not None
         fds = {0: p2cread, 1: c2pwrite, 2: errwrite}
         fds = {target: target if fd == -1 else fd for target, fd in fds.items()} | {fd: fd for fd in pass_fds}
-        environ = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if env is None else env).items()}
         self.pid = zygote.fork(Request(words[1:], environ, os.fspath(cwd or os.getcwd()), bool(session), fds))
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
@@ -198,7 +203,7 @@ def start(modules: Sequence[str], env: Mapping[str, str]) -> tuple[Client, subpr
     assert process.stdin is not None
     process.stdin.write(json.dumps(list(modules)).encode())
     process.stdin.close()
-    return Client(ours), process
+    return Client(ours, env), process
 
 
 def run(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -228,7 +233,8 @@ def _fork_spawned() -> None:
 
     def spawn(path: Any, args: Sequence[str], passfds: Sequence[int]) -> int:
         zygote, words = client(), _without_flags([os.fsdecode(word) for word in args])
-        if zygote is None or not _runnable(words[1:]) or "resource_tracker" in " ".join(words):
+        tracker = "resource_tracker" in " ".join(words)
+        if zygote is None or tracker or not zygote.can_fork(words[1:], os.environ):
             return plain(path, args, passfds)
         fds = {0: 0, 1: 1, 2: 2} | {fd: fd for fd in passfds}
         return zygote.fork(Request(words[1:], dict(os.environ), os.getcwd(), False, fds))
@@ -240,6 +246,7 @@ def main() -> None:
     """Import the modules named on standard input, then fork a process for each request."""
     control = socket.socket(fileno=int(sys.argv[1]))
     names = json.load(sys.stdin)
+    env = dict(os.environ)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.environ.get("PYTHONPATH") else []
     # The first entry is this file's folder, which must not be seen by anybody.
     del sys.path[0]
@@ -251,7 +258,7 @@ def main() -> None:
     request = _serve(control)
     while True:
         _become(request, base)
-        followed = _keep_zygote(request)
+        followed = _keep_zygote(request, env)
         if followed is None:
             break
         request = followed
@@ -321,13 +328,13 @@ def _become(request: Request, base: Sequence[str]) -> None:
         sys.modules["torch"].set_num_threads(int(threads))
 
 
-def _keep_zygote(request: Request) -> Request | None:
+def _keep_zygote(request: Request, env: Mapping[str, str]) -> Request | None:
     """Fork a zygote for this process's own children; return None here, and the request in such a child."""
     ours, theirs = socket.socketpair()
     parent = os.getpid()
     if os.fork():
         theirs.close()
-        install(Client(ours))
+        install(Client(ours, env))
         return None
     ours.close()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -391,6 +398,11 @@ def _run(words: list[str]) -> None:
         with open(words[0], "rb") as file:
             code = compile(file.read(), words[0], "exec")
         exec(code, module.__dict__)
+
+
+def _import_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the zygote's modules read once, when they are imported."""
+    return {name: value for name, value in env.items() if name.startswith(("HF_", "TRANSFORMERS_"))}
 
 
 def _without_flags(words: list[str]) -> list[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm_graft.testing import zygote
+
 CHILD = Path(__file__).with_name("kernels_child.py")
 CHECKS = re.findall(r"^def (check_\w+)", CHILD.read_text(), re.MULTILINE)
 
@@ -17,7 +19,7 @@ CHECKS = re.findall(r"^def (check_\w+)", CHILD.read_text(), re.MULTILINE)
 def outcomes():
     if find_spec("triton") is None:
         pytest.skip("no Triton here")
-    done = subprocess.run([sys.executable, str(CHILD)], capture_output=True, text=True, timeout=240)
+    done = zygote.run([sys.executable, str(CHILD)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

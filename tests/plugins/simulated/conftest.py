@@ -13,6 +13,7 @@ import pytest
 
 from vllm_graft.plugins.platforms.simulated.tokens import HashedTokens
 from vllm_graft.plugins.platforms.simulated.vocabulary import Vocabulary
+from vllm_graft.testing import zygote
 from vllm_graft.testing.models import tiny_model
 
 EOS = 2
@@ -131,7 +132,7 @@ def surroundings():
 def run(code, *, setup="", **environ):
     """A program in a process of its own, on the simulated accelerator, with what the prelude defines."""
     body = textwrap.indent(textwrap.dedent(code), "    ")
-    return subprocess.run(
+    return zygote.run(
         [sys.executable, "-c", f"MODEL = {str(tiny_model())!r}\n{textwrap.dedent(setup)}{PRELUDE}{body}"],
         env={**os.environ, **SURROUNDINGS, **environ},
         text=True,

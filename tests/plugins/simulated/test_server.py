@@ -10,6 +10,7 @@ import urllib.request
 
 import pytest
 
+from vllm_graft.testing import zygote
 from vllm_graft.testing.models import tiny_model
 
 
@@ -22,7 +23,7 @@ def server(tmp_path, surroundings):
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model())]
     command += ["--served-model-name", "tiny", "--port", str(port), "--max-model-len", "256"]
     with (tmp_path / "log").open("w+") as log:
-        process = subprocess.Popen(command, env=surroundings, stdout=log, stderr=subprocess.STDOUT)
+        process = zygote.ForkedPopen(command, env=surroundings, stdout=log, stderr=subprocess.STDOUT)
         try:
             wait_until_healthy(f"http://127.0.0.1:{port}", process, tmp_path / "log")
             yield f"http://127.0.0.1:{port}", process
