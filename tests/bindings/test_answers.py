@@ -57,7 +57,7 @@ def test_a_dictionary_with_the_keys_of_the_guide_says_the_same():
         (Schedule(decode=[X, Y, Z, A]), "decode names 'a', which is waiting"),
         (Schedule(decode=[X, Y, Z, Z]), "decode names 'z' twice"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "answer",
 )
 def test_what_cannot_be_done_is_refused(answer: object, reason: str):
     """With the request and the list it stands in."""
