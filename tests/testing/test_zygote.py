@@ -154,3 +154,16 @@ def test_our_own_zygote_holds_nothing_of_vllm_or_ours() -> None:
     names = zygote.dependencies(os.environ)
     assert "torch" in names
     assert [name for name in names if name.split(".")[0] in ("vllm", "vllm_graft")] == []
+
+
+def test_a_zygote_is_started_by_the_first_process_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zygote, "_state", {"env": dict(os.environ)})
+    monkeypatch.setattr(zygote, "dependencies", lambda env: ["colorsys"])
+    assert json.loads(run("-c", TELL).stdout)[3] is True
+    zygote.disable()
+    assert json.loads(run("-c", TELL).stdout)[3] is False
+
+
+def test_one_that_takes_too_long_is_killed() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        zygote.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.5)

@@ -206,14 +206,27 @@ def start(modules: Sequence[str], env: Mapping[str, str]) -> tuple[Client, subpr
     return Client(ours, env), process
 
 
-def run(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    words: Sequence[str],
+    *,
+    capture_output: bool = False,
+    timeout: float | None = None,
+    check: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
     """Do what ``subprocess.run`` does, with a forked process where that is possible."""
-    plain = subprocess.Popen
-    subprocess.Popen = ForkedPopen  # type: ignore[misc]
-    try:
-        return subprocess.run(words, **options)
-    finally:
-        subprocess.Popen = plain  # type: ignore[misc]
+    if capture_output:
+        options.update(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with ForkedPopen(words, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(words, process.returncode, output, errors)
+    if check:
+        done.check_returncode()
+    return done
 
 
 def install(zygote: Client) -> None:
