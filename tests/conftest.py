@@ -1,0 +1,28 @@
+"""For all tests: which of them start vLLM, and in which order files are run."""
+
+import pytest
+
+STARTERS = {"graft", "program", "vllm_child", "planned_module", "tmp_server"}
+"""Fixtures that start vLLM, or with which a test does."""
+
+
+def starts_vllm(item: pytest.Item) -> bool:
+    """Tell whether a test starts vLLM, in a process of its own or in this one."""
+    if any(item.get_closest_marker(name) for name in ("server", "engine")):
+        return True
+    return bool(STARTERS & set(getattr(item, "fixturenames", ())))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out the tests that start vLLM")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the files that start vLLM first: the short ones fill the gaps when two workers near the end."""
+    starting = [item for item in items if starts_vllm(item)]
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=starting)
+        items[:] = [item for item in items if not starts_vllm(item)]
+        return
+    files = {item.path for item in starting}
+    items.sort(key=lambda item: item.path not in files)
