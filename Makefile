@@ -4,9 +4,14 @@ BIN := $(VENV)/bin
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
 ARGS ?=
 RELEASES ?=
+WORKERS ?= 2
+# A file's tests stay together, because they share servers.
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Every process of every test compiles the sources again where bytecode is not written.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test matrix cpu-matrix catalogue pictures lint format clean
+.PHONY: help setup demo test check matrix cpu-matrix catalogue pictures lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +29,11 @@ setup: ## make the virtual environment and the embedded model (once; PYTHON=... 
 demo: setup ## start a real vLLM with plugins and patches and show what they do
 	@$(BIN)/vllm-graft demo $(ARGS)
 
-test: setup ## run the tests (ARGS="-k name" passes options to pytest)
-	$(BIN)/python -m pytest $(ARGS)
+test: setup ## run the tests in two processes (WORKERS=4), or a part of them in one (ARGS="-k name" goes to pytest)
+	$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SPREAD))
+
+check: lint ## lint, and the tests that do not start vLLM
+	$(BIN)/python -m pytest $(SPREAD) --quick -q $(ARGS)
 
 matrix: setup ## run the tests on seven vLLM releases, simulated (RELEASES=0.26.0,0.28.0 chooses; docs/releases.md)
 	@$(BIN)/python scripts/matrix.py $(if $(RELEASES),--releases '$(RELEASES)') $(ARGS)
