@@ -1,4 +1,4 @@
-"""``plan``, ``audit``, ``lock`` and the start say the same of one patch on one release.
+"""``plan``, ``audit``, ``lock``, ``doctor`` and the start say the same of one patch on one release.
 
 Patches are generated: every mark and form on names of every kind, and on names that are not there. The start's side is
 the engine that a start uses, on the imported module, in a child process.
@@ -268,3 +268,68 @@ def _names(target: str) -> list[str]:
             found = finder.find(module, f"{qualname}.{name}".strip("."))
             by_kind.setdefault(f"{found.kind}{type(nodes[-1]).__name__}", []).append(name)
     return [name for names in by_kind.values() for name in names[:3]]
+
+
+STARTS = {
+    "fits": ("vllm.v1.core.sched.scheduler:Scheduler", "wrap", "schedule"),
+    "misspelt": ("vllm.v1.core.sched.scheduler:Scheduler", "wrap", "schedul"),
+    "added": ("vllm.v1.core.sched.scheduler:Scheduler", "add", "schedule"),
+    "gone": ("vllm.core.scheduler:Scheduler", "wrap", "schedule"),
+    "captured": ("vllm.config:CacheConfig", "replace", "block_size"),
+}
+"""Patches that each tool is asked of; the last one only a trial can judge."""
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory) -> Path:
+    """A folder with a package that offers a patch for each outcome."""
+    folder = tmp_path_factory.mktemp("starts")
+    text = HEAD
+    for number, (target, mark, name) in enumerate(STARTS.values()):
+        text += patch(number, target, name, mark, "value" if mark == "replace" else "function")
+    points = {f"p{number}": f"patches_of_a_start:P{number}" for number in range(len(STARTS))}
+    lay_out(folder, "starts", {"vllm_graft.plugins": points}, {"patches_of_a_start": text})
+    return folder
+
+
+def findings_of(command: str, folder: Path, name: str) -> list[dict[str, str]]:
+    """The findings of a command about a planned patch."""
+    environ = {**os.environ, "PYTHONPATH": python_path(folder), "VLLM_CUSTOM_PATCHES": name}
+    words = [sys.executable, "-m", "vllm_graft", command, "--model", "org/model", "--json"]
+    done = subprocess.run(words, env=environ, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    found = [row for row in json.loads(done.stdout)["findings"] if row["subject"] == f"patch {name}"]
+    assert done.returncode == any(row["level"] == "error" for row in found), done.stdout
+    return found
+
+
+@pytest.mark.parametrize("outcome", STARTS)
+def test_doctor_and_plan_say_the_same_in_the_same_words(outcome, starts):
+    name = f"p{list(STARTS).index(outcome)}"
+    planned = findings_of("plan", starts, name)
+    assert bool(planned) == (outcome != "fits")
+    assert findings_of("doctor", starts, name) == planned
+
+
+@pytest.mark.parametrize("outcome", STARTS)
+def test_a_real_start_agrees_with_plan_and_doctor(outcome, starts, graft):
+    """vLLM's LLM on the simulated device: it generates with the patch, or is refused in the words of the tools."""
+    name = f"p{list(STARTS).index(outcome)}"
+    graft.simulate()
+    graft.env["PYTHONPATH"] = python_path(starts)
+    graft.env["VLLM_CUSTOM_PATCHES"] = name
+    done = graft.script(
+        """
+        from vllm import LLM, SamplingParams
+        llm = LLM(MODEL, dtype="float32", enforce_eager=True, max_model_len=256)
+        print("TOKENS", len(llm.generate("a", SamplingParams(max_tokens=3))[0].outputs[0].token_ids))
+        """
+    )
+    said = findings_of("doctor", starts, name)
+    if outcome == "fits":
+        assert (done.returncode, said) == (0, []), done.stderr[-3000:]
+        assert "TOKENS 3" in done.stdout
+    else:
+        assert done.returncode != 0
+        assert "TOKENS" not in done.stdout
+        (finding,) = said
+        assert finding["what"] in done.stderr, done.stderr[-3000:]

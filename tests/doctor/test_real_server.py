@@ -141,6 +141,15 @@ def test_d027_a_plan_at_fault_refuses_the_start_in_the_same_words(beside, site, 
     assert refused.error == f"ConfigError: {finding.where}: {finding.what}. Next: {finding.fix}"
 
 
+def test_d035_a_patch_that_cannot_be_imported_refuses_the_start_in_the_same_words(beside, site):
+    text = "raise RuntimeError('no licence')\nclass Mine: ...\n"
+    site.package("mine", {"vllm_graft.plugins": {"mine": "mine_patch:Mine"}}, {"mine_patch": text})
+    site.environ["VLLM_CUSTOM_PATCHES"] = "mine"
+    refused = beside.vllm("from vllm import EngineArgs\nEngineArgs(model='org/model').create_engine_config()")
+    (finding,) = site.found("D035")
+    assert refused.error == f"ConfigError: {finding.what}. Next: {finding.fix}"
+
+
 def python(*words: str, path: list[Path], bare: bool = False) -> subprocess.CompletedProcess[str]:
     """A Python with these folders on its path, and without its own packages where it is to be bare."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_PLUGINS", "GRAFT_"))}

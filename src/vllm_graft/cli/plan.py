@@ -9,13 +9,9 @@ from packaging.version import Version
 
 from vllm_graft.cli.switches import switched_off
 from vllm_graft.cli.table import show_findings, table
-from vllm_graft.errors import ConfigError, PatchError
-from vllm_graft.findings import Finding, Level, exit_status
-from vllm_graft.patching.declare import Patch, declared
-from vllm_graft.patching.review import Reviewer
-from vllm_graft.patching.trial import attempt
-from vllm_graft.plan import Plan, PlanItem, Request, resolve
-from vllm_graft.plan.catalogue import load
+from vllm_graft.errors import ConfigError
+from vllm_graft.findings import Finding, exit_status
+from vllm_graft.plan import Plan, PlanItem, Request, patches, resolve
 from vllm_graft.plan.resolution import nothing_configured
 from vllm_graft.server.callers import Callers
 from vllm_graft.text import printable
@@ -87,36 +83,7 @@ def findings_of(plan: Plan) -> list[Finding]:
     if plan.of("sampler") and Version(Version(version).base_version) < Version("0.31"):
         what = f"run on the V1 model runner: vLLM {version} takes none on its V2 runner"
         found.append(Finding("P005", "warning", "samplers", what, "", "install vLLM 0.31 or newer to have both"))
-    level: Level = "error" if plan.strict else "warning"
-    reviewer = Reviewer()
-    accepted: list[tuple[PlanItem, Patch]] = []
-    for item in plan.of("patch"):
-        try:
-            patch = declared(load(item.target, item.name, item.package))
-            notes, sure = reviewer.examine(patch)
-            # A process applies the patches of its role alone.
-            reviewer.check_beside(patch, [other for one, other in accepted if {*one.roles} & {*item.roles}])
-        except PatchError as error:
-            found.append(Finding("P003", level, f"patch {item.name}", error.what, item.origin, error.fix))
-            continue
-        accepted.append((item, patch))
-        if not sure:
-            found += _tried(item, level)
-        fix = f"see `vllm-graft diff {item.name}`"
-        found += [Finding("P006", "warning", f"patch {item.name}", note, item.origin, fix) for note in notes]
-    return found
-
-
-def _tried(item: PlanItem, level: Level) -> list[Finding]:
-    """What a trial says of a patch that reading cannot judge: it is applied in a process of its own."""
-    found = attempt(item.target)
-    if found.what:
-        return [Finding("P003", level, f"patch {item.name}", found.what, item.origin, found.fix)]
-    if found.failed:
-        what = f"whether a start would take it cannot be told here: {found.failed}"
-        fix = "run `vllm-graft plan` where the server runs"
-        return [Finding("P223", "warning", f"patch {item.name}", what, item.origin, fix)]
-    return []
+    return [*found, *patches.review(plan.of("patch"), strict=plan.strict)]
 
 
 def _options(item: PlanItem) -> str:

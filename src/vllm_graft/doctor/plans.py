@@ -109,6 +109,52 @@ def planned(facts: Facts) -> dict[str, set[str]]:
     return found
 
 
+def patches(facts: Facts) -> list[dict[str, str]]:
+    """The patches that the plan names and somebody offers: name, class, package and the place that names each."""
+    if disabled(facts):
+        return []
+    found: dict[str, dict[str, str]] = {}
+    try:
+        chosen = [named for key, named in _chosen(*_layers(facts)) if key == "patches"]
+    except ConfigError:
+        return []
+    known = _known(facts, keys()["patches"], {})
+    for named in chosen:
+        try:
+            items = items_of("patches", [named], known, {})
+        except ConfigError:
+            continue
+        for item in items:
+            row = {"name": item.name, "target": item.target, "package": item.package, "origin": item.origin}
+            found.setdefault(item.name, row)
+    return list(found.values())
+
+
+def together(facts: Facts) -> bool:
+    """Whether one server has all planned patches, and not those of one profile or another."""
+    try:
+        weak, strong = _layers(facts)
+    except ConfigError:
+        return False
+    replaced = any("patches" in layer.names for layer in strong)
+    return bool(replaced or facts.arguments.model) or not any("patches" in layer.names for layer in weak[1:])
+
+
+def strict(facts: Facts) -> bool:
+    """Whether a patch that cannot be applied stops a start; of profiles that differ, the strictest counts."""
+    try:
+        weak, strong = _layers(facts)
+    except ConfigError:
+        return True
+    told = [layer.settings["on_failure"][0] for layer in strong if "on_failure" in layer.settings]
+    if told:
+        return told[-1] != "warn"
+    if facts.arguments.model:
+        told = [layer.settings["on_failure"][0] for layer in weak if "on_failure" in layer.settings]
+        return not told or told[-1] != "warn"
+    return any(layer.settings.get("on_failure", ("stop", ""))[0] != "warn" for layer in weak or [Layer("")])
+
+
 def loads(facts: Facts, entry: Entry) -> bool:
     """Whether a server would load an entry point: of ours, where the plan names it or all there are."""
     if entry.group != OURS:

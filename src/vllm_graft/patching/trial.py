@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -33,8 +34,10 @@ class Outcome:
 def attempt(target: str) -> Outcome:
     """Apply a patch, named by "module:Class" as its entry point does, in a child process."""
     command = [sys.executable, "-m", "vllm_graft.patching.trial", target]
+    # The patch was found on the path of this process, which is not always that of a new one.
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, check=False)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_LIMIT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Outcome(failed=str(error))
     lines = [line for line in done.stdout.splitlines() if line.startswith(_RESULT)]

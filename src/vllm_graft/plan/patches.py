@@ -1,0 +1,56 @@
+"""A plan's patches beside the installed vLLM: what a start would refuse or warn of, found without importing vLLM.
+
+``vllm-graft plan`` and ``vllm-graft doctor`` both ask here, so that they agree with each other and with the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_graft.errors import PatchError
+from vllm_graft.findings import Finding, Level
+from vllm_graft.patching.declare import Patch, declared
+from vllm_graft.patching.review import Reviewer
+from vllm_graft.patching.trial import attempt
+from vllm_graft.plan.catalogue import load
+from vllm_graft.plan.plan import PlanItem
+
+
+def review(items: Sequence[PlanItem], *, strict: bool, together: bool = True, trial: bool = True) -> list[Finding]:
+    """Review each patch, and each beside those before it; the patches' own modules are imported here.
+
+    ``together`` says that one server has all of them. ``trial`` applies a patch that reading cannot judge in a process
+    of its own, which takes as long as an import of vLLM.
+    """
+    found: list[Finding] = []
+    level: Level = "error" if strict else "warning"
+    reviewer = Reviewer()
+    accepted: list[tuple[PlanItem, Patch]] = []
+    for item in items:
+        try:
+            patch = declared(load(item.target, item.name, item.package))
+            notes, sure = reviewer.examine(patch)
+            # A process applies the patches of its role alone.
+            beside = [other for one, other in accepted if together and {*one.roles} & {*item.roles}]
+            reviewer.check_beside(patch, beside)
+        except PatchError as error:
+            found.append(Finding("P003", level, f"patch {item.name}", error.what, item.origin, error.fix))
+            continue
+        accepted.append((item, patch))
+        if trial and not sure:
+            found += _try(item, level)
+        fix = f"see `vllm-graft diff {item.name}`"
+        found += [Finding("P006", "warning", f"patch {item.name}", note, item.origin, fix) for note in notes]
+    return found
+
+
+def _try(item: PlanItem, level: Level) -> list[Finding]:
+    """Apply a patch that reading cannot judge in a process of its own, and say what came of it."""
+    found = attempt(item.target)
+    if found.what:
+        return [Finding("P003", level, f"patch {item.name}", found.what, item.origin, found.fix)]
+    if found.failed:
+        what = f"whether a start would take it cannot be told here: {found.failed}"
+        fix = "run `vllm-graft plan` where the server runs"
+        return [Finding("P223", "warning", f"patch {item.name}", what, item.origin, fix)]
+    return []
