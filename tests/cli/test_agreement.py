@@ -279,25 +279,56 @@ STARTS = {
 }
 """Patches that each tool is asked of; the last one only a trial can judge."""
 
+PAIRS = """
+class Front(VLLMPatch["vllm.v1.request:Request"], name="front", processes=["frontend"]):
+    @add
+    def who(self): return "front end"
+
+class Core(VLLMPatch["vllm.v1.request:Request"], name="core", processes=["engine"]):
+    @add
+    def who(self): return "engine core"
+
+class Work(VLLMPatch["vllm.v1.request:Request"], name="work", processes=["worker"]):
+    @add
+    def who(self): return "worker"
+
+class Over(VLLMPatch["vllm.v1.request:Request"], name="over", processes=["frontend"]):
+    @wrap
+    def who(self, call): return "around " + call()
+
+class Beyond(VLLMPatch["vllm.v1.request:Request"], name="beyond"):
+    @wrap
+    def who(self, call): return "around " + call()
+"""
+
+START = """
+from vllm import LLM, SamplingParams
+from vllm.v1.request import Request
+llm = LLM(MODEL, dtype="float32", enforce_eager=True, max_model_len=256)
+print("TOKENS", len(llm.generate("a", SamplingParams(max_tokens=3))[0].outputs[0].token_ids))
+print("WHO", Request.who(None) if hasattr(Request, "who") else "nobody")
+"""
+
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory) -> Path:
     """A folder with a package that offers a patch for each outcome."""
     folder = tmp_path_factory.mktemp("starts")
-    text = HEAD
+    text = HEAD + PAIRS
     for number, (target, mark, name) in enumerate(STARTS.values()):
         text += patch(number, target, name, mark, "value" if mark == "replace" else "function")
     points = {f"p{number}": f"patches_of_a_start:P{number}" for number in range(len(STARTS))}
+    points |= {name.lower(): f"patches_of_a_start:{name}" for name in re.findall(r"^class (\w+)", PAIRS, re.MULTILINE)}
     lay_out(folder, "starts", {"vllm_graft.plugins": points}, {"patches_of_a_start": text})
     return folder
 
 
-def findings_of(command: str, folder: Path, name: str) -> list[dict[str, str]]:
-    """The findings of a command about a planned patch."""
-    environ = {**os.environ, "PYTHONPATH": python_path(folder), "VLLM_CUSTOM_PATCHES": name}
+def findings_of(command: str, folder: Path, names: str) -> list[dict[str, str]]:
+    """The findings of a command about planned patches."""
+    environ = {**os.environ, "PYTHONPATH": python_path(folder), "VLLM_CUSTOM_PATCHES": names}
     words = [sys.executable, "-m", "vllm_graft", command, "--model", "org/model", "--json"]
     done = subprocess.run(words, env=environ, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
-    found = [row for row in json.loads(done.stdout)["findings"] if row["subject"] == f"patch {name}"]
+    found = [row for row in json.loads(done.stdout)["findings"] if row["subject"].startswith("patch ")]
     assert done.returncode == any(row["level"] == "error" for row in found), done.stdout
     return found
 
@@ -315,15 +346,8 @@ def test_a_real_start_agrees_with_plan_and_doctor(outcome, starts, graft):
     """vLLM's LLM on the simulated device: it generates with the patch, or is refused in the words of the tools."""
     name = f"p{list(STARTS).index(outcome)}"
     graft.simulate()
-    graft.env["PYTHONPATH"] = python_path(starts)
-    graft.env["VLLM_CUSTOM_PATCHES"] = name
-    done = graft.script(
-        """
-        from vllm import LLM, SamplingParams
-        llm = LLM(MODEL, dtype="float32", enforce_eager=True, max_model_len=256)
-        print("TOKENS", len(llm.generate("a", SamplingParams(max_tokens=3))[0].outputs[0].token_ids))
-        """
-    )
+    graft.env |= {"PYTHONPATH": python_path(starts), "VLLM_CUSTOM_PATCHES": name}
+    done = graft.script(START)
     said = findings_of("doctor", starts, name)
     if outcome == "fits":
         assert (done.returncode, said) == (0, []), done.stderr[-3000:]
@@ -333,3 +357,29 @@ def test_a_real_start_agrees_with_plan_and_doctor(outcome, starts, graft):
         assert "TOKENS" not in done.stdout
         (finding,) = said
         assert finding["what"] in done.stderr, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("names", "levels", "who"),
+    [
+        ("core,front", [], "front end"),
+        ("front,over,core", [], "around front end"),
+        ("front,beyond", ["error"], ""),
+        ("core,work", ["warning"], ""),
+    ],
+)
+def test_a_real_start_agrees_on_patches_of_one_target_in_other_processes(names, levels, who, starts, graft):
+    """In a forked engine, which has the front end's patches at first; its worker shares the process of engine core."""
+    said = findings_of("plan", starts, names)
+    assert [row["level"] for row in said] == levels
+    assert findings_of("doctor", starts, names) == said
+    graft.simulate()
+    graft.env |= {"PYTHONPATH": python_path(starts), "VLLM_CUSTOM_PATCHES": names}
+    graft.env["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    done = graft.script(START)
+    if who:
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert f"WHO {who}\n" in done.stdout
+    else:
+        assert done.returncode != 0
+        assert said[0]["what"].partition(";")[0] in done.stderr, done.stderr[-3000:]

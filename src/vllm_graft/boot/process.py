@@ -89,13 +89,20 @@ class Process:
         needed = plan.needed_by(self.roles)
         refused: list[tuple[PlanItem, str, str]] = []
         classes = {item.name: self._patch_class(item, refused) for item in plan.of("patch")}
-        self._patchset = patchset_hash([kind for kind in classes.values() if kind is not None])
-        for item in plan.of("patch"):
-            kind = classes[item.name]
-            if kind is None:
-                continue
-            if item not in needed:
+        loaded = [kind for kind in classes.values() if kind is not None]
+        self._patchset = patchset_hash(loaded)
+        if any(
+            self.engine.is_active(kind)
+            for item in plan.of("patch")
+            if item not in needed and (kind := classes[item.name])
+        ):
+            # A forked child has its parent's patches. The last goes first, because one may wrap what another added,
+            # and all go before one is applied, because two of different processes may define one name.
+            for kind in reversed(loaded):
                 self.engine.revert(kind)
+        for item in needed:
+            kind = classes.get(item.name)
+            if kind is None:
                 continue
             self._classes[item.name] = kind
             try:

@@ -48,10 +48,11 @@ class Reviewer:
         self._installed = Installed.now() if installed is None else installed
         self._given = finder
 
-    def examine(self, patch: Patch) -> tuple[list[str], bool]:
+    def examine(self, patch: Patch, beneath: Sequence[Patch] = ()) -> tuple[list[str], bool]:
         """Review a patch and what it would meet, by reading alone; PatchError where a start would refuse it.
 
-        Gives back what a start would warn of, and whether reading could tell everything.
+        ``beneath`` are patches that stand wherever it does, and may add what it wraps. Gives back what a start would
+        warn of, and whether reading could tell everything.
         """
         from vllm_graft.patching import placement
 
@@ -65,8 +66,15 @@ class Reviewer:
                 where=declaration.where,
                 fix="name the module that took its place, or limit the patch to the releases that have it with vllm=",
             )
-        sure = placement.check(declaration, [hook for hook, _ in found.values()], self._held)
+        added = self._added(declaration, beneath)
+        bodies = [hook for hook, _ in found.values() if not (hook.kind == "wrap" and hook.attribute in added)]
+        sure = placement.check(declaration, bodies, self._held)
         return [verdict.note for _, verdict in found.values() if verdict.note], sure
+
+    def _added(self, mine: Declaration, others: Sequence[Patch]) -> set[str]:
+        """The names that patches of the same target add to it."""
+        same = [other for other in others if self._owner(other.declaration) == self._owner(mine)]
+        return {hook.attribute for other in same for hook, _ in self.review(other).values() if hook.kind == "add"}
 
     def check_beside(self, patch: Patch, others: Sequence[Patch]) -> None:
         """Raise the ConflictError that a start would raise for a patch beside others that are there already."""

@@ -16,7 +16,7 @@ from types import CodeType, FunctionType
 from vllm_graft.errors import ConflictError
 from vllm_graft.patching import caches, checks, layers, neighbours, surgery
 from vllm_graft.patching.checks import ABSENT
-from vllm_graft.patching.declare import Patch
+from vllm_graft.patching.declare import Declaration, Patch
 from vllm_graft.patching.functions import Function, described, functions_in, innermost, parameter_at
 from vllm_graft.patching.hooks import Hook, Kind, call_position
 from vllm_graft.patching.target import Owner
@@ -153,12 +153,15 @@ class Slot:
     def _upstream_functions(self) -> tuple[FunctionType, ...]:
         return functions_in(self.inherited if self.base is ABSENT else self._bottom)
 
-    def with_layer(self, layers: Sequence[Layer], new: Layer) -> tuple[Layer, ...]:
-        """The layers and a new one in its place; ConflictError where two patches define the same name."""
+    def check_definer(self, layers: Sequence[Layer], mine: Declaration, hook: Hook) -> None:
+        """Raise ConflictError where a hook defines the name that another patch has defined."""
         other = next((layer for layer in layers if layer.kind != "wrap"), None)
-        if new.kind != "wrap" and other is not None:
-            theirs, mine = other.patch.declaration, new.patch.declaration
-            raise neighbours.second(self.attribute, mine, new.kind, theirs, other.kind)
+        if hook.kind != "wrap" and other is not None:
+            kind: Kind = "replace" if hook.kind == "auto" else hook.kind
+            raise neighbours.second(self.attribute, mine, kind, other.patch.declaration, other.kind)
+
+    def with_layer(self, layers: Sequence[Layer], new: Layer) -> tuple[Layer, ...]:
+        """The layers and a new one in its place."""
         below = [layer for layer in (*layers, new) if layer.kind != "wrap"]
         wraps = sorted((layer for layer in (*layers, new) if layer.kind == "wrap"), key=lambda layer: layer.order)
         return (*below, *neighbours.ordered(wraps, lambda layer: layer.patch.declaration))

@@ -45,6 +45,7 @@ class Slots:
             slot = self._slot(owner, hook.attribute, changes)
             slot.check_stranger(declaration.where)
             layers = changes.get(slot, slot.layers)
+            slot.check_definer(layers, declaration, hook)
             record = entry.hooks[hook.attribute]
             record.kind = kind = checks.check_hook(declaration, hook, owner, slot.upstream(layers))
             record.note = record.note or _inherited(owner, slot) or _cached(slot)

@@ -29,19 +29,29 @@ def review(items: Sequence[PlanItem], *, strict: bool, together: bool = True, tr
     for item in items:
         try:
             patch = declared(load(item.target, item.name, item.package))
-            notes, sure = reviewer.examine(patch)
+            notes, sure = reviewer.examine(patch, [other for one, other in accepted if {*item.roles} <= {*one.roles}])
             # A process applies the patches of its role alone.
             beside = [other for one, other in accepted if together and {*one.roles} & {*item.roles}]
             reviewer.check_beside(patch, beside)
         except PatchError as error:
             found.append(Finding("P003", level, f"patch {item.name}", error.what, item.origin, error.fix))
             continue
+        try:
+            reviewer.check_beside(patch, [other for one, other in accepted if together and _may_share(one, item)])
+        except PatchError as error:
+            what = f"{error.what}; with one device, engine core and its worker are one process"
+            found.append(Finding("P003", "warning", f"patch {item.name}", what, item.origin, error.fix))
         accepted.append((item, patch))
         if trial and not sure:
             found += _try(item, level)
         fix = f"see `vllm-graft diff {item.name}`"
         found += [Finding("P006", "warning", f"patch {item.name}", note, item.origin, fix) for note in notes]
     return found
+
+
+def _may_share(one: PlanItem, other: PlanItem) -> bool:
+    """Whether a process may have both patches: the worker of a single device lives in engine core's process."""
+    return all({"engine", "worker"} & {*item.roles} for item in (one, other))
 
 
 def _try(item: PlanItem, level: Level) -> list[Finding]:

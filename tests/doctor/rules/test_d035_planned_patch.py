@@ -71,11 +71,16 @@ def test_a_patch_for_other_models_is_not_reviewed(site, offer):
     assert len(site.found("P003")) == 1
 
 
-@pytest.mark.parametrize(("second", "count"), [("", 1), (', processes=["worker"]', 0)])
-def test_patches_that_meet_in_a_process_are_compared(site, offer, second, count):
+@pytest.mark.parametrize(
+    ("second", "levels"),
+    [("", ["error"]), (', processes=["worker"]', ["warning"]), (', processes=["frontend"]', [])],
+)
+def test_patches_that_meet_in_a_process_are_compared(site, offer, second, levels):
+    """Engine core and worker are one process or two, as the server is started."""
     body = "@replace\n    def schedule(self, *a, **k): ..."
     offer(one=(SCHEDULER, ', processes=["engine"]', body), two=(SCHEDULER, second, body))
-    assert [finding.subject for finding in site.found("P003")] == ["patch two"] * count
+    found = site.found("P003")
+    assert [(finding.subject, finding.level) for finding in found] == [("patch two", level) for level in levels]
 
 
 def test_patches_of_profiles_that_need_not_meet_are_not_compared(site, offer, tmp_path):
