@@ -274,6 +274,34 @@ class TestSteadyClock:
         assert clock.place(0.0) == 5000.0 - OLDEST_S
         assert clock.place(4999.875) == 4999.875
 
+    def test_a_process_that_was_stopped_between_two_readings_keeps_the_order(
+        self, machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    ):
+        """A busy machine stops a process for half a second and more: that is no date which was set."""
+        clock = SteadyClock()
+        machine.date, machine.up = 5001.0, 11.0
+        clock.move()
+        first = clock.place(5000.9)
+        stops = [2.0]
+
+        def date() -> float:
+            pause = stops.pop() if stops else 0.0
+            machine.up += pause
+            machine.date += pause
+            return machine.date
+
+        monkeypatch.setattr(time, "time", date)
+        assert first == 5000.9 < clock.place(5000.95) == 5000.95
+
+    def test_dates_that_were_set_keep_the_order_whatever_a_reading_takes(self, machine: SimpleNamespace):
+        """A stamp that waited longer to be placed is not earlier for it."""
+        clock = SteadyClock()
+        machine.date, machine.up = 1400.0, 11.0
+        clock.move()
+        assert clock.place(1399.90) == pytest.approx(5000.90)
+        machine.date += 0.3
+        assert clock.place(1399.95) == pytest.approx(5000.95)
+
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())

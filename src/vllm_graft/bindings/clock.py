@@ -24,6 +24,8 @@ LONGEST_S: Final = 5.0
 """A step that takes longer counts as one that takes so long."""
 
 _IN_STEP_S: Final = 0.5
+_TRIES: Final = 5
+_AT_ONCE_S: Final = 0.001
 _PARTS: Final = 20
 
 
@@ -31,7 +33,8 @@ class SteadyClock:
     """Seconds since the epoch that never go back, whatever happens to the machine's date; read until told to move."""
 
     def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
+        self._offset = _offset()
+        self._drift = 0.0
         self.now = time.time()
 
     def __call__(self) -> float:
@@ -46,11 +49,26 @@ class SteadyClock:
     def place(self, stamp: float) -> float:
         """A front end's time stamp on this clock: not in the future, and not further back than ``OLDEST_S``.
 
-        A stamp is the date of the machine, which may have been set since this clock began.
+        A stamp is the date of the machine, which may have been set since this clock began. The drift is kept until the
+        date is set again: measured anew for each stamp, its error would decide between two that are close.
         """
-        drift = time.time() - self.now
-        moment = stamp - drift if abs(drift) > _IN_STEP_S else stamp
-        return min(max(moment, self.now - OLDEST_S), self.now)
+        drift = _offset() - self._offset
+        if abs(drift - self._drift) > _IN_STEP_S:
+            self._drift = drift
+        return min(max(stamp - self._drift, self.now - OLDEST_S), self.now)
+
+
+def _offset() -> float:
+    """How far the date is from the monotonic clock, read at once: a busy machine may stop the process in between."""
+    found: list[tuple[float, float]] = []
+    for _ in range(_TRIES):
+        before = time.monotonic()
+        date = time.time()
+        after = time.monotonic()
+        found.append((after - before, date - before))
+        if after - before < _AT_ONCE_S:
+            break
+    return min(found)[1]
 
 
 class Pace:

@@ -653,7 +653,7 @@ class TestTime:
     def test_virtual_time_takes_the_place_of_pythons_and_gives_it_back(self):
         originals = {name: getattr(time, name) for name in ("time", "monotonic", "perf_counter", "time_ns")}
         clock = VirtualClock()
-        clock.install()
+        clock.install(self)
         try:
             began = time.time()
             assert began == clock.now() == 1e9
@@ -667,3 +667,17 @@ class TestTime:
             clock.remove()
         assert {name: getattr(time, name) for name in originals} == originals
         assert math.isclose(time.time(), originals["time"](), abs_tol=5)
+
+    def test_virtual_time_stays_until_the_last_engine_has_ended(self):
+        """One that is collected ends after the next was made in its process, and maybe twice."""
+        original, clock, first, second = time.time, VirtualClock(), object(), object()
+        clock.install(first)
+        clock.install(second)
+        try:
+            for _ in range(2):
+                clock.release(first)
+                assert time.time() == 1e9
+            clock.release(second)
+            assert time.time is original
+        finally:
+            clock.remove()

@@ -44,6 +44,7 @@ class VirtualClock:
     def __init__(self) -> None:
         self._ns = _EPOCH_NS
         self._originals: dict[str, Callable[[], float]] = {}
+        self._holders: set[int] = set()
 
     def now(self) -> float:
         """Seconds, as ``time.time`` gives them while the clock is installed."""
@@ -59,16 +60,27 @@ class VirtualClock:
         while self.now() < moment:
             self._ns += _GRAIN_NS
 
-    def install(self) -> None:
+    def install(self, holder: object) -> None:
         """Have ``time.time`` and its like give this clock's time; threads and sockets keep to the real one."""
+        self._holders.add(id(holder))
         if self._originals:
             return
         for name in _REPLACED:
             self._originals[name] = getattr(time, name)
             setattr(time, name, self._in_ns if name.endswith("_ns") else self.now)
 
+    def release(self, holder: object) -> None:
+        """Give Python its clocks back once nobody who installed this one needs it any more.
+
+        An engine that is collected ends after the next one was made in its process.
+        """
+        if self._holders == {id(holder)}:
+            self.remove()
+        self._holders.discard(id(holder))
+
     def remove(self) -> None:
-        """Give Python its clocks back."""
+        """Give Python its clocks back, whoever needs this one."""
+        self._holders.clear()
         for name, original in self._originals.items():
             setattr(time, name, original)
         self._originals.clear()

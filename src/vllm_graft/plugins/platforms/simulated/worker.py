@@ -103,7 +103,7 @@ class SimulatedWorker(WorkerBase):
         """The clock that the steps run on."""
         if not self.settings.virtual:
             return Timeline(RealClock(self.settings.speed))
-        VIRTUAL_CLOCK.install()
+        VIRTUAL_CLOCK.install(self)
         return Timeline(VIRTUAL_CLOCK)
 
     # The start, in the order vLLM calls it.
@@ -268,8 +268,8 @@ class SimulatedWorker(WorkerBase):
     compute_weight_checksums = _refused("computing checksums of weights")
 
     def shutdown(self) -> None:
-        """Gives Python its clocks back, where time was virtual."""
-        VIRTUAL_CLOCK.remove()
+        """Gives Python its clocks back, where time was virtual and no other engine of this process needs that."""
+        VIRTUAL_CLOCK.release(self)
         super().shutdown()
 
     def simulated_load(self) -> dict[str, float]:
