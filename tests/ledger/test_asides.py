@@ -55,7 +55,7 @@ def test_records_are_read_only_when_one_has_changed(worker: Ledger, monkeypatch:
     """A look is paid for by every request that asks for a sampler."""
     reads: list[Path] = []
     read_run = module.read_run
-    monkeypatch.setattr(module, "read_run", lambda home: (reads.append(home), read_run(home))[1])
+    monkeypatch.setattr(module, "read_run", lambda home, **told: (reads.append(home), read_run(home, **told))[1])
     ahead = [10**9]
     asides = Asides(FrontEnd(worker.home), clock=lambda: time.time_ns() + ahead[0])
     for _ in range(100):
@@ -71,7 +71,7 @@ def test_records_that_change_all_the_time_are_not_read_all_the_time(worker: Ledg
     """A sampler that costs its requests an error each has a record that changes with each of them."""
     reads: list[Path] = []
     read_run = module.read_run
-    monkeypatch.setattr(module, "read_run", lambda home: (reads.append(home), read_run(home))[1])
+    monkeypatch.setattr(module, "read_run", lambda home, **told: (reads.append(home), read_run(home, **told))[1])
     moment = [10**18]
     asides = Asides(FrontEnd(worker.home), clock=lambda: moment[0])
     for _ in range(100):
@@ -85,7 +85,7 @@ def test_a_time_that_is_too_recent_to_trust_is_read_again(worker: Ledger, monkey
     """File systems count in ticks: a second change in the same one would not show."""
     reads: list[Path] = []
     read_run = module.read_run
-    monkeypatch.setattr(module, "read_run", lambda home: (reads.append(home), read_run(home))[1])
+    monkeypatch.setattr(module, "read_run", lambda home, **told: (reads.append(home), read_run(home, **told))[1])
     moment = [10**8]
     asides = Asides(FrontEnd(worker.home), clock=lambda: moment[0])
     asides.reasons()

@@ -179,6 +179,25 @@ def _open_as_engine_and_die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def test_a_process_that_is_asked_says_its_own_queue_and_leaves_the_others_to_them():
+    """An engine or worker stands still while it answers: a thousand tenants of each engine would take a while."""
+    book = opened_alone()
+    in_child(_publish_as_engine_and_die)
+    theirs, mine = book.rows()
+    assert (theirs["queue"], mine["queue"]) == ([], [])
+    book.board("fair").write(0, Figures("tenant", "acme", waiting=3))
+    theirs, mine = book.rows()
+    assert theirs["queue"] == []
+    assert [row["value"] for row in mine["queue"]] == ["acme"]
+    theirs, mine = book.look_around()[0]
+    assert [row["value"] for row in theirs["queue"]] == ["globex"], "a front end shows those of its machine"
+
+
+def _publish_as_engine_and_die() -> None:
+    opened("engine").board("fair").write(0, Figures("tenant", "globex", waiting=1))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_a_full_disk_is_said_to_be_full(monkeypatch: pytest.MonkeyPatch):
     """It is why nothing was recorded."""
     opened_alone().set_ready()

@@ -1,6 +1,7 @@
 """The fixture that plugin authors use: the real engine in this process, put back afterwards, twice with two plans."""
 
 import os
+import sys
 import time
 
 import pytest
@@ -38,7 +39,7 @@ def test_two_engines_with_two_plans_one_after_the_other(patched: Session):
     from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    before = LLMEngine.step
+    before, finders, init = LLMEngine.step, list(sys.meta_path), LLMEngine.__init__
     for plan, item in (('patches = ["front"]', "front"), ('patches = ["engine"]', "engine")):
         patched.plan(f"[defaults]\n{plan}\n")
         with patched.llm() as llm:
@@ -51,6 +52,8 @@ def test_two_engines_with_two_plans_one_after_the_other(patched: Session):
             assert [name for name in os.environ if name.startswith("GRAFT_PLAN")] == ["GRAFT_PLAN"]
         assert LLMEngine.step is before
         assert "GRAFT_PLAN" not in os.environ
+        assert sys.meta_path == finders, "nothing of ours watches imports"
+        assert LLMEngine.__init__ is init
     deadline = time.monotonic() + 30
     while patched.views() and time.monotonic() < deadline:
         time.sleep(0.1)  # vLLM does not wait for engine core to be gone

@@ -10,6 +10,7 @@ import logging
 import multiprocessing.util
 import os
 import sys
+from collections.abc import Collection
 from typing import Final
 
 from vllm_graft import ledger
@@ -45,6 +46,7 @@ class Process:
         self.run: Run | None = None
         self.roles: set[Role] = set()
         self.entered = False
+        self.told_of_forks = False
         self.failed: GraftError | None = None
         self.asked = False
         """Whether a front end has asked this engine what is active here."""
@@ -213,6 +215,13 @@ class Process:
         self._classes.clear()
         self._patchset = ""
 
+    def withdraw(self, held: Collection[Patch]) -> None:
+        """Undo ``enter``: take our own places in vLLM back, and leave what the engine held before."""
+        for patch in reversed(self.engine.active()):
+            if patch not in held:
+                self.engine.revert(patch)
+        self.entered = False
+
 
 def _named(item: PlanItem) -> str:
     return f"{item.point} {item.name!r} (from {item.origin})"
@@ -246,8 +255,11 @@ def enter() -> None:
 
     if role != "engine" or carried() is not None:
         injections.install(process.engine, role)
-    os.register_at_fork(after_in_child=_forked)
-    multiprocessing.util.register_after_fork(process, _settled_after_fork)
+    if not process.told_of_forks:
+        # Neither can be taken back, and twice would be once too often.
+        process.told_of_forks = True
+        os.register_at_fork(after_in_child=_forked)
+        multiprocessing.util.register_after_fork(process, _settled_after_fork)
     if role is None:
         return
     plan, run = carried(), carried_run()

@@ -232,16 +232,20 @@ class Ledger:
         return ProcessView(self.record, "running", known, figures, beat, self._unsaved)
 
     def rows(self) -> list[dict[str, object]]:
-        """Return every process of this run that recorded on this machine; this one from memory, never stale."""
-        return self.look_around()[0]
+        """Return every process of this run that recorded on this machine; this one from memory, never stale.
 
-    def look_around(self) -> tuple[list[dict[str, object]], list[Finding]]:
-        """Return what ``rows`` does, and what could not be read of the others."""
+        Without the figures of the other processes' queues: an engine or worker that is asked stands still meanwhile,
+        and each says its own.
+        """
+        return self.look_around(figures=False)[0]
+
+    def look_around(self, *, figures: bool = True) -> tuple[list[dict[str, object]], list[Finding]]:
+        """Return every process of this run on this machine, and what could not be read of the others."""
         own, home = self.view(), self.home
         if own is None:
             return [], []
         mine = own.as_dict(live=True)
-        run = reading.read_run(home) if home is not None else None
+        run = reading.read_run(home, figures=figures) if home is not None else None
         if run is None:
             return [mine], []
         others = [row for row in run.rows() if row["pid"] != own.record.pid]
@@ -267,7 +271,7 @@ class Ledger:
     def take_down(self, pids: Iterable[int]) -> None:
         """These processes and their children are being stopped: those that live now are taken down, and do not die."""
         home, stopped = self.home, set(pids)
-        view = reading.read_run(home) if home is not None else None
+        view = reading.read_run(home, figures=False) if home is not None else None
         for process in view.processes if view is not None else ():
             record = process.record
             if process.life == "running" and home is not None and stopped.intersection((record.pid, record.parent)):

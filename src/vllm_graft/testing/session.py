@@ -125,12 +125,17 @@ class Session:
         """vLLM's ``LLM`` in this very process, with the plan; everything is put back afterwards."""
         saved = {name: os.environ.get(name) for name in self.env}
         _update(os.environ, self.env)
-        from vllm_graft.boot.process import process
+        from vllm_graft.boot.process import enter, process
 
+        entered, held = process.entered, process.engine.active()
+        loaded = False
         try:
             self._check_platform()
-            from vllm import LLM
+            from vllm import LLM, plugins
 
+            loaded = plugins.plugins_loaded
+            # vLLM calls its plugins once in a process, which may have been in an earlier test.
+            enter()
             given = {"model": str(tiny_model()), "dtype": "float32", "enforce_eager": True, "max_model_len": 256}
             made = LLM(**{**given, **arguments})
             try:
@@ -139,6 +144,9 @@ class Session:
                 made.llm_engine.engine_core.shutdown()
         finally:
             process.leave()
+            if not entered:
+                process.withdraw(held)
+                _set_plugins_loaded(loaded)
             _update(os.environ, saved)
 
     def views(self) -> list[RunView]:
@@ -161,6 +169,13 @@ class Session:
                 where="Session.llm",
                 fix="use Session.script or Session.server, which start processes of their own",
             )
+
+
+def _set_plugins_loaded(loaded: bool) -> None:
+    """Have vLLM call its plugins again where it had not done so before."""
+    plugins = sys.modules.get("vllm.plugins")
+    if plugins is not None:
+        setattr(plugins, "plugins_loaded", loaded)  # noqa: B010 - a module has no such attribute for a type checker
 
 
 def _update(environ: Any, values: Mapping[str, str | None]) -> None:
