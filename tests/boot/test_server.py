@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +71,30 @@ def test_the_status_route_says_the_same_from_inside(server: Server):
         "on-worker": "applied",
         "everywhere": "applied",
     }
+
+
+def test_a_run_s_folder_that_somebody_removed_is_written_again_by_all(server: Server):
+    """The launcher too, and the plan; until then nothing says that all is well, and nobody raises."""
+    view = server.run_view()
+    assert view is not None
+    assert view.home is not None
+    shutil.rmtree(view.home)
+    deadline = time.monotonic() + 30
+    names: list[str] = []
+    findings: list[dict[str, str]] = []
+    while time.monotonic() < deadline and (len(names) < 5 or findings):
+        time.sleep(0.5)
+        status, body = server.get("/graft/status", KEY)
+        assert status == 200, body
+        found = json.loads(body)
+        findings = found["findings"]
+        names = sorted(process["name"] for process in found["processes"] if process["life"] == "running")
+    assert names == ["ApiServer_0", "ApiServer_1", "EngineCore", "VllmWorker-0", "vllm"]
+    assert findings == []
+    again = server.run_view()
+    assert again is not None
+    assert (again.plan.hash, again.findings()) == (view.plan.hash, [])
+    assert "Traceback" not in server.tail(2000)
 
 
 def test_the_status_route_shows_a_page_to_a_browser(server: Server):

@@ -324,6 +324,20 @@ def test_records_that_somebody_removed_are_written_again(state: Path, what: str)
     assert runs()[0].processes[0].calls("sink") == 2
 
 
+def test_a_plan_that_somebody_removed_is_written_again_by_any_process(monkeypatch: pytest.MonkeyPatch):
+    """A launcher of several API servers waits for them, and may be held up: they have the plan too."""
+    book = opened()
+    assert book.home is not None
+    book._own_run = None
+    (book.home / reading.PLAN_FILE).unlink()
+    book.retry()
+    assert [finding.code for finding in runs()[0].findings()] == ["S018"], "nobody here has it"
+    monkeypatch.setenv("GRAFT_PLAN", PLAN.to_json())
+    book.retry()
+    (view,) = runs()
+    assert (view.findings(), view.plan.hash) == ([], PLAN.hash)
+
+
 def test_a_record_alone_is_written_again_over_counters_that_stay():
     """The file of counters is mapped: it must not be made anew while it is there."""
     book = opened()

@@ -145,8 +145,17 @@ class EngineProcesses(VLLMPatch["vllm.v1.engine.utils:CoreEngineProcManager"], n
 class ServerProcesses(VLLMPatch["vllm.v1.utils:APIServerProcessManager"], name="graft.server-processes", why=_WHY):
     """The same for several API servers, which get the time to close their sinks.
 
-    vLLM kills them as soon as it has told them to end, unless ``--shutdown-timeout`` is given.
+    vLLM kills them as soon as it has told them to end, unless ``--shutdown-timeout`` is given. Their launcher has no
+    client whose making would start the watch over it.
     """
+
+    @wrap
+    def __init__(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        from vllm_graft.boot.process import process
+
+        call(*args, **kwargs)
+        if process.plan:
+            process.watch.start()
 
     @wrap
     def shutdown(self, call: Callable[..., None], timeout: float | None = None, *args: Any, **kwargs: Any) -> None:

@@ -21,6 +21,7 @@ from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.meters import Meter
 from vllm_graft.ledger.reading import ProcessView
 from vllm_graft.ledger.record import Hook, ItemState, Record, Stall, State
+from vllm_graft.plan.carry import carried
 from vllm_graft.plan.plan import Plan
 from vllm_graft.points import Role
 
@@ -68,6 +69,10 @@ class Ledger:
             record.write(plan.to_json(), folder.make_run_folder(state, run) / reading.PLAN_FILE)
             self._begun = None
 
+    def _carried_run(self) -> tuple[str, Plan] | None:
+        plan = carried()
+        return (self.record.run, plan) if self.record is not None and plan is not None else None
+
     def open(self, opened: Record) -> None:
         """Begin the record, on disk where a folder can be written, else in memory."""
         opened.items = list(self._items.values())
@@ -102,15 +107,17 @@ class Ledger:
         path = self._path
         # Never made again while it is there: cutting a file that is mapped ends the process.
         lost = path is not None and not path.with_suffix(".cells").exists()
-        removed = lost or (path is not None and not path.exists())
+        # Whoever notices first writes the plan: the process that began the run may be held up.
+        planless = path is not None and not (path.parent / reading.PLAN_FILE).exists()
+        run = (self._own_run or self._carried_run()) if planless else None
+        removed = lost or run is not None or (path is not None and not path.exists())
         if self.record is None or not (self._unsaved or self._begun or removed):
             return
         try:
             state = folder.state_folder(create=removed)
             if state is None or folder.shortage(state):
                 return
-            if removed:
-                self._begun = self._own_run
+            self._begun = run or self._begun
             self._write_plan(state)
             if path is None or lost:
                 self._move_to(state, self.record)

@@ -100,6 +100,61 @@ def test_apply_that_returns_nothing(found):
         assert "apply returns nothing" in finding.what
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if not self.on:\n            return\n        return logits",
+        "if self.on:\n            return logits",
+        "if self.on:\n            return logits\n        logits.div_(2)",
+        "for row in self.rows:\n            if row: return logits",
+        "with self.lock:\n            if self.on: return logits",
+        "if self.off: raise ValueError\n        logits = logits / 2",
+    ],
+)
+def test_apply_that_returns_nothing_on_some_paths(found, body):
+    """Whether a request takes one is not known, so it is a warning."""
+    (finding,) = found(
+        SOUND.replace("def apply(self, logits): return logits", f"def apply(self, logits):\n        {body}")
+    )
+    assert (finding.level, "apply returns nothing on some paths (line " in finding.what) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if self.on:\n            return logits\n        else:\n            return logits / 2",
+        "if self.on: return logits\n        raise ValueError",
+        "if self.on: return logits\n        self.fail()",
+        "while True:\n            if self.on: return logits",
+        "try:\n            return logits\n        except ValueError:\n            return logits",
+        "def inner():\n            return\n        return logits",
+    ],
+)
+def test_apply_that_returns_on_every_path_or_may(found, body):
+    text = SOUND.replace("def apply(self, logits): return logits", f"def apply(self, logits):\n        {body}")
+    assert found(text) == []
+
+
+@pytest.mark.parametrize("mark", ["torch.no_grad()", "torch.inference_mode()", "override"])
+def test_decorators_that_change_nothing_are_looked_through(found, mark):
+    head = BASE + "import torch\nfrom typing_extensions import override\n"
+    marked = SOUND.replace("    def apply", f"    @{mark}\n    def apply")
+    assert found(marked, head) == []
+    (finding,) = found(marked.replace("return logits", "logits.div_(2)"), head)
+    assert "apply returns nothing" in finding.what
+    (finding,) = found(marked.replace("(self, logits)", "(self, logits, request)"), head)
+    assert "apply cannot be called with" in finding.what
+
+
+def test_a_static_method_has_no_self_and_other_decorators_are_let_be(found):
+    static = SOUND.replace("    def apply(self, logits)", "    @staticmethod\n    def apply(logits)")
+    assert found(static) == []
+    (finding,) = found(static.replace("(logits)", "(self, logits)"))
+    assert "apply cannot be called with" in finding.what
+    other = SOUND.replace("    def apply(self, logits): return logits", "    @timed\n    def apply(self): ...")
+    assert found(other, BASE + "from elsewhere import timed\n") == []
+
+
 def test_pooling_models_and_speculative_decoding_have_no_processors(site, found):
     site.arguments = ["--runner", "pooling"]
     assert found(without("apply")) == []

@@ -23,6 +23,53 @@ def found(site):
     return findings
 
 
+def flag(before, test, sets):
+    body = f"    global _done\n    if {test}:\n        print()\n        raise E\n    {sets}\n"
+    return f"import os\n{before}\ndef register():\n{body}"
+
+
+FLAGS = [
+    flag("_done = False", "_done is True", "_done = True"),
+    flag("_done: bool = False", "_done", "_done = True"),
+    flag("_done = None", "_done is not None", "_done = object()"),
+    flag("_fresh = True", "not _fresh", "_fresh = False").replace("global _done", "global _fresh"),
+    flag("_done = 0", "_done > 0", "_done += 1"),
+    flag("_done = 0", "_done", "_done = _done or 1\n    _done = 1"),
+    flag("_state = {'done': False}", "_state['done']", "_state['done'] = True"),
+    flag("_state = {}", "'mine' in _state", "_state['mine'] = 1"),
+    flag("_seen = []", "_seen", "_seen.append(1)"),
+    flag("_seen = set()", "'mine' in _seen", "_seen.add('mine')"),
+    flag("_seen = []", "len(_seen) > 0", "_seen.append(os)"),
+    flag("class Flag: done = False\nFlag.done = False", "Flag.done", "Flag.done = True"),
+    flag("", "getattr(register, 'done', False)", "register.done = True"),
+    flag("_done = False", "_done and True", "_done = True").replace("    if ", "    with open('x') as f:\n      if "),
+]
+
+
+@pytest.mark.parametrize("text", FLAGS)
+def test_other_flags_that_raise(found, text):
+    (finding,) = found(text)
+    assert "raises when it is called a second time" in finding.what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(text.replace("raise E", "return") for text in FLAGS),
+        flag("_done = False", "_done and os.environ.get('STRICT')", "_done = True"),
+        flag("_done = False", "_done", "_done = os.environ.get('X')"),
+        flag("_seen = []", "_seen", "_seen.append(1)\n    _seen.clear()"),
+        flag("_seen = []", "'mine' in _seen", "_seen.append(os.name)"),
+        flag("_done = False", "_done", "_done = True").replace("global _done\n", "global _done\n    _done = False\n"),
+        flag("_done = False", "_done", "_done = True\n    reset(locals())\n    _done = bool(os.name)"),
+        flag("_done = False", "_done", "if os.environ: return\n    _done = True"),
+        "@once\n" + flag("_done = False", "_done", "_done = True").partition("def ")[1],
+    ],
+)
+def test_flags_that_raise_nothing_for_sure(found, text):
+    assert found(text) == []
+
+
 @pytest.mark.parametrize(
     "text", [REFUSES, REFUSES.replace('if _done:\n        raise RuntimeError("twice")', "assert not _done")]
 )

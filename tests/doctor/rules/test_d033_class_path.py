@@ -11,6 +11,7 @@ def found(site):
 
     def findings(returns, group=PLATFORM):
         text = f"def register():\n    {returns}\n\nclass Device: ...\n"
+        text += 'DEVICE = "graft_doctor_path.Device"\nDEVISE = "graft_doctor_path.Devise"\nloop = loop\n'
         site.package("mine", {group: {"mine": "graft_doctor_path:register"}}, {"graft_doctor_path": text})
         return site.found("D033")
 
@@ -46,6 +47,40 @@ def test_a_path_to_nothing(found, path, lacking):
     assert finding.level == "error"
     assert lacking in finding.what
     assert "vLLM stops in the middle of its import" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("returns", "level"),
+    [
+        ('return "graft_doctor_path.Devise" if DEVICE else None', "warning"),
+        ('return None if DEVICE else "graft_doctor_path.Devise"', "warning"),
+        ('return DEVICE or "graft_doctor_path.Devise"', "warning"),
+        ("return DEVISE", "error"),
+        ('path = "graft_doctor_path.Devise"\n    return path', "error"),
+        ('return __name__ + ".Devise"', "error"),
+        ('return f"{__name__}.Devise"', "error"),
+    ],
+)
+def test_a_path_that_is_put_together_or_has_a_name(found, returns, level):
+    (finding,) = found(returns)
+    assert (finding.level, "binds no 'Devise' (did you mean 'Device'?)" in finding.what) == (level, True)
+
+
+@pytest.mark.parametrize(
+    "returns",
+    [
+        "return DEVICE",
+        'return f"{__name__}.Device"',
+        'return "graft_doctor_path.Device" if DEVICE else None',
+        'path = "graft_doctor_path.Devise"\n    path = "graft_doctor_path.Device"\n    return path',
+        'for path in ("graft_doctor_path.Devise",): pass\n    return path',
+        'return "graft_doctor_path.%s" % DEVISE',
+        'return f"{compute()}.Devise"',
+        "return loop",
+    ],
+)
+def test_a_path_that_is_right_or_cannot_be_told(found, returns):
+    assert found(returns) == []
 
 
 def test_a_path_that_depends_and_a_processor_that_is_not_used_are_warnings(found):

@@ -23,6 +23,10 @@ def found(site):
         "def register():\n    raise RuntimeError('no licence')\n",
         "def register():\n    raise SystemExit\n",
         "import sys\nsys.exit('unsupported')\ndef register(): ...\n",
+        "import sys\ndef helper():\n    sys.exit(1)\ndef register():\n    helper()\n",
+        "import sys\ndef one():\n    print()\n    two()\ndef two():\n    sys.exit(1)\ndef register():\n    x = one()\n",
+        "def helper():\n    raise RuntimeError('no licence')\ndef register():\n    helper()\n",
+        "import sys\ndef helper():\n    sys.exit(1)\nhelper()\ndef register(): ...\n",
     ],
 )
 def test_what_always_ends_the_process(found, site, text):
@@ -41,6 +45,13 @@ def test_what_always_ends_the_process(found, site, text):
         "import sys\ndef register():\n    if sys.argv:\n        return\n    sys.exit(1)\n",
         "import sys\ndef register():\n    try:\n        sys.exit(1)\n    except SystemExit:\n        pass\n",
         "import sys\ndef helper():\n    sys.exit(1)\ndef register(): ...\n",
+        "import sys\ndef helper():\n    if sys.argv: return\n    sys.exit(1)\ndef register():\n    helper()\n",
+        "import sys\n@lazy\ndef helper():\n    sys.exit(1)\ndef register():\n    helper()\n",
+        "import sys\ndef helper():\n    sys.exit(1)\n    yield\ndef register():\n    helper()\n",
+        "import sys\ndef helper():\n    sys.exit(1)\ndef register():\n    if sys.argv: helper()\n",
+        "def helper():\n    helper()\ndef register():\n    helper()\n",
+        # vLLM catches what the import raises.
+        "def helper():\n    raise RuntimeError\nhelper()\ndef register(): ...\n",
         "def register():\n    return 1\n    raise RuntimeError\n",
         "import sys\nif __name__ == '__main__':\n    sys.exit(1)\ndef register(): ...\n",
         # An exception of the import is caught and logged by vLLM: D010 with --imports.

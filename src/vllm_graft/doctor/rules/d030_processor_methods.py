@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from vllm_graft.doctor import engine
@@ -12,9 +13,13 @@ from vllm_graft.doctor.packages import Entry
 from vllm_graft.doctor.source import Method, is_abstract, listed, methods_of
 from vllm_graft.findings import Finding, Level
 from vllm_graft.patching.upstream.finder import Place
+from vllm_graft.patching.upstream.scopes import dotted
 
 CODE = "D030"
 TITLE = "A logits processor whose methods vLLM cannot call"
+
+_TRANSPARENT: Final = frozenset({"no_grad", "inference_mode", "override", "final", "staticmethod", "classmethod"})
+"""Decorators that leave a method's arguments and what it returns as they are."""
 
 _AT_START: Final = ("__init__", "is_argmax_invariant")
 """What vLLM calls while it makes its processors; all other methods are called with the first request."""
@@ -48,10 +53,10 @@ def _faults(
         yield _finding(facts, what, _lacks(missing, methods, inherits=inherits), f"define {listed(missing)}")
     for name, method in interface.items():
         mine = methods.get(name)
-        if name in missing or mine is None or mine is method or mine.decorator_list:
+        if name in missing or mine is None or mine is method or not _marks(mine) <= _TRANSPARENT:
             continue
         count = len(_positional(method)) - 1
-        if not _takes(mine, count):
+        if not _takes(mine, count - ("staticmethod" in _marks(mine))):
             names = ", ".join(arg.arg for arg in _positional(method)[1:])
             yield _finding(
                 facts,
@@ -64,6 +69,12 @@ def _faults(
                 f"{name} returns nothing, and vLLM goes on with what it returns; the engine dies with the first request"
             )
             yield _finding(facts, what, text, "return the logits, also where they were changed in place")
+        elif _gives(method) and (line := _empty_end(mine)):
+            text = (
+                f"{name} returns nothing on some paths (line {line}), and vLLM goes on with what it returns; "
+                "the engine dies with the first request that takes one"
+            )
+            yield replace(_finding(facts, what, text, "return the logits on every path"), level="warning")
 
 
 def _is_missing(name: str, method: Method, methods: Mapping[str, Method | None], *, inherits: bool) -> bool:
@@ -93,8 +104,14 @@ def _positional(method: Method) -> list[ast.arg]:
     return [*method.args.posonlyargs, *method.args.args]
 
 
+def _marks(method: Method) -> set[str]:
+    """The names of a method's decorators."""
+    marks = [mark.func if isinstance(mark, ast.Call) else mark for mark in method.decorator_list]
+    return {dotted(mark).rpartition(".")[2] for mark in marks}
+
+
 def _takes(method: Method, count: int) -> bool:
-    """Whether a method can be called with so many positional arguments besides ``self``, and no others."""
+    """Whether a method can be called with so many positional arguments besides its first, and no others."""
     plain = len(_positional(method)) - 1
     needed = plain - len(method.args.defaults)
     named = any(default is None for default in method.args.kw_defaults)
@@ -106,18 +123,54 @@ def _gives(method: Method) -> bool:
     return isinstance(method.returns, ast.Attribute) and method.returns.attr == "Tensor"
 
 
+def _own_nodes(method: Method) -> Iterator[ast.AST]:
+    """The nodes of a method's body without those of functions and classes inside, in no order."""
+    left: list[ast.AST] = list(method.body)
+    while left:
+        node = left.pop()
+        yield node
+        if not isinstance(node, Method | ast.Lambda | ast.ClassDef):
+            left += ast.iter_child_nodes(node)
+
+
 def _returns(method: Method) -> bool:
     """Whether a method returns a value somewhere, or never ends by running to its end."""
-    inner = list(method.body)
-    while inner:
-        node = inner.pop()
-        if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
-            return True
-        if isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom):
-            return True
-        if not isinstance(node, Method | ast.Lambda | ast.ClassDef):
-            inner += list(ast.iter_child_nodes(node))  # type: ignore[arg-type]
-    return False
+    return any(
+        isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom)
+        or (isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value))
+        for node in _own_nodes(method)
+    )
+
+
+def _empty_end(method: Method) -> int:
+    """The line of a ``return`` without a value, or that of the last statement where a path runs past it; else 0."""
+    nodes = list(_own_nodes(method))
+    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in nodes):
+        return 0
+    returns = [node for node in nodes if isinstance(node, ast.Return)]
+    empty = [node.lineno for node in returns if node.value is None or _is_none(node.value)]
+    return min(empty) if empty else method.body[-1].lineno if _runs_out(method.body) else 0
+
+
+def _runs_out(body: Sequence[ast.stmt]) -> bool:
+    """Whether control may come to the end of a body; False also where that takes more than reading to tell."""
+    if not body:
+        return True
+    last = body[-1]
+    if isinstance(last, ast.If):
+        return _runs_out(last.body) or _runs_out(last.orelse)
+    if isinstance(last, ast.With | ast.AsyncWith):
+        return _runs_out(last.body)
+    if isinstance(last, ast.For | ast.AsyncFor):
+        return _runs_out(last.orelse)
+    return isinstance(last, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Pass | ast.Delete) and not (
+        isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and _may_not_return(last.value)
+    )
+
+
+def _may_not_return(call: ast.Call) -> bool:
+    """Whether a call may be one that raises: of a method of its own, or a plain function; tensors' methods return."""
+    return not isinstance(call.func, ast.Attribute) or dotted(call.func).startswith(("self.", "sys.", "os."))
 
 
 def _is_none(node: ast.expr) -> bool:

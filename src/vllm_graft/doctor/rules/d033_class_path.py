@@ -27,12 +27,53 @@ def check(facts: Facts) -> Iterator[Finding]:
     for entry in facts.in_group(*GROUPS):
         module = read(entry.module, facts.path)
         found = definition(module, entry.attribute, facts.path) if isinstance(module, Module) else None
-        if found is None or not isinstance(found[1], ast.FunctionDef):
+        holder, function = found if found is not None else (None, None)
+        if holder is None or not isinstance(function, ast.FunctionDef):
             continue
-        for node in ast.walk(found[1]):
-            path = node.value if isinstance(node, ast.Return) else None
-            if isinstance(path, ast.Constant) and isinstance(path.value, str):
-                yield from _look_up(facts, entry, path.value, f"{found[0].file}:{path.lineno}", node in found[1].body)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Return) and node.value is not None:
+                certain = node in function.body
+                for path, sure in _texts(node.value, holder, function):
+                    yield from _look_up(facts, entry, path, f"{holder.file}:{node.lineno}", certain and sure)
+
+
+def _texts(node: ast.expr, module: Module, function: ast.FunctionDef) -> Iterator[tuple[str, bool]]:
+    """The plain texts that an expression may be, each with whether it can be no other."""
+    if isinstance(node, ast.IfExp):
+        yield from ((text, False) for each in (node.body, node.orelse) for text, _ in _texts(each, module, function))
+    elif isinstance(node, ast.BoolOp):
+        yield from ((text, False) for each in node.values for text, _ in _texts(each, module, function))
+    elif (text := _text(node, module, function)) is not None:
+        yield text, True
+
+
+def _text(node: ast.expr, module: Module, function: ast.FunctionDef) -> str | None:
+    """The text that an expression is: a constant by its name too, and texts put together."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr | ast.BinOp):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node.left, node.right]
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Add):
+            return None
+        plain = [each.value if isinstance(each, ast.FormattedValue) else each for each in parts]
+        texts = [_text(each, module, function) for each in plain]
+        return None if None in texts else "".join(filter(None, texts))
+    if not isinstance(node, ast.Name):
+        return None
+    if node.id == "__name__":
+        return module.name
+    stores = [each for each in ast.walk(function) if isinstance(each, ast.Name) and each.id == node.id]
+    if any(isinstance(each.ctx, ast.Store) for each in stores):
+        own = [each for each in function.body if isinstance(each, ast.Assign) and node.id in map(_name, each.targets)]
+        only = own[0] if len(own) == 1 and sum(isinstance(each.ctx, ast.Store) for each in stores) == 1 else None
+    else:
+        bound = module.only(node.id)
+        only = bound if isinstance(bound, ast.Assign) else None
+    return _text(only.value, module, function) if only is not None and _name(only.value) != node.id else None
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _look_up(facts: Facts, entry: Entry, path: str, where: str, certain: bool) -> Iterator[Finding]:
