@@ -324,6 +324,19 @@ def test_records_that_somebody_removed_are_written_again(state: Path, what: str)
     assert runs()[0].processes[0].calls("sink") == 2
 
 
+def test_a_folder_that_somebody_removed_is_said_to_be_gone():
+    """Until it is there again: processes that died before are in no record any more."""
+    book = opened()
+    assert book.home is not None
+    assert book.look_around()[1] == []
+    shutil.rmtree(book.home)
+    (row,), (finding,) = book.look_around()
+    assert (row["life"], finding.code, finding.level) == ("running", "S018", "warning")
+    assert finding.what.startswith("is gone: processes that live write theirs again")
+    book.retry()
+    assert book.look_around()[1] == []
+
+
 def test_a_plan_that_somebody_removed_is_written_again_by_any_process(monkeypatch: pytest.MonkeyPatch):
     """A launcher of several API servers waits for them, and may be held up: they have the plan too."""
     book = opened()

@@ -254,7 +254,7 @@ class Ledger:
         mine = own.as_dict(live=True)
         run = reading.read_run(home, figures=figures) if home is not None else None
         if run is None:
-            return [mine], []
+            return [mine], [reading.lost_folder(home)] if home is not None else []
         others = [row for row in run.rows() if row["pid"] != own.record.pid]
         damaged = [each for each in run.damaged if not Path(each.where).name.startswith(f"{own.record.pid}.")]
         return [*others, mine], damaged

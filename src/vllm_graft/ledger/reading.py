@@ -318,6 +318,12 @@ def _parse_plan(text: str) -> Plan:
         raise ValueError(f"it is no plan of this version: {type(error).__name__}: {error}") from error
 
 
+def lost_folder(home: Path) -> Finding:
+    """Say that a run's records are gone, so that nobody knows of processes that died before."""
+    what = "is gone: processes that live write theirs again within seconds, of others nothing is known"
+    return Finding("S018", "warning", f"record {home.name}", what, str(home), _NEXT["lost"])
+
+
 def _damaged(path: Path, error: Exception, level: Level) -> Finding:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     what = f"cannot be read: {reason}"
@@ -592,6 +598,7 @@ _CODES = {
 _NEXT = {
     "apart": SAME_PLAN,
     "unanswered": "look for an error of this process in the log of its node",
+    "lost": f"keep cleaners of temporary folders away from it, or point {folder.VARIABLE} elsewhere",
     "damaged": "remove it if its server is gone; ask a running server itself with --url",
     "gone": "look for the last lines of these processes in the server's log, and restart the server",
     "item stalled": "mend the plugin: a call of it does not return",
