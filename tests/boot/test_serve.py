@@ -77,3 +77,32 @@ def test_serve_prints_the_table_and_stops_on_a_signal(planned: Session, signum: 
         assert process.wait(timeout=60) == 0
     assert "vllm-graft: the server has stopped" in output.read_text(encoding="utf-8")
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("role", "status", "said"),
+    [
+        ("engine", 1, "S006 error: EngineCore"),
+        ("frontend", 128 + signal.SIGKILL, "vllm-graft: the server was ended by SIGKILL"),
+    ],
+)
+def test_a_server_that_lost_a_process_does_not_end_with_status_0(planned: Session, role: str, status: int, said: str):
+    """vLLM's own status is 0 where its engine was killed, and whoever restarts servers would leave it at that."""
+    planned.simulate()
+    server = planned.server()
+    environment = {name: value for name, value in {**os.environ, **planned.env}.items() if value is not None}
+    command = [sys.executable, "-m", "vllm_graft.cli", "serve", *server.arguments]
+    output = planned.folder / "serve.txt"
+    with output.open("w") as file:
+        process = subprocess.Popen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
+        deadline = time.monotonic() + 200
+        while "every process has what its plan names" not in output.read_text(encoding="utf-8"):
+            assert process.poll() is None, output.read_text(encoding="utf-8")[-3000:]
+            assert time.monotonic() < deadline, output.read_text(encoding="utf-8")[-3000:]
+            time.sleep(0.3)
+        views = [view for run in planned.views() for view in run.processes]
+        (victim,) = [view.record.pid for view in views if role in view.record.roles]
+        os.kill(victim, signal.SIGKILL)
+        assert process.wait(timeout=120) == status
+    assert said in output.read_text(encoding="utf-8")
+    assert [pid for pid in (view.record.pid for view in views) if state_of(str(pid)) not in ("", "Z")] == []

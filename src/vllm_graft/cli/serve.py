@@ -12,7 +12,7 @@ from types import FrameType
 from vllm_graft.boot import disabled, lastline
 from vllm_graft.cli.status import render_run
 from vllm_graft.cli.switches import PLUGINS_VARIABLE, plugins_fault
-from vllm_graft.errors import ConfigError, SetupError, StartError
+from vllm_graft.errors import ConfigError, GraftError, SetupError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.testing.models import embedded_model
 from vllm_graft.testing.server import Server
@@ -105,7 +105,7 @@ def watch(server: Server) -> int:
         server.start()
         _wait(server)
         _show(server)
-        return server.wait()
+        return _conclude(server, server.wait())
     except KeyboardInterrupt:
         # A second signal must not cut the first one's shutdown short and leave processes behind.
         for each in _STOPPING:
@@ -115,6 +115,29 @@ def watch(server: Server) -> int:
         return 0
     finally:
         server.stop()
+
+
+def _conclude(server: Server, status: int) -> int:
+    """Say what ended a server that nobody stopped; the exit status, which vLLM's own is 0 also where an engine died."""
+    if status < 0:
+        print(f"vllm-graft: the server was ended by {_signal_name(-status)}", file=sys.stderr)
+        status = 128 - status
+    try:
+        view = server.run_view()
+    except GraftError as error:
+        print(f"vllm-graft: {error}", file=sys.stderr)
+        view = None
+    died = [finding for finding in view.findings() if finding.code == "S006"] if view is not None else []
+    for finding in died:
+        print(finding.explain(), file=sys.stderr)
+    return status or int(bool(died))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _wait(server: Server) -> None:
