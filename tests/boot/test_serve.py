@@ -94,7 +94,7 @@ def test_a_server_that_lost_a_process_does_not_end_with_status_0(planned: Sessio
     command = [sys.executable, "-m", "vllm_graft.cli", "serve", *server.arguments]
     output = planned.folder / "serve.txt"
     with output.open("w") as file:
-        process = subprocess.Popen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
+        process = zygote.ForkedPopen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
         deadline = time.monotonic() + 200
         while "every process has what its plan names" not in output.read_text(encoding="utf-8"):
             assert process.poll() is None, output.read_text(encoding="utf-8")[-3000:]

@@ -327,7 +327,7 @@ def findings_of(command: str, folder: Path, names: str) -> list[dict[str, str]]:
     """The findings of a command about planned patches."""
     environ = {**os.environ, "PYTHONPATH": python_path(folder), "VLLM_CUSTOM_PATCHES": names}
     words = [sys.executable, "-m", "vllm_graft", command, "--model", "org/model", "--json"]
-    done = subprocess.run(words, env=environ, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    done = zygote.run(words, env=environ, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
     found = [row for row in json.loads(done.stdout)["findings"] if row["subject"].startswith("patch ")]
     assert done.returncode == any(row["level"] == "error" for row in found), done.stdout
     return found
