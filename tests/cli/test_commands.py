@@ -331,8 +331,9 @@ def test_a_mistake_is_one_paragraph_and_status_2(capsys: pytest.CaptureFixture[s
     Path("graft.toml").write_text('[defaults]\npatches = ["nothing-like-it"]\n')
     assert main(["plan", "--model", "m"]) == 2
     assert capsys.readouterr().err.startswith("vllm-graft: graft.toml:2: there is no item 'nothing-like-it'")
-    assert main(["plan", "--model", "m", "--additional-config", "{"]) == 2
-    assert "--additional-config: is not JSON" in capsys.readouterr().err
+    for text in ("{", "[" * 50_000):
+        assert main(["plan", "--model", "m", "--additional-config", text]) == 2
+        assert "--additional-config: is not JSON" in capsys.readouterr().err
 
 
 def test_an_unknown_argument_is_refused_except_by_serve(capsys: pytest.CaptureFixture[str]):

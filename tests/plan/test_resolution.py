@@ -129,6 +129,8 @@ def test_a_model_has_many_names(tmp_path: Path):
 
 MISTAKES = {
     "bad toml": ("[defaults\n", "graft.toml:1: is not valid TOML"),
+    "deep toml": (f"a = {'[' * 20_000}", "graft.toml: is not valid TOML: maximum recursion depth exceeded"),
+    "long number": (f"a = {'1' * 5000}", "graft.toml: is not valid TOML: Exceeds the limit (4300 digits)"),
     "unknown table": ("[default]\n", "graft.toml:1: unknown table 'default' (did you mean 'defaults'?)"),
     "unknown key": (
         '[defaults]\n\npatchs = ["x"]\n',

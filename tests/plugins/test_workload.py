@@ -135,6 +135,11 @@ class TestLines:
             with pytest.raises(ConfigError, match="cannot be read"):
                 read(path)
 
+    def test_a_file_without_end_is_refused(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("vllm_graft.plugins.platforms.simulated.workload.workload._LARGEST", 1000)
+        with pytest.raises(ConfigError, match="/dev/zero: the workload has more than 1000 characters"):
+            read("/dev/zero")
+
 
 BURST = """
 [workload]
@@ -424,6 +429,7 @@ class TestModels:
         ("content", "says"),
         [
             ("{", "is not JSON"),
+            ("[" * 50_000, "is not JSON: maximum recursion depth exceeded"),
             ("[]", "is no JSON object but list"),
             ("{}", "architectures: is missing"),
             ('{"architectures": ["X"]}', "num_attention_heads: is missing"),

@@ -95,5 +95,5 @@ def _json(text: str | None) -> object:
         return None
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"is not JSON: {error}", where="--additional-config", fix="quote it as one word") from error

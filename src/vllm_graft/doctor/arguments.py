@@ -60,6 +60,6 @@ class Arguments:
         """The JSON that an argument was given; nothing where there is none or it is no object."""
         try:
             found = json.loads(self.value(name) or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}

@@ -144,7 +144,7 @@ def generates(facts: Facts) -> bool | None:
     folder = Path(told.model)
     try:
         stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     # Sentence Transformers, which such a file gives away, has classes of language models that pool.
     names = stated.get("architectures") if isinstance(stated, dict) else None

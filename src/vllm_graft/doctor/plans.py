@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -173,7 +174,7 @@ def _layers(facts: Facts) -> tuple[list[Layer], list[Layer]]:
     """
     path = find_file(facts.environ)
     file = read_file(path) if path is not None else None
-    given = facts.arguments.document("--additional-config")
+    given = _additional_config(facts)
     strong = [layer for layer in (from_environment(facts.environ), from_additional_config(given)) if layer is not None]
     model = facts.arguments.model
     if file is None:
@@ -181,6 +182,14 @@ def _layers(facts: Facts) -> tuple[list[Layer], list[Layer]]:
     if not model:
         return [file.defaults, *([] if facts.arguments.given("--config") else file.profiles)], strong
     return layers_of(file, Request(model, tuple(facts.arguments.values("--served-model-name")))), strong
+
+
+def _additional_config(facts: Facts) -> object:
+    text = facts.arguments.value("--additional-config")
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"is not JSON: {error}", where="--additional-config", fix="quote it as one word") from error
 
 
 def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Named]]:

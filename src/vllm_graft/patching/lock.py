@@ -57,7 +57,7 @@ class Lock:
                     for patch, hooks in data.items()
                 },
             )
-        except (OSError, ValueError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"it is no list of fingerprints: {error}",
                 where=str(path),

@@ -61,7 +61,7 @@ def carried() -> Plan | None:
         return None
     try:
         return Plan.from_json(text)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"does not hold a plan: {error!r}",
             where=PLAN_VARIABLE,
@@ -76,7 +76,7 @@ def carried_run() -> Run | None:
         return None
     try:
         return Run(**json.loads(text))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"does not hold a run: {error!r}", where=RUN_VARIABLE, fix=f"unset {RUN_VARIABLE}; it is set by vllm-graft"
         ) from error

@@ -93,6 +93,8 @@ def read_file(path: Path) -> File:
         line = re.search(r"line (\d+)", str(error))
         place = f"{path}:{line[1]}" if line else str(path)
         raise ConfigError(f"is not valid TOML: {error}", where=place, fix="correct the syntax there") from error
+    except (ValueError, RecursionError) as error:  # Python reads no more than 4300 digits, nor any depth
+        raise ConfigError(f"is not valid TOML: {error}", where=str(path), fix="correct the syntax there") from error
     lines = Lines(text)
 
     def where(key: tuple[str | int, ...], value: str | None) -> str:

@@ -27,7 +27,7 @@ def damage(folder: Path, *, checksums: bool = False) -> list[str]:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         recipe = manifest["recipe"]
         files = [(name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return [f"{MANIFEST} is missing or unreadable"]
     if recipe != RECIPE:
         return [f"it was made by another release of vllm-graft (recipe {recipe}, now {RECIPE})"]

@@ -136,6 +136,13 @@ def test_the_variable_and_the_argument_are_checked_and_replace_what_the_file_say
     assert "gone-3" in places["VLLM_CUSTOM_PATCHES"]
 
 
+@pytest.mark.parametrize("text", ["{graft: 1}", "[" * 50_000])
+def test_additional_config_that_is_no_json_is_told(site, text):
+    site.arguments = ["--additional-config", text]
+    (finding,) = site.found("D027")
+    assert (finding.where, finding.what.startswith("is not JSON: ")) == ("--additional-config", True)
+
+
 def test_a_file_that_the_variable_names_and_that_is_not_there_is_told(site):
     site.environ["GRAFT_CONFIG"] = "nowhere.toml"
     (finding,) = site.found("D027")

@@ -1,7 +1,9 @@
 """Where upstream's modules are read from: which there are, and what a damaged wheel is answered with."""
 
+import os
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -73,9 +75,13 @@ def test_a_damaged_member_is_refused(wheel):
 
 
 def test_what_is_no_wheel_is_refused(tmp_path):
-    """Another file, a folder, nothing."""
+    """Another file, a folder, nothing; nor what has no end."""
     page = tmp_path / "page.whl"
     page.write_text("<html>")
+    os.mkfifo(tmp_path / "pipe.whl")
+    for path in (tmp_path / "pipe.whl", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="it is not a regular file"):
+            Wheel(path)
     for path, what in ((page, "it is not a wheel"), (tmp_path, "cannot be read"), (tmp_path / "x.whl", "no such file")):
         with pytest.raises(ConfigError, match=what):
             Wheel(path)

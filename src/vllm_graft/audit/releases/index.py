@@ -184,7 +184,7 @@ def _from_json(text: str, where: str) -> Iterator[tuple[str, int | None, bool]]:
         for file in json.loads(text)["files"]:
             size = file.get("size")
             yield file["url"], size if isinstance(size, int) else None, bool(file.get("yanked"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"the index's answer cannot be understood: {error!r}",
             where=where,

@@ -66,7 +66,7 @@ def is_whole(tree: Path) -> bool:
     """Whether all that the test matrix unpacked into a folder is still there, by the mark that it left."""
     try:
         mark = json.loads((tree / MARK).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return bool(mark == content(tree))
 
@@ -183,7 +183,7 @@ class Kept:
                 return None
             end = Span(int(head["first"]), data)
             return Remote(str(head["filename"]), version=self.version, size=int(head["size"]), directory=end)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     # The files.

@@ -123,7 +123,7 @@ def _metadata(path: Path) -> tuple[str, Sequence[str]]:
 def _pyproject(path: Path) -> tuple[str, list[str]]:
     try:
         data = tomllib.loads(_text(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         return "", []
     project = data.get("project", {})
     if not isinstance(project, dict):

@@ -150,6 +150,9 @@ class Wheel:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.is_char_device() or path.is_fifo():
+            # zipfile would read it to its end, which may never come.
+            raise ConfigError("it is not a regular file", where=str(path), fix="name a file that ends in .whl")
         try:
             self._archive = zipfile.ZipFile(path)
         except FileNotFoundError as error:

@@ -67,7 +67,7 @@ def find_model(given: str) -> Model:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", where=str(path), fix="make it readable UTF-8 text") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"is not JSON: {error}", where=str(path), fix="give a model's config.json") from error
     if not isinstance(config, dict):
         raise ConfigError(

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.errors import ConfigError
 from vllm_graft.plugins.platforms.simulated.workload.request import Request, request_of
 
 if TYPE_CHECKING:
     import os
+
+_LARGEST: Final = 256 * 1024 * 1024
+"""The characters of a workload that are read at most."""
 
 
 class Workload:
@@ -53,7 +56,13 @@ def read(path: str | os.PathLike[str]) -> Workload:
     """The workload of a file: JSON Lines, or a description that generates one where the name ends in ``.toml``."""
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8", newline=None) as stream:
+            # Of a pipe nobody knows the end before it comes, and /dev/zero has none.
+            text = stream.read(_LARGEST + 1)
+        if len(text) > _LARGEST:
+            raise ConfigError(
+                f"the workload has more than {_LARGEST} characters", where=str(file), fix="describe it in a TOML file"
+            )
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(
