@@ -246,6 +246,21 @@ def test_the_rank_becomes_the_priority_of_an_admitted_request():
     assert plain.pop_request().priority == 0
 
 
+@pytest.mark.parametrize("answer", [None, "1", 1.5, object()])
+def test_a_rank_that_is_no_whole_number_puts_the_queue_aside(answer: object):
+    """Passed over, it would change nothing, and nobody would know."""
+
+    class Ranked(ShortestFirst):
+        def rank(self, request: WaitingRequest) -> int:
+            return answer  # type: ignore[return-value]
+
+    queue, ledger = filled(Ranked())
+    assert queue.pop_request().priority == 0
+    item = ledger._items["shortest-first"]
+    assert item.state == "quarantined"
+    assert f"TypeError: rank must return a whole number, and returned {type(answer).__name__}" in item.reason
+
+
 class TestSteadyClock:
     @pytest.fixture
     def machine(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:

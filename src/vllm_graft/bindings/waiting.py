@@ -69,6 +69,8 @@ class HeldQueue:
         self._labels = "labels" in own
         if self._admits:
             self._calls["admit"] = self._guarded("admit", lambda *args: _refusal(queue.admit(*args)))
+        if self.ranks:
+            self._calls["rank"] = self._guarded("rank", lambda request: _rank(queue.rank(request)))
         if self._labels:
             self._calls["labels"] = self._guarded("labels", lambda request: kinds_of(queue.labels(request)))
 
@@ -258,7 +260,7 @@ class HeldQueue:
 
 _REQUIRED: Final = ("push", "peek", "pop", "remove")
 _OPTIONAL: Final = ("put_back", "served", "ended", "admit", "rank", "ready", "labels")
-_WRAPPED: Final = {"served", "labels", "admit"}
+_WRAPPED: Final = {"served", "labels", "admit", "rank"}
 
 
 def _name(answer: object) -> str:
@@ -279,6 +281,13 @@ def _refusal(answer: object) -> Refusal | None:
     if not isinstance(answer, Refusal):
         raise TypeError(f"admit must return a Refusal or None, and returned {type(answer).__name__}")
     return Refusal(answer.reason, answer.retry_after, answer.status)
+
+
+def _rank(answer: object) -> int:
+    """What ``rank`` answered, read while a failure is still its own; passed over, nobody would hear of it."""
+    if not isinstance(answer, int):
+        raise TypeError(f"rank must return a whole number, and returned {type(answer).__name__}")
+    return answer
 
 
 def _nothing(*args: object) -> None:
