@@ -2,9 +2,9 @@
 
 import time
 
-from vllm_graft.ledger import QueueFigures, reading
-from vllm_graft.ledger.figures import Figures
+from vllm_graft.ledger import QueueSnapshot, reading
 from vllm_graft.ledger.meters import Reading
+from vllm_graft.ledger.queue_statistics import LabelStatistics
 from vllm_graft.ledger.reading import ProcessView
 from vllm_graft.ledger.record import ItemState, Record
 from vllm_graft.plan import Plan, PlanItem
@@ -24,7 +24,7 @@ def document(state: str = "applied", reason: str = "", life: str = "running") ->
         "model": "m",
         "plan": {"hash": PLAN.hash},
         "processes": rows,
-        "queues": QueueFigures(1, 0, "fair", time.time(), (Figures("tenant", "acme"),)).as_dicts(),
+        "queues": QueueSnapshot(1, 0, "fair", time.time(), (LabelStatistics("tenant", "acme"),)).as_dicts(),
         "findings": [finding.as_dict() for finding in reading.findings_of(rows, PLAN)],
     }
 

@@ -6,12 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from vllm_graft.bindings.making import make
-from vllm_graft.bindings.tally import kinds_of
+from vllm_graft.bindings.instantiate import instantiate
+from vllm_graft.bindings.scheduling.statistics import normalize_labels
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.ledger import Guard, Ledger
-from vllm_graft.ledger.board import Boards
-from vllm_graft.ledger.figures import OTHERS
+from vllm_graft.ledger.queue_statistics import OTHERS, StatisticsReader
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.plan.catalogue import load
 from vllm_graft.points import point
@@ -40,7 +39,7 @@ def attach_gate(app: FastAPI, plan: Plan, book: Ledger) -> None:
     gate: Any = Gate
     facts: dict[str, Any] = {"callers": callers}
     if item is not None and queue is not None:
-        facts["load"] = Boards(book.home).load
+        facts["load"] = StatisticsReader(book.home).load
         facts["admit"] = _guarded(item, queue.admit, _let_in, "admit", book)
         facts["refused"] = _counted(_guarded(item, lambda request: _class(queue, request), _unknown, "labels", book))
     app.user_middleware.append(Middleware(gate, **facts))
@@ -52,7 +51,7 @@ def _queue(plan: Plan, book: Ledger) -> tuple[PlanItem | None, AdmissionQueue | 
     for item in plan.of("scheduler"):
         kind = load(item.target, item.name, item.package)
         if isinstance(kind, type) and issubclass(kind, AdmissionQueue) and kind.admit is not AdmissionQueue.admit:
-            queue = make(item, AdmissionQueue, plan, book)
+            queue = instantiate(item, AdmissionQueue, plan, book)
             if queue is not None:
                 return item, queue
     return None, None
@@ -69,7 +68,7 @@ def _let_in(request: WaitingRequest, load: Load) -> Refusal | None:
 
 
 def _class(queue: AdmissionQueue, request: WaitingRequest) -> str:
-    return dict(kinds_of(queue.labels(request))).get("class", "")
+    return dict(normalize_labels(queue.labels(request))).get("class", "")
 
 
 def _unknown(request: WaitingRequest) -> str:

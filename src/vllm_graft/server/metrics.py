@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from vllm_graft.ledger import Boards, Figures, Ledger, ProcessView, QueueFigures, Records, current
-from vllm_graft.ledger.figures import EDGES
+from vllm_graft.ledger import LabelStatistics, Ledger, ProcessView, QueueSnapshot, Records, StatisticsReader, current
 from vllm_graft.ledger.guard import reason_of
+from vllm_graft.ledger.queue_statistics import EDGES
 from vllm_graft.ledger.reading import findings_of
 from vllm_graft.plan import Plan
 
@@ -66,9 +66,9 @@ class QueueLines:
     """The figures of the queues as families; lines of rows that have not changed are kept between two scrapes."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, str, str], tuple[Figures, str, tuple[str, ...]]] = {}
+        self._kept: dict[tuple[int, str, str], tuple[LabelStatistics, str, tuple[str, ...]]] = {}
 
-    def families(self, queues: Sequence[QueueFigures]) -> Iterator[Family]:
+    def families(self, queues: Sequence[QueueSnapshot]) -> Iterator[Family]:
         """Every family, each with a sample for each engine and each value of each label."""
         before, self._kept = self._kept, {}
         rows = []
@@ -89,7 +89,7 @@ class QueueLines:
         yield Family(_WAITS, "histogram", "From arrival to the first admission.", [lines[-1] for _, _, lines in rows])
 
 
-def _row_lines(row: Figures, labels: str) -> Iterator[str]:
+def _row_lines(row: LabelStatistics, labels: str) -> Iterator[str]:
     for field, (name, _, _) in _QUEUE_FIGURES.items():
         yield _sample(_QUEUE + name, labels, getattr(row, field))
     below, lines = 0, []
@@ -190,7 +190,7 @@ class Exposition:
         self._lock = threading.Lock()
         self._queues = QueueLines()
         self._home: Path | None = None
-        self._boards = Boards(None)
+        self._statistics = StatisticsReader(None)
         self._records = Records(None)
         self._failure = ""
 
@@ -219,9 +219,9 @@ class Exposition:
     def _families(self) -> Iterator[Family]:
         home = self._book().home
         if home != self._home:
-            self._home, self._boards, self._records = home, Boards(home), Records(home)
+            self._home, self._statistics, self._records = home, StatisticsReader(home), Records(home)
         if self._plan.of("scheduler"):
-            yield from self._queues.families(self._boards.figures())
+            yield from self._queues.families(self._statistics.queues())
         own = self._book().view()
         views = self._records.views()
         if own is not None and all(view.record.pid != own.record.pid for view in views):

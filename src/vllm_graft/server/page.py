@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
 
-from vllm_graft.ledger.figures import busiest
+from vllm_graft.ledger.queue_statistics import busiest
 from vllm_graft.text import printable
 
 _STYLE: Final = """

@@ -1,4 +1,4 @@
-"""Making a planned item: import its class and call it, or say why that cannot be done."""
+"""Instantiate a planned item: import its class and call it, or record why that cannot be done."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from vllm_graft.plan.catalogue import load
 
 _LOG: Final = logging.getLogger("vllm.graft")
 SLOW_START_S: Final = 10.0
-"""How often the log says that a start still waits for a plugin."""
+"""The seconds between two warnings that the start still waits for a plugin."""
 
 T = TypeVar("T", bound=Item)
 
 
-def make(
+def instantiate(
     item: PlanItem,
     contract: type[T] | tuple[type[T], ...],
     plan: Plan,
@@ -34,15 +34,15 @@ def make(
     fit: Callable[[T], None] = lambda made: None,
     provided: Mapping[str, Callable[[], object]] = MappingProxyType({}),
 ) -> T | None:
-    """The item, of the contract or of one of several, fitted to its engine by ``fit``, and recorded as applied.
+    """Instantiate an item, which must implement the contract or one of several, and record it as applied.
 
-    Its constructor is given the options, and by name what it asks for of ``provided``.
+    ``fit`` adapts it to its engine. Its constructor gets the options, and the parameters that ``provided`` names.
 
-    One that cannot be made is recorded as refused; a strict plan then stops the start, any other goes on without it:
-    None.
+    An item that cannot be instantiated is recorded as refused. A strict plan then stops the start; any other goes on
+    without it, and None is returned.
     """
     try:
-        with say_if_slow(f"{item.point} {item.name!r} is made"):
+        with warn_if_slow(f"{item.point} {item.name!r} is made"):
             kind = load(item.target, item.name, item.package)
             args, kwargs = _arguments(kind, dict(item.options), provided)
             made = kind(*args, **kwargs)
@@ -51,7 +51,7 @@ def make(
             raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {' and no '.join(names)}")
         fit(made)
     except BaseException as error:
-        reason = why_not(error)
+        reason = failure_reason(error)
         ledger.set_item(item.point, item.name, "refused", reason)
         ledger.save()
         if not plan.strict:
@@ -59,7 +59,7 @@ def make(
         raise StartError(
             f"{item.point} {item.name!r} (from {item.origin}) cannot be made: {reason}",
             where=item.target,
-            fix="mend the item or its options, or take it out of the plan",
+            fix="fix the item or its options, or remove it from the plan",
         ) from error
     ledger.set_item(item.point, item.name, "applied")
     ledger.save()
@@ -69,10 +69,10 @@ def make(
 def _arguments(
     kind: type, options: dict[str, OptionValue], provided: Mapping[str, Callable[[], object]]
 ) -> tuple[list[object], dict[str, object]]:
-    """What a constructor is called with: the first parameter that is none of ``provided`` gets the options.
+    """Return the arguments for a constructor: the first parameter that is not in ``provided`` gets the options.
 
     ``*args`` and ``**kwargs`` count as parameters, the latter for an argument ``options``: a constructor that only
-    hands on what it is given must not lose them.
+    passes its arguments on must not lose them.
     """
     parameters = list(inspect.signature(kind).parameters.values())
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
@@ -101,23 +101,23 @@ def _arguments(
 
 
 def _refuse_lost_options(kind: type, options: Mapping[str, OptionValue]) -> None:
-    """Refuse a constructor that takes no options where the plan sets one; those of every sampler are the binding's."""
+    """Refuse a constructor without options if the plan sets one; the binding reads those that every sampler has."""
     defaults: Mapping[str, OptionValue] = getattr(kind, "options", {})
     lost = [name for name, value in options.items() if name not in Chosen.options and value != defaults.get(name)]
     if lost:
         raise TypeError(f"the constructor of {kind.__name__} takes no options, and the plan sets {', '.join(lost)}")
 
 
-def why_not(error: BaseException) -> str:
-    """Why an item could not be made or set up, in words for its record; what a signal raised is raised again."""
+def failure_reason(error: BaseException) -> str:
+    """Return why an item could not be instantiated or set up, for its record; raise again what a signal raised."""
     if raised_by_signal(error):
         raise error
     return str(error) if isinstance(error, GraftError) else reason_of(error)
 
 
 @contextmanager
-def say_if_slow(doing: str) -> Iterator[None]:
-    """Say in the log, again and again, that a start waits for a plugin: from outside it looks as if vLLM hung."""
+def warn_if_slow(doing: str) -> Iterator[None]:
+    """Log every ``SLOW_START_S`` that the start waits for a plugin: from outside, vLLM seems to hang."""
     started, done = time.monotonic(), threading.Event()
 
     def watch() -> None:

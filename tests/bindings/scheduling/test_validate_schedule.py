@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_graft.bindings.answers import KEYS, read_answer
+from vllm_graft.bindings.scheduling.policy import KEYS, validate_schedule
 from vllm_graft.contracts import RequestView, Schedule
 
 WAITING = {name: RequestView(name) for name in "abc"}
@@ -22,15 +22,15 @@ def names(views: list[RequestView]) -> str:
 
 def test_a_schedule_says_what_starts_and_what_is_preempted():
     """Those to start in the order given; without a word on the others, they go on."""
-    starting, stopping = read_answer(Schedule([C, A], preempt={Y}), WAITING, RUNNING)
+    starting, stopping = validate_schedule(Schedule([C, A], preempt={Y}), WAITING, RUNNING)
     assert (names(starting), names(stopping)) == ("ca", "y")
-    assert read_answer(Schedule(), WAITING, RUNNING) == ([], [])
+    assert validate_schedule(Schedule(), WAITING, RUNNING) == ([], [])
 
 
 def test_a_dictionary_with_the_keys_of_the_guide_says_the_same():
     """Sequences of any kind."""
     answer = {"prefill_requests": (B,), "decode_requests": [Z, X], "preempt_requests": [Y]}
-    starting, stopping = read_answer(answer, WAITING, RUNNING)
+    starting, stopping = validate_schedule(answer, WAITING, RUNNING)
     assert (names(starting), names(stopping)) == ("b", "y")
 
 
@@ -62,7 +62,7 @@ def test_a_dictionary_with_the_keys_of_the_guide_says_the_same():
 def test_what_cannot_be_done_is_refused(answer: object, reason: str):
     """With the request and the list it stands in."""
     with pytest.raises(ValueError, match=re.escape(reason)):
-        read_answer(answer, WAITING, RUNNING)
+        validate_schedule(answer, WAITING, RUNNING)
 
 
 @st.composite
@@ -86,10 +86,10 @@ def test_an_answer_is_followed_exactly_if_it_divides_the_requests(
     )
     answer = dict(zip(KEYS, answered, strict=True))
     if possible:
-        assert read_answer(answer, WAITING, RUNNING) == (prefill, preempt)
+        assert validate_schedule(answer, WAITING, RUNNING) == (prefill, preempt)
     else:
         with pytest.raises(ValueError, match=r"prefill|decode|preempt"):
-            read_answer(answer, WAITING, RUNNING)
+            validate_schedule(answer, WAITING, RUNNING)
 
 
 @given(st.permutations([*WAITING.values()]), st.sets(st.sampled_from([*RUNNING.values()])), st.data())
@@ -100,6 +100,6 @@ def test_every_division_of_the_requests_is_followed(
     some = order[: data.draw(st.integers(0, len(order)))]
     going = [view for view in RUNNING.values() if view not in stopped]
     for decode in (going, None):
-        starting, stopping = read_answer(Schedule(some, decode, stopped), WAITING, RUNNING)
+        starting, stopping = validate_schedule(Schedule(some, decode, stopped), WAITING, RUNNING)
         assert starting == some
         assert set(stopping) == stopped

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_graft.bindings.given import TURNS, Given
-from vllm_graft.bindings.waiting import HeldQueue
+from vllm_graft.bindings.scheduling.admission_queue import AdmissionQueueAdapter
+from vllm_graft.bindings.scheduling.statistics import REPORT_STEPS, TokenCounts
 from vllm_graft.contracts import AdmissionQueue, WaitingHeap, WaitingRequest
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
@@ -19,19 +19,19 @@ ITEM = PlanItem("scheduler", "noting", "m:C", "p", ("engine",), {}, "graft.toml:
 @given(st.data())
 def test_every_request_has_what_it_was_given(data):
     """Against adding up for each, whoever begins, ends or is left out of a step."""
-    counted, expected = Given(), {}
+    counted, expected = TokenCounts(), {}
     for _ in range(data.draw(st.integers(1, 25))):
         name = data.draw(st.sampled_from("abcdef"))
         what = data.draw(st.sampled_from(("begin", "end", "step", "step", "step")))
         if what == "begin":
-            counted.begin(name)
+            counted.start(name)
             expected[name] = 0
         elif what == "end":
-            counted.end(name)
+            counted.stop(name)
             expected.pop(name, None)
         else:
             tokens = data.draw(st.dictionaries(st.sampled_from("abcdefg"), st.integers(1, 3)))
-            counted.step(tokens)
+            counted.add_step(tokens)
             for each in tokens.keys() & expected.keys():
                 expected[each] += tokens[each]
         assert {each: counted.total(each) for each in "abcdefg"} == {each: expected.get(each, 0) for each in "abcdefg"}
@@ -39,16 +39,16 @@ def test_every_request_has_what_it_was_given(data):
 
 def test_everybody_s_turn_comes():
     """Within so many steps, few at a time; who has ended has no turn."""
-    counted = Given()
+    counted = TokenCounts()
     names = [str(number) for number in range(128)]
     for name in names:
-        counted.begin(name)
-    seen = [counted.next_ones() for _ in range(TURNS + 1)]
+        counted.start(name)
+    seen = [counted.next_batch() for _ in range(REPORT_STEPS + 1)]
     assert {name for each in seen for name in each} == set(names)
-    assert max(len(each) for each in seen) <= 128 // TURNS + 1
+    assert max(len(each) for each in seen) <= 128 // REPORT_STEPS + 1
     for name in names[1:]:
-        counted.end(name)
-    assert {name for _ in range(2 * TURNS) for name in counted.next_ones()} == {"0"}
+        counted.stop(name)
+    assert {name for _ in range(2 * REPORT_STEPS) for name in counted.next_batch()} == {"0"}
 
 
 class Noting(AdmissionQueue):
@@ -101,7 +101,7 @@ def test_a_queue_hears_of_every_token():
     """Of all of them before a request is put back and before it has ended; of running ones within some steps."""
     draw, author, ledger = random.Random(3), Noting(), Ledger()
     ledger.set_item("scheduler", "noting", "applied")
-    queue = HeldQueue(author, ITEM, ledger)
+    queue = AdmissionQueueAdapter(author, ITEM, ledger)
     waiting = [vllm_request(str(number)) for number in range(60)]
     for request in waiting:
         queue.add_request(request)  # type: ignore[arg-type]
@@ -119,14 +119,14 @@ def test_a_queue_hears_of_every_token():
         tokens = {name: draw.choice((1, 1, 1, 4)) for name in running if draw.random() < 0.9}
         for name, number in tokens.items():
             total[name] = total.get(name, 0) + number
-        queue.stepped(tokens, ended)
+        queue.end_step(tokens, ended)
         for name in ended:
             assert author.when_ended[name] == total.get(name, 0)
         ended = [name for name in sorted(running) if draw.random() < 0.02]
         for name in ended:
             del running[name]
-    for _ in range(2 * TURNS):
-        queue.stepped({}, ended)
+    for _ in range(2 * REPORT_STEPS):
+        queue.end_step({}, ended)
         ended = []
     assert len(author.when_ended) > 20
     assert author.told == {name: number for name, number in total.items() if number}

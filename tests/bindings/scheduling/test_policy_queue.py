@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_graft.bindings.clock import SteadyClock
-from vllm_graft.bindings.offered import OfferedQueue
+from vllm_graft.bindings.scheduling.clock import SteadyClock
+from vllm_graft.bindings.scheduling.policy import PolicyQueue
 
 
 def request(name: str, age: float = 0.0, priority: int = 0) -> SimpleNamespace:
@@ -27,15 +27,15 @@ def request(name: str, age: float = 0.0, priority: int = 0) -> SimpleNamespace:
     )
 
 
-def filled(*ages: float) -> tuple[OfferedQueue, list[SimpleNamespace]]:
-    queue = OfferedQueue(SteadyClock())
+def filled(*ages: float) -> tuple[PolicyQueue, list[SimpleNamespace]]:
+    queue = PolicyQueue(SteadyClock())
     requests = [request(str(number), age) for number, age in enumerate(ages)]
     for each in requests:
         queue.add_request(each)  # type: ignore[arg-type]
     return queue, requests
 
 
-def drain(queue: OfferedQueue) -> str:
+def drain(queue: PolicyQueue) -> str:
     order = ""
     while queue:
         peeked = queue.peek_request()
@@ -44,7 +44,7 @@ def drain(queue: OfferedQueue) -> str:
     return order
 
 
-def order(queue: OfferedQueue) -> str:
+def order(queue: PolicyQueue) -> str:
     return "".join(view.request_id for view in queue.waiting())
 
 
@@ -89,13 +89,13 @@ def test_a_view_is_the_same_until_its_request_ends():
     assert (view.extra, view.cache_salt, view.lora) == ({"tenant": "a"}, "salt", "adapter")
     assert view["input_length"] == view.prompt_tokens == 7
     assert abs(view["arrival_time"] - (time.time() - 1)) < 0.5  # type: ignore[operator]
-    queue.stepped({}, ["0"])
+    queue.end_step({}, ["0"])
     assert queue.view(first) is not view  # type: ignore[arg-type]
 
 
 def test_a_priority_of_zero_is_one_that_was_not_given():
     """As a key it is missing, so that a default of the author's counts."""
-    queue = OfferedQueue(SteadyClock())
+    queue = PolicyQueue(SteadyClock())
     queue.add_request(request("a"))  # type: ignore[arg-type]
     queue.add_request(request("b", priority=2))  # type: ignore[arg-type]
     plain, second = queue.waiting()
@@ -120,7 +120,7 @@ def test_once_everything_is_offered_it_goes_by_arrival():
 @given(st.data())
 def test_nothing_is_lost_or_doubled(data: st.DataObject):
     """Random arrivals, steps that offer some and take some of them, hand-backs and aborts; the policy may fail."""
-    queue = OfferedQueue(SteadyClock())
+    queue = PolicyQueue(SteadyClock())
     waiting: dict[str, SimpleNamespace] = {}
     taken: dict[str, SimpleNamespace] = {}
     for number in range(data.draw(st.integers(0, 40), "operations")):
@@ -148,9 +148,9 @@ def test_nothing_is_lost_or_doubled(data: st.DataObject):
         elif operation == "abort" and waiting:
             name = data.draw(st.sampled_from(sorted(waiting)))
             queue.remove_requests([waiting.pop(name), *taken.values()])  # type: ignore[list-item]
-            queue.stepped({}, [name])
+            queue.end_step({}, [name])
         elif operation == "end" and taken:
-            queue.stepped({}, [taken.popitem()[0]])
+            queue.end_step({}, [taken.popitem()[0]])
         elif operation == "fail" and number % 3 == 0:
             queue.offer_all()
         assert len(queue) == len(waiting)
@@ -162,7 +162,7 @@ def test_nothing_is_lost_or_doubled(data: st.DataObject):
     assert sorted(drain_names(queue)) == sorted(waiting)
 
 
-def drain_names(queue: OfferedQueue) -> list[str]:
+def drain_names(queue: PolicyQueue) -> list[str]:
     found = []
     while queue:
         found.append(queue.pop_request().request_id)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_graft.bindings.clock import SteadyClock
-from vllm_graft.bindings.tally import ALL, LABELS, Tally, kinds_of
-from vllm_graft.bindings.waiting import HeldQueue
+from vllm_graft.bindings.scheduling.admission_queue import AdmissionQueueAdapter
+from vllm_graft.bindings.scheduling.clock import SteadyClock
+from vllm_graft.bindings.scheduling.statistics import MAX_LABELS, UNLABELLED, StatisticsCollector, normalize_labels
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
-from vllm_graft.ledger import Board, Figures, Ledger
-from vllm_graft.ledger.figures import EDGES, OTHERS, VALUE_BYTES, WINDOW_S
+from vllm_graft.ledger import LabelStatistics, Ledger, StatisticsWriter
+from vllm_graft.ledger.queue_statistics import EDGES, OTHERS, VALUE_BYTES, WINDOW_S
 from vllm_graft.plan import PlanItem
 
 ITEM = PlanItem("scheduler", "labelled", "m:C", "p", ("engine",), {}, "graft.toml:2")
@@ -72,18 +72,18 @@ def request(name: str, priority: int, tenant: str, arrival: float) -> SimpleName
     )
 
 
-def made(queue: AdmissionQueue | None = None) -> tuple[HeldQueue, Board, Clock, Ledger]:
+def made(queue: AdmissionQueue | None = None) -> tuple[AdmissionQueueAdapter, StatisticsWriter, Clock, Ledger]:
     ledger, clock = Ledger(), Clock()
     ledger.set_item("scheduler", "labelled", "applied")
-    held = HeldQueue(queue or Labelled(), ITEM, ledger, clock)
-    board = Board.here
-    assert board is not None
+    held = AdmissionQueueAdapter(queue or Labelled(), ITEM, ledger, clock)
+    writer = StatisticsWriter.here
+    assert writer is not None
     clock.now = 1000.0
-    return held, board, clock, ledger
+    return held, writer, clock, ledger
 
 
-def shown(board: Board) -> dict[tuple[str, str], Figures]:
-    return {(row.label, row.value): row for row in board.figures().rows}
+def shown(writer: StatisticsWriter) -> dict[tuple[str, str], LabelStatistics]:
+    return {(row.label, row.value): row for row in writer.snapshot().rows}
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.queue = Labelled()
-        self.held, self.board, self.clock, _ = made(self.queue)
+        self.held, self.writer, self.clock, _ = made(self.queue)
         self.told: dict[str, Told] = {}
         self.real: dict[str, SimpleNamespace] = {}
         self.ended: set[str] = set()
@@ -198,7 +198,7 @@ class Driver:
                 tokens[name] = number
         for name in self.ended:
             self.told[name].state = "ended"
-        self.held.stepped(tokens, self.ended)
+        self.held.end_step(tokens, self.ended)
         self.ended = set()
 
 
@@ -217,7 +217,7 @@ def test_every_figure_is_what_looking_at_all_requests_gives(
     while driver.of("running"):
         driver.finish(0)
     driver.step(0.1)
-    found = shown(driver.board)
+    found = shown(driver.writer)
     requests = list(driver.told.values())
     for label in ("class", "tenant"):
         values = {each.labels[label] for each in requests}
@@ -233,14 +233,14 @@ def test_every_figure_is_what_looking_at_all_requests_gives(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ARRIVE, max_size=6), st.lists(ACTIONS, min_size=20, max_size=60))
 def test_while_requests_run_what_is_shown_adds_up(first: list[tuple[object, ...]], actions: list[tuple[object, ...]]):
-    """Half a second after anything has happened, the board has it, though nobody has ended."""
+    """Half a second after anything has happened, the writer has it, though nobody has ended."""
     driver = Driver()
     for name, *given_ in first + actions:
         getattr(driver, str(name))(*given_)
     for _ in range(3):
         driver.step(0.6)
     requests = list(driver.told.values())
-    for (label, value), row in shown(driver.board).items():
+    for (label, value), row in shown(driver.writer).items():
         wanted = expected(requests, label, value)
         assert {name: getattr(row, name) for name in wanted} == wanted
         assert row.admitted + row.aborted + row.refused <= len(requests)
@@ -248,38 +248,38 @@ def test_while_requests_run_what_is_shown_adds_up(first: list[tuple[object, ...]
 
 def test_a_request_that_is_put_back_is_not_admitted_until_it_stays():
     """Its wait is that to the admission it was let go on with."""
-    held, board, clock, _ = made()
+    held, writer, clock, _ = made()
     held.add_request(request("r", 1, "acme", 1000.0))  # type: ignore[arg-type]
     clock.now = 1004.0
     held.prepend_request(held.pop_request())
-    held.stepped({}, ())
+    held.end_step({}, ())
     clock.now = 1015.0
     real = held.pop_request()
-    held.stepped({"r": 3}, ())
+    held.end_step({"r": 3}, ())
     clock.now = 1050.0
     held.prepend_request(real)
-    held.stepped({}, ())
+    held.end_step({}, ())
     held.pop_request()
-    held.stepped({"r": 1}, ())
+    held.end_step({"r": 1}, ())
     clock.now = 1051.0
-    held.stepped({}, ["r"])
-    row = shown(board)["tenant", "acme"]
+    held.end_step({}, ["r"])
+    row = shown(writer)["tenant", "acme"]
     assert (row.admitted, row.ended, row.wait_sum, row.tokens) == (1, 1, 15.0, 4)
     assert row.buckets == [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
 
 
 def test_the_load_is_published_in_every_step():
     """Of the end of the step: who it admitted waits no more."""
-    held, board, _, _ = made()
+    held, writer, _, _ = made()
     for name in "abc":
         held.add_request(request(name, 1, "acme", 1000.0))  # type: ignore[arg-type]
-    assert board.load() == Load()
+    assert writer.load() == Load()
     held.pop_request()
-    held.stepped({"a": 1}, ())
-    assert board.load() == Load(2, 0, 0.0)
+    held.end_step({"a": 1}, ())
+    assert writer.load() == Load(2, 0, 0.0)
     held.remove_requests([request("b", 1, "acme", 0.0), request("c", 1, "acme", 0.0)])  # type: ignore[list-item]
-    held.stepped({}, ["a", "b", "c"])
-    assert board.load() == Load(0, 0, 0.0)
+    held.end_step({}, ["a", "b", "c"])
+    assert writer.load() == Load(0, 0, 0.0)
 
 
 class Unlabelled(Labelled):
@@ -288,10 +288,10 @@ class Unlabelled(Labelled):
 
 def test_requests_without_labels_are_counted_together():
     """In one row."""
-    held, board, _, ledger = made(Unlabelled())
+    held, writer, _, ledger = made(Unlabelled())
     held.add_request(request("a", 1, "acme", 1000.0))  # type: ignore[arg-type]
-    held.stepped({}, ())
-    assert {kind: row.waiting for kind, row in shown(board).items()} == {ALL[0]: 1}
+    held.end_step({}, ())
+    assert {kind: row.waiting for kind, row in shown(writer).items()} == {UNLABELLED[0]: 1}
     assert "labels" not in {hook.name for hook in ledger._items["labelled"].hooks}
 
 
@@ -309,111 +309,111 @@ class BadLabels(Labelled):
 @pytest.mark.parametrize("answer", [RuntimeError("no labels today"), None, ["class"]])
 def test_a_queue_whose_labels_fail_is_put_aside_and_nothing_is_lost(answer: object):
     """They are the author's code like all other."""
-    held, board, _, ledger = made(BadLabels(answer))
+    held, writer, _, ledger = made(BadLabels(answer))
     for name in "abc":
         held.add_request(request(name, 1, "acme", 1000.0))  # type: ignore[arg-type]
     assert ledger._items["labelled"].state == "quarantined"
     assert [held.pop_request().request_id for _ in range(3)] == ["a", "b", "c"]
-    held.stepped({}, ())
-    assert shown(board)[ALL[0]].running == 3
+    held.end_step({}, ())
+    assert shown(writer)[UNLABELLED[0]].running == 3
 
 
 def test_names_are_cut_and_odd_values_are_words():
     """Whatever an author gives as a label or a client as a tenant."""
-    assert kinds_of({"tenant": "x" * 1000, "class": 3, "": "nameless"}) == (
+    assert normalize_labels({"tenant": "x" * 1000, "class": 3, "": "nameless"}) == (
         ("tenant", "x" * VALUE_BYTES),
         ("class", "3"),
     )
-    assert kinds_of({}) == ALL
+    assert normalize_labels({}) == UNLABELLED
 
 
 def waiting(name: str, arrival: float = 0.0) -> WaitingRequest:
     return WaitingRequest(name, 0, arrival, 1, 1)
 
 
-def through(tally: Tally, name: str, tenant: str, now: float, tokens: int = 1) -> None:
+def through(collector: StatisticsCollector, name: str, tenant: str, now: float, tokens: int = 1) -> None:
     """One request from its arrival to its end."""
-    tally.arrived(waiting(name, now), (("tenant", tenant),))
-    tally.taken(name)
-    tally.stepped(now, {name: tokens}, Load())
-    tally.ended(name)
-    tally.stepped(now + 0.6, {}, Load())
+    collector.add(waiting(name, now), (("tenant", tenant),))
+    collector.start(name)
+    collector.end_step(now, {name: tokens}, Load())
+    collector.end(name)
+    collector.end_step(now + 0.6, {}, Load())
 
 
 def test_of_too_many_tenants_those_that_came_longest_ago_are_summed_up():
     """Nothing that was counted is lost; those who have requests here are kept."""
-    board = Board("fair")
-    tally = Tally(board, rows=LABELS + 4)
-    tally.arrived(waiting("stays"), (("tenant", "patient"),))
+    writer = StatisticsWriter("fair")
+    collector = StatisticsCollector(writer, rows=MAX_LABELS + 4)
+    collector.add(waiting("stays"), (("tenant", "patient"),))
     for number in range(50):
-        through(tally, f"r{number}", f"t{number}", 10.0 + number, tokens=2)
-        found = {row.value: row for row in board.figures().rows}
+        through(collector, f"r{number}", f"t{number}", 10.0 + number, tokens=2)
+        found = {row.value: row for row in writer.snapshot().rows}
         assert len(found) <= 5
         assert sum(row.tokens for row in found.values()) == 2 * (number + 1)
         assert sum(row.recent for row in found.values()) == 2 * (number + 1)
         assert found["patient"].waiting == 1
         assert found[f"t{number}"].ended == 1
     assert sum(found[OTHERS].buckets) == found[OTHERS].admitted == found[OTHERS].ended == 47
-    tally.stepped(10.0 + 3 * WINDOW_S, {}, Load())
-    tally.stepped(11.0 + 3 * WINDOW_S, {}, Load())
-    assert {row.recent for row in board.figures().rows} == {0}
+    collector.end_step(10.0 + 3 * WINDOW_S, {}, Load())
+    collector.end_step(11.0 + 3 * WINDOW_S, {}, Load())
+    assert {row.recent for row in writer.snapshot().rows} == {0}
 
 
 def test_a_flood_of_tenants_does_not_push_out_the_classes():
     """Though nobody of a class has come for long."""
-    board = Board("fair")
-    tally = Tally(board, rows=8 * LABELS)
+    writer = StatisticsWriter("fair")
+    collector = StatisticsCollector(writer, rows=8 * MAX_LABELS)
     for number in range(300):
         own = "1" if not number else "2"
-        tally.arrived(waiting(f"r{number}"), (("tenant", f"t{number}"), ("class", own)))
-        tally.ended(f"r{number}")
-        tally.stepped(10.0 + number, {}, Load())
-    rows = board.figures().rows
+        collector.add(waiting(f"r{number}"), (("tenant", f"t{number}"), ("class", own)))
+        collector.end(f"r{number}")
+        collector.end_step(10.0 + number, {}, Load())
+    rows = writer.snapshot().rows
     assert {row.value: row.aborted for row in rows if row.label == "class"} == {"1": 1, "2": 299}
     assert sum(row.aborted for row in rows if row.label == "tenant") == 300
 
 
 def test_where_every_row_has_requests_a_new_tenant_counts_with_the_others():
     """Until there is room again."""
-    board = Board("fair")
-    tally = Tally(board, rows=LABELS + 2)
+    writer = StatisticsWriter("fair")
+    collector = StatisticsCollector(writer, rows=MAX_LABELS + 2)
     for number in range(6):
-        tally.arrived(waiting(f"r{number}"), (("tenant", f"t{number}"),))
-    tally.stepped(10.0, {}, Load())
-    assert {row.value: row.waiting for row in board.figures().rows} == {"t0": 1, "t1": 1, OTHERS: 4}
+        collector.add(waiting(f"r{number}"), (("tenant", f"t{number}"),))
+    collector.end_step(10.0, {}, Load())
+    assert {row.value: row.waiting for row in writer.snapshot().rows} == {"t0": 1, "t1": 1, OTHERS: 4}
     for number in range(6):
-        tally.ended(f"r{number}")
-    tally.stepped(20.0, {}, Load())
-    through(tally, "new", "t9", 30.0)
-    found = {row.value: (row.aborted, row.ended) for row in board.figures().rows}
+        collector.end(f"r{number}")
+    collector.end_step(20.0, {}, Load())
+    through(collector, "new", "t9", 30.0)
+    found = {row.value: (row.aborted, row.ended) for row in writer.snapshot().rows}
     assert found["t9"] == (0, 1)
     assert sum(aborted for aborted, _ in found.values()) == 6
 
 
 def test_only_so_many_labels_are_counted():
     """An author who makes up a label for each request does not push out the others."""
-    board = Board("fair")
-    tally = Tally(board, rows=LABELS + 20)
+    writer = StatisticsWriter("fair")
+    collector = StatisticsCollector(writer, rows=MAX_LABELS + 20)
     for number in range(30):
-        tally.refused(((f"label{number}", "x"), ("tenant", "acme")))
-    tally.stepped(1.0, {}, Load())
-    rows = board.figures().rows
-    assert len({row.label for row in rows}) == LABELS
+        collector.count_refusal(((f"label{number}", "x"), ("tenant", "acme")))
+    collector.end_step(1.0, {}, Load())
+    rows = writer.snapshot().rows
+    assert len({row.label for row in rows}) == MAX_LABELS
     assert {row.value: row.refused for row in rows if row.label == "tenant"} == {"acme": 30}
 
 
 def test_shares_are_those_of_the_last_minute():
     """What was served before is in the total and not in the share."""
-    board = Board("fair")
-    tally = Tally(board)
-    through(tally, "a", "old", 1000.0, tokens=700)
-    through(tally, "b", "acme", 1000.0 + WINDOW_S / 2, tokens=30)
-    by_value = {row["value"]: row for row in board.figures().as_dicts()}
+    writer = StatisticsWriter("fair")
+    collector = StatisticsCollector(writer)
+    through(collector, "a", "old", 1000.0, tokens=700)
+    through(collector, "b", "acme", 1000.0 + WINDOW_S / 2, tokens=30)
+    by_value = {row["value"]: row for row in writer.snapshot().as_dicts()}
     assert (by_value["old"]["share"], by_value["acme"]["share"]) == (0.9589, 0.0411)
-    later = board.figures().as_dicts(time.time() + WINDOW_S + 1)
+    later = writer.snapshot().as_dicts(time.time() + WINDOW_S + 1)
     assert {row["share"] for row in later} == {0.0}, "an engine that does nothing publishes nothing"
-    through(tally, "c", "zeta", 1000.0 + 1.2 * WINDOW_S, tokens=10)
-    by_value = {row["value"]: row for row in board.figures().as_dicts()}
+    through(collector, "c", "zeta", 1000.0 + 1.2 * WINDOW_S, tokens=10)
+    by_value = {row["value"]: row for row in writer.snapshot().as_dicts()}
     assert {value: (row["tokens"], row["share"]) for value, row in by_value.items()} == {
         "old": (700, 0.0),
         "acme": (30, 0.75),
@@ -423,16 +423,16 @@ def test_shares_are_those_of_the_last_minute():
 
 def test_many_rows_are_written_in_several_steps_and_all_when_nothing_is_left():
     """A step does not pay for a thousand tenants at once."""
-    board = Board("fair")
-    tally = Tally(board)
+    writer = StatisticsWriter("fair")
+    collector = StatisticsCollector(writer)
     for number in range(100):
-        tally.arrived(waiting(f"r{number}"), (("tenant", f"t{number}"),))
+        collector.add(waiting(f"r{number}"), (("tenant", f"t{number}"),))
     sizes = []
     for step in range(8):
-        tally.stepped(10.0 + step / 100, {}, Load())
-        sizes.append(len(board.figures().rows))
+        collector.end_step(10.0 + step / 100, {}, Load())
+        sizes.append(len(writer.snapshot().rows))
     assert sizes == [16, 32, 48, 64, 80, 96, 100, 100]
     for number in range(100):
-        tally.ended(f"r{number}")
-    tally.stepped(10.2, {}, Load())
-    assert {row.aborted for row in board.figures().rows} == {1}
+        collector.end(f"r{number}")
+    collector.end_step(10.2, {}, Load())
+    assert {row.aborted for row in writer.snapshot().rows} == {1}

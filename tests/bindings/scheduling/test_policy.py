@@ -10,21 +10,20 @@ from typing import Any
 
 import pytest
 
-from vllm_graft.bindings.clock import SteadyClock
-from vllm_graft.bindings.offered import OfferedQueue
-from vllm_graft.bindings.policy import STALLED_STEPS, Decider
+from vllm_graft.bindings.scheduling.clock import SteadyClock
+from vllm_graft.bindings.scheduling.policy import STALLED_STEPS, PolicyQueue, PolicyRunner
 from vllm_graft.contracts import KVState, RequestView, Schedule, SchedulerBase, SchedulingPolicy
 from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import OVERRUNS_IN_A_ROW
 from vllm_graft.plan import PlanItem
 
-PAGE = Path(__file__).parents[2] / "docs" / "schedulers.md"
-ITEM = PlanItem("scheduler", "decider", "m:C", "p", ("engine",), {}, "graft.toml:2")
+PAGE = Path(__file__).parents[3] / "docs" / "schedulers.md"
+ITEM = PlanItem("scheduler", "runner", "m:C", "p", ("engine",), {}, "graft.toml:2")
 EMPTY = SimpleNamespace(total_num_scheduled_tokens=0)
 
 
 def request(name: str, **facts: object) -> SimpleNamespace:
-    """What the queue and the decider read of vLLM's request, in a release before 0.27.1."""
+    """What the queue and the runner read of vLLM's request, in a release before 0.27.1."""
     known = {
         "priority": 0,
         "arrival_time": 0.0,
@@ -39,9 +38,9 @@ def request(name: str, **facts: object) -> SimpleNamespace:
 
 
 class Scheduler(SimpleNamespace):
-    """What a decider touches of vLLM's; it preempts as vLLM does."""
+    """What a runner touches of vLLM's; it preempts as vLLM does."""
 
-    def __init__(self, queue: OfferedQueue, running: str) -> None:
+    def __init__(self, queue: PolicyQueue, running: str) -> None:
         pool = SimpleNamespace(get_num_free_blocks=lambda: 30, num_gpu_blocks=121)
         super().__init__(
             waiting=queue,
@@ -66,20 +65,20 @@ class Scheduler(SimpleNamespace):
 Answer = Callable[[list[RequestView], list[RequestView], KVState], object]
 
 
-def engine(answer: Answer, waiting: str = "ab", running: str = "xy") -> tuple[Decider, Scheduler, Ledger]:
+def engine(answer: Answer, waiting: str = "ab", running: str = "xy") -> tuple[PolicyRunner, Scheduler, Ledger]:
     class Policy(SchedulingPolicy):
         schedule = staticmethod(answer)  # type: ignore[assignment]
 
     ledger = Ledger()
-    ledger.set_item("scheduler", "decider", "applied")
+    ledger.set_item("scheduler", "runner", "applied")
     clock = SteadyClock()
-    queue = OfferedQueue(clock)
+    queue = PolicyQueue(clock)
     for name in waiting:
         queue.add_request(request(name))  # type: ignore[arg-type]
-    return Decider(Policy(), ITEM, ledger, queue, clock), Scheduler(queue, running), ledger
+    return PolicyRunner(Policy(), ITEM, ledger, queue, clock), Scheduler(queue, running), ledger
 
 
-def offered(queue: OfferedQueue) -> str:
+def offered(queue: PolicyQueue) -> str:
     found = ""
     while queue:
         found += queue.pop_request().request_id
@@ -94,15 +93,15 @@ def test_a_step_is_what_the_policy_says():
         seen.extend([[each.request_id for each in waiting], [each.request_id for each in running], dict(kv), kv.usage])
         return Schedule(waiting[::-1], preempt=[running[0]])
 
-    decider, scheduler, _ = engine(decide)
-    decider.before(scheduler)
+    runner, scheduler, _ = engine(decide)
+    runner.before_step(scheduler)
     state = {"free_blocks": 30, "total_blocks": 120, "block_size": 16, "usage": 0.75}
     assert seen == [["a", "b"], ["x", "y"], state, 0.75]
     assert scheduler.preempted == [("x", {})]
     assert [each.request_id for each in scheduler.running] == ["y"]
     assert len(scheduler.waiting) == 3
     assert offered(scheduler.waiting) == "ba"
-    decider.after(scheduler, EMPTY)  # type: ignore[arg-type]
+    runner.after_step(scheduler, EMPTY)  # type: ignore[arg-type]
     assert {each.request_id for each in scheduler.waiting} == {"x"}
     assert not scheduler.waiting
 
@@ -110,30 +109,30 @@ def test_a_step_is_what_the_policy_says():
 @pytest.mark.parametrize("delivers", [True, False])
 def test_where_vllm_tells_what_to_drop_it_is_told_as_vllm_does(delivers: bool):
     """Since 0.27.1: output on its way is dropped where a connector has to deliver the KV of the request, else kept."""
-    decider, scheduler, _ = engine(lambda waiting, running, kv: Schedule(preempt=running))
+    runner, scheduler, _ = engine(lambda waiting, running, kv: Schedule(preempt=running))
     scheduler.requires_kv_delivery = delivers
-    decider.before(scheduler)
+    runner.before_step(scheduler)
     assert scheduler.preempted == [(name, {"drop_stale_output": delivers}) for name in "xy"]
 
 
 def test_what_has_output_on_its_way_is_not_resumed_where_vllm_would():
     """Before 0.27.1; from then on vLLM looks itself."""
-    decider, scheduler, _ = engine(lambda waiting, running, kv: Schedule(waiting), waiting="abc")
+    runner, scheduler, _ = engine(lambda waiting, running, kv: Schedule(waiting), waiting="abc")
     first, second, _ = scheduler.waiting
     first.num_in_flight_tokens = second.num_in_flight_tokens = 1
     second.num_stale_output_tokens = 1
-    decider.before(scheduler)
+    runner.before_step(scheduler)
     assert offered(scheduler.waiting) == "bc"
 
 
 def test_a_policy_is_not_asked_while_the_engine_is_paused_or_empty():
     """What it preempted then would stay out for as long as the pause."""
-    decider, scheduler, _ = engine(lambda waiting, running, kv: pytest.fail("asked"))
+    runner, scheduler, _ = engine(lambda waiting, running, kv: pytest.fail("asked"))
     scheduler.pause_state.name = "PAUSED_NEW"
-    decider.before(scheduler)
+    runner.before_step(scheduler)
     idle, nothing, _ = engine(lambda waiting, running, kv: pytest.fail("asked"), "", "")
-    idle.before(nothing)
-    assert not decider.failed
+    idle.before_step(nothing)
+    assert not runner.failed
     assert not scheduler.waiting
 
 
@@ -209,15 +208,15 @@ def fail(waiting: list[RequestView], running: list[RequestView], kv: KVState) ->
 )
 def test_a_policy_that_fails_is_put_aside_and_nothing_is_lost(answer: Answer, reason: str):
     """In the step in which it fails, and from then on, requests go in the order of their arrival."""
-    decider, scheduler, ledger = engine(answer)
+    runner, scheduler, ledger = engine(answer)
     for _ in range(2):
-        decider.before(scheduler)
+        runner.before_step(scheduler)
         assert offered(scheduler.waiting) == "ab"
         for name in "ab":
             scheduler.waiting.add_request(request(name))
-        decider.after(scheduler, EMPTY)  # type: ignore[arg-type]
+        runner.after_step(scheduler, EMPTY)  # type: ignore[arg-type]
     assert scheduler.preempted == []
-    item = ledger._items["decider"]
+    item = ledger._items["runner"]
     assert item.state == "quarantined"
     assert reason in item.reason
     assert "go in the order of their arrival" in item.reason
@@ -240,21 +239,21 @@ def test_a_policy_that_is_slow_again_and_again_is_put_aside(monkeypatch: pytest.
         now[0] += 2_000_000
         return Schedule(preempt=running)
 
-    decider, scheduler, ledger = engine(slow)
+    runner, scheduler, ledger = engine(slow)
     for _ in range(OVERRUNS_IN_A_ROW):
-        decider.before(scheduler)
-    assert "over the budget of 1000 us" in ledger._items["decider"].reason
+        runner.before_step(scheduler)
+    assert "over the budget of 1000 us" in ledger._items["runner"].reason
     assert offered(scheduler.waiting) == "abxy"
 
 
 def test_a_policy_that_starts_nothing_while_nothing_runs_is_put_aside():
     """After many steps in a row; not while requests run, start, or wait where vLLM starts them by itself."""
-    decider, scheduler, ledger = engine(lambda waiting, running, kv: Schedule(), "ab", "")
+    runner, scheduler, ledger = engine(lambda waiting, running, kv: Schedule(), "ab", "")
 
     def steps(number: int, output: object = EMPTY) -> None:
         for _ in range(number):
-            decider.before(scheduler)
-            decider.after(scheduler, output)  # type: ignore[arg-type]
+            runner.before_step(scheduler)
+            runner.after_step(scheduler, output)  # type: ignore[arg-type]
 
     steps(STALLED_STEPS - 1)
     steps(1, SimpleNamespace(total_num_scheduled_tokens=5))
@@ -265,9 +264,9 @@ def test_a_policy_that_starts_nothing_while_nothing_runs_is_put_aside():
     steps(STALLED_STEPS)
     scheduler.running, scheduler.num_waiting_for_streaming_input = [], 1
     steps(STALLED_STEPS - 1)
-    assert not decider.failed
+    assert not runner.failed
     steps(1)
-    assert "lets none of 2 requests start while nothing runs" in ledger._items["decider"].reason
+    assert "lets none of 2 requests start while nothing runs" in ledger._items["runner"].reason
     assert offered(scheduler.waiting) == "ab"
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from vllm_graft.bindings.making import make
+from vllm_graft.bindings.instantiate import instantiate
 from vllm_graft.contracts import SamplingStrategy
 from vllm_graft.errors import StartError
 from vllm_graft.ledger import Ledger
@@ -69,9 +69,9 @@ class TokenizerOnly(Plain):
 
 
 def made(kind: type[Plain], monkeypatch: pytest.MonkeyPatch, **options: float) -> Plain:
-    monkeypatch.setattr("vllm_graft.bindings.making.load", lambda target, name, package: kind)
+    monkeypatch.setattr("vllm_graft.bindings.instantiate.load", lambda target, name, package: kind)
     item = PlanItem("sampler", "plain", "tests:Plain", "tests", ("worker",), {**kind.options, **options})
-    found = make(item, Plain, Plan((item,)), Ledger(), provided=PROVIDED)
+    found = instantiate(item, Plain, Plan((item,)), Ledger(), provided=PROVIDED)
     assert found is not None
     return found
 

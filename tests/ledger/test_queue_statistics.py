@@ -11,43 +11,43 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.contracts import Load
-from vllm_graft.ledger import Board, Boards, Figures, Ledger, Record, read_figures, read_load
-from vllm_graft.ledger import board as boards
-from vllm_graft.ledger.figures import EDGES, OTHERS, fitting
+from vllm_graft.ledger import LabelStatistics, Ledger, Record, StatisticsReader, StatisticsWriter
+from vllm_graft.ledger import queue_statistics as module
+from vllm_graft.ledger.queue_statistics import EDGES, OTHERS, truncate
 
 FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(autouse=True)
 def _no_board_here() -> Iterator[None]:
-    before, Board.here = Board.here, None
+    before, StatisticsWriter.here = StatisticsWriter.here, None
     yield
-    Board.here = before
+    StatisticsWriter.here = before
 
 
-def row(value: str, number: int = 1) -> Figures:
+def row(value: str, number: int = 1) -> LabelStatistics:
     """A row in which every figure is the same number, so that two halves of different rows would show."""
-    return Figures("tenant", value, *[number] * 8, float(number), float(number), [number] * (len(EDGES) + 1))
+    return LabelStatistics("tenant", value, *[number] * 8, float(number), float(number), [number] * (len(EDGES) + 1))
 
 
-def numbers(figures: Figures) -> set[float]:
+def numbers(figures: LabelStatistics) -> set[float]:
     names = ("waiting", "running", "admitted", "refused", "ended", "aborted", "tokens", "recent")
     return {getattr(figures, name) for name in (*names, "wait_sum", "wait_max")} | set(figures.buckets)
 
 
 def test_what_is_published_is_read(tmp_path: Path):
     """The load of two engines is their sum; the figures come with the pid and the name of the queue."""
-    one = Board("fair", tmp_path / "1.board")
-    two = Board("fair", tmp_path / "2.board")
-    assert read_load(tmp_path) == Load()
+    one = StatisticsWriter("fair", tmp_path / "1.board")
+    two = StatisticsWriter("fair", tmp_path / "2.board")
+    assert StatisticsReader(tmp_path).load() == Load()
     one.publish(5, 2, 0.5)
     two.publish(7, 3, 1.5)
-    assert read_load(tmp_path) == Load(12, 5, 2.0)
+    assert StatisticsReader(tmp_path).load() == Load(12, 5, 2.0)
     one.write(0, row("acme", 3))
     one.write(999, row(OTHERS, 4))
     one.write(1, row("gone"))
     one.write(1, None)
-    first, second = read_figures(tmp_path)
+    first, second = StatisticsReader(tmp_path).queues()
     assert (first.pid, first.item) == (os.getpid(), "fair")
     found = {each.value: numbers(each) for each in (*first.rows, *second.rows)}
     assert found == {"acme": {3}, OTHERS: {4}}
@@ -56,37 +56,37 @@ def test_what_is_published_is_read(tmp_path: Path):
 def test_an_engine_that_appears_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Once the reader looks again; and one whose folder is gone is not there."""
     clock = [100.0]
-    monkeypatch.setattr(boards.time, "monotonic", lambda: clock[0])
-    reader = Boards(tmp_path)
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    reader = StatisticsReader(tmp_path)
     assert reader.load() == Load()
-    Board("fair", tmp_path / "1.board").publish(5, 2, 0.5)
+    StatisticsWriter("fair", tmp_path / "1.board").publish(5, 2, 0.5)
     assert reader.load() == Load()
     clock[0] += 1.1
     assert reader.load() == Load(5, 2, 0.5)
     # The same process begins anew: what it wrote before is not taken for what it writes now.
-    Board("fair", tmp_path / "1.board").publish(1, 1, 0.0)
+    StatisticsWriter("fair", tmp_path / "1.board").publish(1, 1, 0.0)
     assert reader.load() == Load(5, 2, 0.5)
     clock[0] += 1.1
     assert reader.load() == Load(1, 1, 0.0)
     (tmp_path / "1.board").unlink()
     clock[0] += 1.1
     assert reader.load() == Load()
-    assert Boards(tmp_path / "nowhere").load() == Load()
+    assert StatisticsReader(tmp_path / "nowhere").load() == Load()
 
 
 def test_an_engine_that_ended_in_order_counts_no_more(tmp_path: Path):
     """Though its process lives on."""
-    board = Board("fair", tmp_path / "1.board")
+    board = StatisticsWriter("fair", tmp_path / "1.board")
     board.publish(5, 2, 0.5)
     board.write(0, row("acme"))
-    assert read_load(tmp_path) == Load(5, 2, 0.5)
+    assert StatisticsReader(tmp_path).load() == Load(5, 2, 0.5)
     board.end()
-    assert Boards(tmp_path).load() == Load()
-    assert read_figures(tmp_path) == []
+    assert StatisticsReader(tmp_path).load() == Load()
+    assert StatisticsReader(tmp_path).queues() == []
 
 
 def _publish_and_die(path: Path) -> None:
-    board = Board("fair", path)
+    board = StatisticsWriter("fair", path)
     board.publish(5, 2, 0.5)
     board.write(0, row("acme", 9))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -97,21 +97,21 @@ def test_a_crashed_engine_waits_for_nothing_and_its_figures_stay(tmp_path: Path)
     child = FORK.Process(target=_publish_and_die, args=(tmp_path / "1.board",))
     child.start()
     child.join()
-    assert Boards(tmp_path).load(time.time()) == Load(5, 2, 0.5)
-    assert Boards(tmp_path).load(time.time() + boards.RECENT_S) == Load()
-    (found,) = read_figures(tmp_path)
+    assert StatisticsReader(tmp_path).load(time.time()) == Load(5, 2, 0.5)
+    assert StatisticsReader(tmp_path).load(time.time() + module.RECENT_S) == Load()
+    (found,) = StatisticsReader(tmp_path).queues()
     assert found.pid == child.pid
     assert [numbers(each) for each in found.rows] == [{9}]
 
 
 def test_an_idle_engine_is_right_however_long_ago_it_stepped(tmp_path: Path):
     """It publishes nothing while nothing happens."""
-    Board("fair", tmp_path / "1.board").publish(3, 1, 2.5)
-    assert Boards(tmp_path).load(time.time() + 3600) == Load(3, 1, 2.5)
+    StatisticsWriter("fair", tmp_path / "1.board").publish(3, 1, 2.5)
+    assert StatisticsReader(tmp_path).load(time.time() + 3600) == Load(3, 1, 2.5)
 
 
 def _publish_for_ever(path: Path, ready: object) -> None:
-    board = Board("fair", path)
+    board = StatisticsWriter("fair", path)
     number = 0
     while True:
         number += 1
@@ -128,14 +128,14 @@ def test_a_reader_never_sees_half_of_what_is_written(tmp_path: Path):
     child.start()
     try:
         assert ready.wait(30)
-        reader = Boards(tmp_path)
+        reader = StatisticsReader(tmp_path)
         seen: set[int] = set()
         until = time.monotonic() + 60
         while len(seen) < 50 and time.monotonic() < until:
             for load in (reader.load() for _ in range(1000)):
                 assert load.waiting == load.running == load.rate
                 seen.add(load.waiting)
-            for each in reader.figures()[0].rows:
+            for each in reader.queues()[0].rows:
                 assert len(numbers(each)) == 1
                 seen.add(each.tokens)
     finally:
@@ -146,20 +146,20 @@ def test_a_reader_never_sees_half_of_what_is_written(tmp_path: Path):
 
 def test_what_is_half_written_for_good_is_left_out(tmp_path: Path):
     """A process that was killed between two bytes does not hold a reader up."""
-    board = Board("fair", tmp_path / "1.board")
+    board = StatisticsWriter("fair", tmp_path / "1.board")
     board.publish(5, 2, 0.5)
     board.write(0, row("acme"))
     board.write(1, row("zeta"))
     path = tmp_path / "1.board"
     data = bytearray(path.read_bytes())
-    struct.pack_into("=q", data, boards._LOAD_AT, 6)
-    data[boards._ROWS_AT + 200] ^= 1
+    struct.pack_into("=q", data, module._LOAD_AT, 6)
+    data[module._ROWS_AT + 200] ^= 1
     path.write_bytes(data)
-    reader = Boards(tmp_path)
+    reader = StatisticsReader(tmp_path)
     assert reader.load() == Load()
-    assert [each.value for each in reader.figures()[0].rows] == ["zeta"]
+    assert [each.value for each in reader.queues()[0].rows] == ["zeta"]
     path.write_bytes(b"short")
-    assert Boards(tmp_path).figures() == []
+    assert StatisticsReader(tmp_path).queues() == []
 
 
 def _opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
@@ -172,7 +172,7 @@ def _opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 def test_a_fork_does_not_write_into_its_parents_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It has one in memory, which begins empty."""
     ledger = _opened(tmp_path, monkeypatch)
-    board = ledger.board("fair")
+    board = ledger.queue_statistics("fair")
     board.publish(5, 2, 0.5)
     pid = os.fork()
     if not pid:
@@ -181,28 +181,28 @@ def test_a_fork_does_not_write_into_its_parents_board(tmp_path: Path, monkeypatc
         board.publish(9, 9, 9.0)
         os._exit(0 if before == Load() and board.load() == Load(9, 9, 9.0) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert read_load(ledger.home) == Load(5, 2, 0.5)
+    assert StatisticsReader(ledger.home).load() == Load(5, 2, 0.5)
 
 
 def test_a_ledger_that_is_closed_has_no_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The process may live on and begin another run."""
     ledger = _opened(tmp_path, monkeypatch)
-    ledger.board("fair").publish(5, 2, 0.5)
+    ledger.queue_statistics("fair").publish(5, 2, 0.5)
     home = ledger.home
     ledger.close()
-    assert Boards(home).load() == Load()
+    assert StatisticsReader(home).load() == Load()
 
 
 def test_without_a_folder_the_engine_of_this_process_is_read():
     """And where it has none, nothing is known."""
-    reader = Boards(None)
+    reader = StatisticsReader(None)
     assert reader.load() == Load()
-    assert reader.figures() == []
-    board = Ledger().board("fair")
+    assert reader.queues() == []
+    board = Ledger().queue_statistics("fair")
     board.publish(5, 2, 0.5)
     board.write(0, row("acme"))
     assert reader.load() == Load(5, 2, 0.5)
-    assert [each.value for each in reader.figures()[0].rows] == ["acme"]
+    assert [each.value for each in reader.queues()[0].rows] == ["acme"]
 
 
 def test_a_board_that_cannot_be_made_stays_in_memory(
@@ -214,8 +214,8 @@ def test_a_board_that_cannot_be_made_stays_in_memory(
     def full(*args: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(boards.os, "posix_fallocate", full)
-    board = ledger.board("fair")
+    monkeypatch.setattr(module.os, "posix_fallocate", full)
+    board = ledger.queue_statistics("fair")
     board.publish(5, 2, 0.5)
     assert board.load() == Load(5, 2, 0.5)
     assert "cannot be published: no space left on device" in caplog.text
@@ -227,19 +227,19 @@ def test_a_board_that_cannot_be_made_stays_in_memory(
 )
 def test_names_are_cut_to_what_fits(text: str, kept: str):
     """They are clients' words: any length, any character."""
-    assert fitting(text, 32) == kept
-    packed = Figures.unpack(Figures("tenant", kept).pack())
+    assert truncate(text, 32) == kept
+    packed = LabelStatistics.unpack(LabelStatistics("tenant", kept).pack())
     assert packed is not None
     assert packed.value == kept
 
 
 def test_percentiles_are_the_upper_ends_of_buckets_and_never_more_than_the_longest():
     """None while nobody was admitted."""
-    figures = Figures("class", "1")
+    figures = LabelStatistics("class", "1")
     assert figures.percentile(0.99) is None
     for seconds in (0.05, 0.3, 0.3, 1.5):
-        figures.waited(seconds)
+        figures.add_wait(seconds)
     assert (figures.percentile(0.5), figures.percentile(0.99)) == (0.5, 1.5)
-    figures.waited(500.0)
+    figures.add_wait(500.0)
     assert figures.percentile(0.99) == figures.wait_max == 500.0
     assert figures.buckets == [1, 2, 0, 1, 0, 0, 0, 0, 0, 0, 1]

@@ -13,7 +13,7 @@ from vllm_graft.testing import Server, Session
 ENGINE = """
 import json
 from vllm import LLM, SamplingParams
-from vllm_graft.ledger import current, read_figures, read_load
+from vllm_graft.ledger import StatisticsReader, current
 llm = LLM(MODEL, max_model_len=256, max_num_seqs=2, enable_prefix_caching=False)
 engine = llm.llm_engine
 tokens = {"class": {}, "tenant": {}}
@@ -28,7 +28,7 @@ done, steps = set(), 0
 loads = []
 while engine.has_unfinished_requests():
     done |= {output.request_id for output in engine.step() if output.finished}
-    loads.append(read_load(current().home))
+    loads.append(StatisticsReader(current().home).load())
     if steps == 3:
         engine.abort_request(["11"])
     steps += 1
@@ -39,12 +39,12 @@ import time
 home = current().home
 until = time.monotonic() + 20
 def busy():
-    return any(row.waiting or row.running for queue in read_figures(home) for row in queue.rows)
+    return any(row.waiting or row.running for queue in StatisticsReader(home).queues() for row in queue.rows)
 while busy() and time.monotonic() < until:
     time.sleep(0.05)
-load = read_load(home)
+load = StatisticsReader(home).load()
 print("REPORT", json.dumps({
-    "rows": [row for queue in read_figures(home) for row in queue.as_dicts()],
+    "rows": [row for queue in StatisticsReader(home).queues() for row in queue.as_dicts()],
     "tokens": tokens, "done": len(done), "load": [load.waiting, load.running],
     "most": max(load.running for load in loads),
 }))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_graft.bindings.clock import OLDEST_S, SteadyClock
-from vllm_graft.bindings.waiting import HeldQueue
+from vllm_graft.bindings.scheduling.admission_queue import AdmissionQueueAdapter
+from vllm_graft.bindings.scheduling.clock import OLDEST_S, SteadyClock
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
@@ -48,20 +48,20 @@ def request(name: str, tokens: int, arrival: float = 0.0) -> SimpleNamespace:
     )
 
 
-def held(queue: AdmissionQueue) -> tuple[HeldQueue, Ledger]:
+def held(queue: AdmissionQueue) -> tuple[AdmissionQueueAdapter, Ledger]:
     ledger = Ledger()
     ledger.set_item("scheduler", "shortest-first", "applied")
-    return HeldQueue(queue, ITEM, ledger), ledger
+    return AdmissionQueueAdapter(queue, ITEM, ledger), ledger
 
 
-def filled(queue: AdmissionQueue) -> tuple[HeldQueue, Ledger]:
+def filled(queue: AdmissionQueue) -> tuple[AdmissionQueueAdapter, Ledger]:
     made, ledger = held(queue)
     for name, tokens in (("long", 9), ("short", 1), ("middle", 5)):
         made.add_request(request(name, tokens))  # type: ignore[arg-type]
     return made, ledger
 
 
-def drain(queue: HeldQueue) -> list[str]:
+def drain(queue: AdmissionQueueAdapter) -> list[str]:
     order = []
     while queue:
         assert queue.peek_request() is queue.peek_request()
@@ -192,14 +192,14 @@ def test_what_is_served_and_what_ended_is_told():
     queue, _ = filled(author)
     taken = queue.pop_request()
     name = taken.request_id
-    queue.stepped({name: 7, "stranger": 3}, ["stranger"])
+    queue.end_step({name: 7, "stranger": 3}, ["stranger"])
     taken.priority = 99
     queue.prepend_request(taken)
     assert next(each for each in author.heap if each.request_id == name).priority == 0
-    queue.stepped({}, [name])  # ended, and come again under the same name
+    queue.end_step({}, [name])  # ended, and come again under the same name
     queue.remove_request(taken)
-    queue.stepped({}, [name])
-    queue.stepped({name: 1}, [name])
+    queue.end_step({}, [name])
+    queue.end_step({name: 1}, [name])
     assert author.told == [(name, 7), ("back", name), ("ended", name)]
 
 
@@ -354,11 +354,11 @@ def test_nothing_is_lost_or_doubled(data: st.DataObject):
         elif operation == "abort" and waiting:
             name = data.draw(st.sampled_from(sorted(waiting)))
             queue.remove_requests([waiting.pop(name)])  # type: ignore[list-item]
-            queue.stepped({}, [name])
+            queue.end_step({}, [name])
         elif operation == "end" and admitted:
             name = data.draw(st.sampled_from(sorted(admitted)))
             del admitted[name]
-            queue.stepped({name: 1}, [name])
+            queue.end_step({name: 1}, [name])
         elif operation == "stranger":
             queue.remove_requests([*admitted.values(), request("nobody", 1)])  # type: ignore[list-item]
         assert (len(queue), bool(queue)) == (len(waiting), bool(waiting))
@@ -380,7 +380,7 @@ def test_a_queue_is_told_how_busy_its_engine_is():
             return None
 
     ledger = Ledger()
-    queue = HeldQueue(Listening(), ITEM, ledger, running=lambda: 7, slots=8)
+    queue = AdmissionQueueAdapter(Listening(), ITEM, ledger, running=lambda: 7, slots=8)
     queue.add_request(request("a", 1))  # type: ignore[arg-type]
     queue.add_request(request("b", 1))  # type: ignore[arg-type]
     assert told == [Load(0, 7, 0.0), Load(1, 7, 0.0)]
@@ -395,13 +395,13 @@ def test_a_queue_may_hold_requests_back_while_others_run():
             return self.free_slots > 1
 
     ledger = Ledger()
-    queue = HeldQueue(Reserving(), ITEM, ledger, running=lambda: running[0], slots=4)
+    queue = AdmissionQueueAdapter(Reserving(), ITEM, ledger, running=lambda: running[0], slots=4)
     queue.add_request(request("a", 1))  # type: ignore[arg-type]
     assert (bool(queue), len(queue)) == (False, 1)
     running[0] = 2
     assert queue
     running[0] = 0
-    queue = HeldQueue(Reserving(), ITEM, ledger, running=lambda: running[0], slots=1)
+    queue = AdmissionQueueAdapter(Reserving(), ITEM, ledger, running=lambda: running[0], slots=1)
     queue.add_request(request("a", 1))  # type: ignore[arg-type]
     assert queue
 
@@ -412,9 +412,9 @@ def test_requests_that_wait_for_something_else_are_no_queue():
     for _ in range(3):
         tried = [queue.pop_request() for _ in range(2)]
         queue.prepend_requests(tried)
-        queue.stepped({}, ())
+        queue.end_step({}, ())
     assert (len(queue), queue.load().waiting) == (3, 1)
-    queue.stepped({}, ())
+    queue.end_step({}, ())
     assert queue.load().waiting == 3
 
 
@@ -422,9 +422,9 @@ def test_a_preempted_request_waits_for_its_turn():
     """It was admitted in an earlier step."""
     queue, _ = filled(ShortestFirst())
     taken = queue.pop_request()
-    queue.stepped({taken.request_id: 1}, ())
+    queue.end_step({taken.request_id: 1}, ())
     queue.prepend_request(taken)
-    queue.stepped({}, ())
+    queue.end_step({}, ())
     assert queue.load().waiting == 3
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_graft.bindings.scheduler import PREFIX, arguments, settle
+from vllm_graft.bindings.scheduling.scheduler import PREFIX, check_arguments, set_scheduler_class
 from vllm_graft.errors import ConfigError
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.testing import Session
@@ -52,12 +52,12 @@ def test_the_users_own_scheduler_beside_a_planned_one_is_refused_naming_both():
     """An engine has one scheduler; neither may win in silence."""
     plan = Plan((ITEM,))
     free = SimpleNamespace(scheduler_cls=None)
-    assert arguments(free, plan) == {}  # type: ignore[arg-type]
-    assert arguments(free, Plan()) == {}  # type: ignore[arg-type]
+    check_arguments(free, plan)  # type: ignore[arg-type]
+    check_arguments(free, Plan())  # type: ignore[arg-type]
     taken = SimpleNamespace(scheduler_cls="my.Scheduler")
     with pytest.raises(ConfigError, match=r"'shortest-first' by the plan \(graft.toml:2\) and 'my.Scheduler' by --sch"):
-        arguments(taken, plan)  # type: ignore[arg-type]
-    assert arguments(taken, Plan()) == {}  # type: ignore[arg-type]
+        check_arguments(taken, plan)  # type: ignore[arg-type]
+    check_arguments(taken, Plan())  # type: ignore[arg-type]
 
 
 def test_the_base_is_the_class_that_vllm_has_chosen():
@@ -68,10 +68,10 @@ def test_the_base_is_the_class_that_vllm_has_chosen():
             return Plan
 
     config = SimpleNamespace(scheduler_config=Settings(scheduler_cls=None))
-    settle(config, Plan())  # type: ignore[arg-type]
+    set_scheduler_class(config, Plan())  # type: ignore[arg-type]
     assert config.scheduler_config.scheduler_cls is None
     for _ in range(2):
-        settle(config, Plan((ITEM,)))  # type: ignore[arg-type]
+        set_scheduler_class(config, Plan((ITEM,)))  # type: ignore[arg-type]
         assert config.scheduler_config.scheduler_cls == PREFIX + "vllm_graft-plan-plan-Plan"
 
 
@@ -80,7 +80,7 @@ def test_up_to_0_30_only_those_that_hold_blocks_wait_apart():
     pytest.importorskip("vllm")
     from vllm.v1.request import RequestStatus
 
-    from vllm_graft.bindings.scheduler import skipped_queue
+    from vllm_graft.bindings.scheduling.scheduler import skipped_queue
 
     def request(name: str, status: object, computed: int = 0) -> SimpleNamespace:
         return SimpleNamespace(request_id=name, status=status, num_computed_tokens=computed)
@@ -122,7 +122,7 @@ print("ORDER", "".join(done))
 core = llm.llm_engine.engine_core.engine_core.scheduler
 pool = core.kv_cache_manager.block_pool
 free = pool.get_num_free_blocks() + 1 == pool.num_gpu_blocks
-print("CORE", type(core).__name__, len(core.requests), len(core.waiting._taken), free)
+print("CORE", type(core).__name__, len(core.requests), len(core.waiting._popped), free)
 for thread in threading.enumerate():
     if thread.name == "graft-ledger":  # a failure is written off the step path
         thread.join()
