@@ -45,7 +45,7 @@ from vllm_graft.plugins.platforms.simulated.workload.description import generate
 from vllm_graft.points import keys
 from vllm_graft.server.callers import Callers
 from vllm_graft.server.metrics import QueueLines, item_families
-from vllm_graft.server.routes import status_of
+from vllm_graft.server.status import status_document
 from vllm_graft.testing import Session, lay_out
 from vllm_graft.versions import vllm_root
 
@@ -304,7 +304,7 @@ class TestExamples:
             return [], []
 
         shown = json.loads(blocks("json", DOCS / "status.md")[0].text)[0]
-        assert set(asyncio.run(status_of("run", look, Plan()))) == set(shown)
+        assert set(asyncio.run(status_document("run", look, Plan()))) == set(shown)
 
     def test_the_sink_of_the_page_works_as_a_package(self, site: Path):
         package(site, "stats.md", "stats")

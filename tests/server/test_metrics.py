@@ -11,7 +11,7 @@ from vllm_graft.ledger import LabelStatistics, Ledger, QueueSnapshot, Statistics
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.server.metrics import Exposition
-from vllm_graft.server.page import status_page
+from vllm_graft.server.status import status_page
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -170,12 +170,12 @@ def test_a_fault_of_ours_does_not_cost_vllm_s_figures(book: Ledger, caplog: pyte
 
     exposition = Exposition(PLAN, look)
     said = "/metrics shows only vLLM's own figures: KeyError: 'a fault of ours'"
-    assert [exposition.text_or_nothing() for _ in range(3)] == ["", "", ""]
+    assert [exposition.safe_text() for _ in range(3)] == ["", "", ""]
     assert caplog.text.count(said) == 1
     broken.clear()
-    assert exposition.text_or_nothing() == exposition.text()
+    assert exposition.safe_text() == exposition.text()
     broken.append(True)
-    assert exposition.text_or_nothing() == ""
+    assert exposition.safe_text() == ""
     assert caplog.text.count(said) == 2
 
 

@@ -54,7 +54,7 @@ def engine_config(
     _refuse_unknown_vllm()
     _refuse_rust_front_end(plan)
     if plan.callers:
-        Callers.read(plan.callers).fits(plan)
+        Callers.read(plan.callers).check_plan(plan)
         _refuse_grpc()
     first = process.plan is None
     if first and child_role() is None:

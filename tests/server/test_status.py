@@ -8,7 +8,7 @@ from vllm_graft.ledger.queue_statistics import LabelStatistics
 from vllm_graft.ledger.reading import ProcessView
 from vllm_graft.ledger.record import ItemState, Record
 from vllm_graft.plan import Plan, PlanItem
-from vllm_graft.server.page import status_page
+from vllm_graft.server.status import status_page
 
 PLAN = Plan((PlanItem("scheduler", "fair", "m:Q", "p", ("engine",)),), model="m")
 

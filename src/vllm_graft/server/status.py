@@ -1,13 +1,90 @@
-"""``/graft/status`` for a browser: one plain page, no script."""
+"""The routes under ``/graft``: what every process of this server reports of itself, and its samplers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import hmac
+from argparse import Namespace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from vllm_graft.bindings.sampling.requests import listing
+from vllm_graft.findings import Finding
+from vllm_graft.ledger import current
+from vllm_graft.ledger.asides import Asides
 from vllm_graft.ledger.queue_statistics import busiest
+from vllm_graft.ledger.reading import queues_apart
+from vllm_graft.plan import Plan, carried_run
 from vllm_graft.text import printable
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+Status = Callable[[], Awaitable[tuple[list[dict[str, object]], list[Finding]]]]
+"""Returns every process of the server, and the findings about them."""
+
+
+def install_status(app: FastAPI, run: str, look: Status, plan: Plan, keys: Callable[[], list[str]]) -> None:
+    """Add the routes to an application of vLLM's; ``keys`` returns the API keys, which vLLM knows later."""
+    from starlette.responses import HTMLResponse, JSONResponse
+
+    asides = Asides(current())
+
+    async def status(request: Request) -> Response:
+        if not is_allowed(request.headers.get("authorization"), keys()):
+            return JSONResponse({"error": "this server asks for an API key"}, 401)
+        document = await status_document(run, look, plan)
+        if "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(status_page(document))
+        return JSONResponse(document)
+
+    async def samplers(request: Request) -> Response:
+        if not is_allowed(request.headers.get("authorization"), keys()):
+            return JSONResponse({"error": "this server asks for an API key"}, 401)
+        return JSONResponse(listing(plan, carried_run(), asides.reasons()))
+
+    app.router.add_route("/graft/status", status, methods=["GET"])
+    app.router.add_route("/graft/samplers", samplers, methods=["GET"])
+
+
+def server_keys(args: Namespace) -> list[str]:
+    """Return the API keys this server was started with; empty if it needs none."""
+    from vllm import envs
+
+    given = getattr(args, "api_key", None) or [envs.VLLM_API_KEY]
+    keys = [given] if isinstance(given, str) else given
+    return [key for key in keys if key]
+
+
+def is_allowed(header: str | None, keys: Iterable[str]) -> bool:
+    """Return whether an ``Authorization`` header has one of the keys, compared in constant time.
+
+    vLLM checks keys only on paths under ``/v1`` and a few others, so ours check for themselves.
+    """
+    scheme, _, token = (header or "").partition(" ")
+    matches = [hmac.compare_digest(token.strip().encode(), key.encode()) for key in keys]
+    return not matches or (scheme.lower() == "bearer" and any(matches))
+
+
+async def status_document(run: str, look: Status, plan: Plan) -> dict[str, object]:
+    """Return the document of ``GET /graft/status``: the keys of a server in ``vllm-graft status --json``."""
+    rows, findings = await look()
+    processes, queues = queues_apart(rows)
+    # The value of an option may be a secret; its name is not.
+    items = tuple(dataclasses.replace(item, options=dict.fromkeys(item.options, "")) for item in plan)
+    return {
+        "run": run,
+        "model": plan.model,
+        "running": True,
+        "plan": {**dataclasses.replace(plan, items=items).as_dict(), "hash": plan.hash},
+        "processes": processes,
+        "queues": queues,
+        "findings": [finding.as_dict() for finding in findings],
+    }
+
 
 _STYLE: Final = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
@@ -32,7 +109,7 @@ _HEAD: Final = ("process", "pid", "role", "life", "vLLM", "item", "state", "call
 
 
 def status_page(found: Mapping[str, object]) -> str:
-    """The status document as HTML."""
+    """Render the status document as one HTML page without scripts."""
     findings = _rows(found["findings"])
     verdict = '<p class="good">Every process has what its plan names.</p>'
     if findings:
@@ -111,7 +188,7 @@ def _item(item: Mapping[str, object]) -> str:
 
 
 def _cost(name: str, hook: Mapping[str, object]) -> str:
-    """What was called, and what it took where it has a budget."""
+    """Render one hook: its name, and its time against its budget if it has one."""
     shown = f"<code>{_text(name.rpartition(':')[2])}</code>"
     if not hook["budget_us"]:
         return shown
