@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from vllm_graft.bindings.scheduling.admission_queue import AdmissionQueueAdapter
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
-from vllm_graft.plugins.schedulers.lanes import AHEAD
 from vllm_graft.plugins.schedulers.priority_fairness import PriorityFairness
+from vllm_graft.plugins.schedulers.urgent_lane import AHEAD
 
 ITEM = PlanItem("scheduler", "priority-fairness", "m:C", "p", ("engine",), {}, "graft.toml:2")
 WAIT, AFTER, SHARE = 20.0, 0.5, 0.9

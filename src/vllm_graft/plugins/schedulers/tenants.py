@@ -1,4 +1,4 @@
-"""The tenant of a request, from what it carries."""
+"""The tenant of a request, and the weights of tenants."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2s
 from typing import Final
 
-from vllm_graft.contracts import WaitingRequest
-from vllm_graft.errors import OptionError, nearest
+from vllm_graft.contracts import OptionError, WaitingRequest, nearest
 
 LONGEST: Final = 128
-"""Names are cut to this length: they are clients' words, and are kept."""
+"""Names are truncated to this length: they are clients' words, and are kept."""
 
 _MOST_BITS: Final = 256
-"""Longer integers are no names. Python refuses to write those of more than 4300 digits as text."""
+"""Longer integers are no names: Python refuses to convert those of more than 4300 digits to text."""
 
 _ENDPOINTS: Final = ("chatcmpl-", "cmpl-", "resp_", "resp-")
 
 
-def reader(sources: Sequence[str], key: str, item: str) -> Callable[[WaitingRequest], str]:
-    """A function that gives a request's tenant: the first of the sources that has one, else the empty name.
+def tenant_reader(sources: Sequence[str], key: str, item: str) -> Callable[[WaitingRequest], str]:
+    """Return a function that reads a request's tenant from the first source that has one, else the empty name.
 
     Sources: ``xargs`` (the value of ``key`` among its ``vllm_xargs``, text or a number), ``cache_salt``, ``lora``, and
-    ``request_id`` (what stands before the first hyphen of an ``X-Request-Id`` that the gateway sets).
+    ``request_id`` (the part before the first hyphen of an ``X-Request-Id`` that the gateway sets).
     """
     known: Mapping[str, Callable[[WaitingRequest], object]] = {
         "xargs": lambda request: request.extra.get(key),
@@ -35,7 +34,7 @@ def reader(sources: Sequence[str], key: str, item: str) -> Callable[[WaitingRequ
             what = f"names {source!r}, which a tenant cannot be read from{nearest(source, known)}"
             raise OptionError(what, option="tenant_from", item=item, fix=f"use {list(known)}")
     if not sources:
-        what = "says nowhere to read the tenant from"
+        what = "names no source of tenants"
         raise OptionError(what, option="tenant_from", item=item, fix=f"name some of {list(known)}")
     readers = [known[source] for source in sources]
 
@@ -49,18 +48,18 @@ def reader(sources: Sequence[str], key: str, item: str) -> Callable[[WaitingRequ
     return tenant
 
 
-def shown_as(tenant: str, request: WaitingRequest) -> str:
-    """The name under which a tenant shows in status and metrics.
+def display_name(tenant: str, request: WaitingRequest) -> str:
+    """Return the name of a tenant in status and metrics.
 
-    A cache salt keeps others from guessing prompts, and must not be read there: it shows as a hash.
+    A cache salt is a secret that keeps others from guessing prompts, so it shows as a hash.
     """
     if not tenant or tenant != request.cache_salt[:LONGEST]:
         return tenant
     return f"salt-{blake2s(request.cache_salt.encode('utf-8', 'replace'), digest_size=6).hexdigest()}"
 
 
-def weights_of(rows: Sequence[str], item: str) -> dict[str, float]:
-    """Weights written as ``tenant=weight``."""
+def parse_weights(rows: Sequence[str], item: str) -> dict[str, float]:
+    """Parse weights written as ``tenant=weight``."""
     weights: dict[str, float] = {}
     for row in rows:
         name, equals, text = row.rpartition("=")
@@ -73,16 +72,16 @@ def weights_of(rows: Sequence[str], item: str) -> dict[str, float]:
             raise OptionError(what, option="weights", item=item, fix='write "tenant=2", the weight above 0')
         if name in weights:
             what = f"gives the tenant {name!r} two weights"
-            raise OptionError(what, option="weights", item=item, fix="take one of them out")
+            raise OptionError(what, option="weights", item=item, fix="remove one of them")
         weights[name] = weight
     return weights
 
 
 def _name(value: object) -> str:
-    """Return a tenant's name as a client wrote it: text or a number. Anything else is none.
+    """Return a tenant's name as a client wrote it, text or a number; empty for anything else.
 
-    A list nested a thousand times cannot be written as text: that would be a RecursionError, and one client's request
-    would have the scheduler put aside.
+    Converting a list nested a thousand times to text would be a RecursionError, with which one client's request would
+    have the scheduler put aside.
     """
     if isinstance(value, str):
         return value[:LONGEST]

@@ -1,4 +1,4 @@
-"""The urgent lane: requests that have waited for a while, the oldest first, with a share of the admissions."""
+"""The urgent lane: requests that have waited too long, the oldest first, with a share of the admissions."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from vllm_graft.contracts import WaitingHeap, WaitingRequest
 
 Way = Literal["urgent", "first", "class", "reserved"]
 """How a request is admitted: as an urgent one, as one of the first class before urgent ones, by class and age, or into
-a slot that is not for all."""
+a reserved slot."""
 
 AHEAD: Final = 8
-"""How many admissions more than all others the first class may have while some are urgent."""
+"""How many admissions the first class may be ahead of all others while requests are urgent."""
 
 
 class UrgentLane:
-    """Requests become urgent ``after`` seconds; from then on they share the admissions with all others.
+    """Requests become urgent after ``after`` seconds, and share the admissions with all others from then on.
 
     The first class goes before all, as long as it has no more than every second admission, and ``AHEAD`` more at once.
-    Of what it leaves, at least ``share`` goes to urgent requests: an urgent admission takes on ``(1 - share) / share``
-    ordinary ones, and the next urgent one comes when they are paid. So m urgent requests are through after at most
-    ``m / share + 1`` admissions of others than the first class, and in any case ``2 * (m / share + 1) + AHEAD``.
+    Of the rest, at least ``share`` goes to urgent requests: an urgent admission owes ``(1 - share) / share`` ordinary
+    ones, and the next urgent one comes when that debt is paid. So m urgent requests are admitted within ``m / share +
+    1`` admissions outside the first class, and in any case within ``2 * (m / share + 1) + AHEAD``.
 
-    An admission that is taken back counts for nothing: vLLM takes out requests that wait for a grammar, and puts them
-    back, in every step.
+    An admission that is undone does not count: in every step, vLLM pops requests that wait for a grammar and puts them
+    back.
     """
 
     def __init__(self, after: float, share: float) -> None:
@@ -35,27 +35,27 @@ class UrgentLane:
         self._by_age = WaitingHeap()
 
     def add(self, request: WaitingRequest) -> None:
-        """A request waits."""
+        """Add a waiting request."""
         self._by_age.add(request.arrival, request)
 
     def discard(self, request: WaitingRequest) -> None:
-        """It waits no longer."""
+        """Remove a request that no longer waits."""
         self._by_age.discard(request)
 
     def any(self, now: float) -> bool:
-        """Whether some request is urgent."""
+        """Return whether some request is urgent."""
         return bool(self._by_age) and self._by_age.first_key() + self._after <= now
 
     def first_class_goes(self) -> bool:
-        """Whether the first class may go before urgent requests."""
+        """Return whether the first class may go before urgent requests."""
         return self._ahead < AHEAD
 
     def due(self) -> WaitingRequest | None:
-        """The oldest request, where the urgent ones' turn has come. Asked only where there are some."""
+        """Return the oldest request if it is the turn of urgent ones; only called while there are some."""
         return self._by_age.first() if self._debt < 1.0 else None
 
     def admitted(self, request: WaitingRequest, way: Way, now: float) -> None:
-        """A request is taken out."""
+        """Account for a request that is admitted."""
         debt, ahead, some = self._debt, self._ahead, self.any(now)
         if way != "reserved":
             self._ahead = ahead + 1 if way == "first" else max(0, ahead - 1)
@@ -68,11 +68,11 @@ class UrgentLane:
             self._moved[request.request_id] = (self._debt - debt, self._ahead - ahead)
 
     def returned(self, request: WaitingRequest) -> None:
-        """It was taken out, and waits again."""
+        """Undo the admission of a request that waits again."""
         debt, ahead = self._moved.pop(request.request_id, (0.0, 0))
         self._debt -= debt
         self._ahead = max(0, self._ahead - ahead)
 
     def ended(self, request: WaitingRequest) -> None:
-        """It will not come back."""
+        """Forget a request that has ended."""
         self._moved.pop(request.request_id, None)

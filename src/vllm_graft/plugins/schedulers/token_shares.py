@@ -1,7 +1,7 @@
-"""Tenants in the order of what they were served, each by its weight; inside a tenant requests have their own order.
+"""Tenants in the order of the tokens they were served, by weight; requests of a tenant have an order of their own.
 
-A virtual counter per tenant: tokens served over its weight. The tenant with the smallest goes next. One that comes back
-after a pause begins where the least served of those that wait is, so that nobody saves up a claim by being away.
+Each tenant has a virtual counter: tokens served over its weight. The smallest goes next. A tenant that comes back after
+a pause starts at the smallest counter of those that wait, so being away earns no credit.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from vllm_graft.contracts import WaitingHeap, WaitingRequest
 _KEPT: Final = 1024
 
 
-class Counters:
-    """What each tenant was served, over its weight."""
+class TenantCounters:
+    """The tokens that each tenant was served, over its weight."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self.served: dict[str, float] = {}
@@ -24,22 +24,23 @@ class Counters:
         self._weights = weights
 
     def charge(self, tenant: str, tokens: float) -> None:
-        """So many tokens were served to a tenant; a negative number gives some back."""
+        """Charge tokens to a tenant; a negative number is a refund."""
         if tenant in self._weights:
             tokens /= self._weights[tenant]
         served = self.served
         served[tenant] = served.get(tenant, 0.0) + tokens
 
     def lift(self, tenant: str, lowest: float | None) -> None:
-        """A tenant that had nothing waiting has again; ``lowest`` is the counter of the least served who wait."""
+        """Raise the counter of a tenant that waits again to ``lowest``, the smallest of those that wait."""
         self.floor = max(self.floor, lowest) if lowest is not None else self.floor
         floor = self.floor if lowest is None else lowest
         self.served[tenant] = max(self.served.get(tenant, 0.0), floor)
 
     def forget(self, waiting: Mapping[str, int]) -> None:
-        """Now and then drop half of the tenants that have nothing waiting, the least served: names are clients' words.
+        """Drop half of the tenants without waiting requests, the least served, once there are too many of them.
 
-        Coming back they begin where the others are, which is where most of them would be lifted to anyway.
+        Names are clients' words, and endless. A dropped tenant starts at the others' counters when it comes back, to
+        which most would be lifted anyway.
         """
         if len(self.served) <= 2 * len(waiting) + _KEPT:
             return
@@ -52,44 +53,44 @@ class Counters:
 class TenantHeap:
     """Waiting requests by tenant, and the tenants by their counters. All in O(log n).
 
-    Counters grow while their tenants wait here: an entry whose counter has grown is put right when it comes up. One
-    that was lowered must be told.
+    Counters grow while their tenants wait: an entry whose counter has grown is corrected when it comes up. A counter
+    that was lowered must be reported by ``lowered``.
     """
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: TenantCounters) -> None:
         self._counters = counters
         self._requests: dict[str, WaitingHeap] = {}
         self._order: list[tuple[float, str]] = []
         self._entered: dict[str, float] = {}
 
     def add(self, tenant: str, key: Any, request: WaitingRequest) -> None:
-        """Add a tenant's request under a key; the tenant has a counter by now."""
+        """Add a request of a tenant, which has a counter by now, under a key."""
         if tenant not in self._requests:
             self._requests[tenant] = WaitingHeap()
             self._enter(tenant)
         self._requests[tenant].add(key, request)
 
     def discard(self, tenant: str, request: WaitingRequest) -> None:
-        """Take out a request."""
+        """Remove a request."""
         heap = self._requests.get(tenant)
         if heap is not None and heap.discard(request) and not heap:
             del self._requests[tenant], self._entered[tenant]
 
     def lowered(self, tenant: str) -> None:
-        """A tenant's counter has become smaller."""
+        """Correct the place of a tenant whose counter was lowered."""
         if tenant in self._requests:
             self._enter(tenant)
 
     def first(self) -> WaitingRequest:
-        """The first request of the tenant that was served least."""
+        """Return the first request of the tenant that was served least."""
         return self._requests[self._least()[1]].first()
 
     def lowest(self) -> float | None:
-        """The counter of the tenant that was served least; None where nobody waits."""
+        """Return the smallest counter; None if no tenant waits."""
         return self._least()[0] if self._requests else None
 
     def __len__(self) -> int:
-        """How many tenants wait."""
+        """Return the number of tenants that wait."""
         return len(self._requests)
 
     def _enter(self, tenant: str) -> None:

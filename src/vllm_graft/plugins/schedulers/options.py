@@ -1,15 +1,14 @@
-"""Options within their limits; what is outside is refused by name."""
+"""Read number options, and refuse those outside their limits by name."""
 
 from __future__ import annotations
 
 import math
 
-from vllm_graft.contracts import Item
-from vllm_graft.errors import OptionError
+from vllm_graft.contracts import Item, OptionError
 
 
 def number(item: Item, who: str, name: str, low: float, high: float = math.inf, *, above: bool = False) -> float:
-    """A number option from ``low`` to ``high``; with ``above``, ``low`` itself is outside."""
+    """Return a number option from ``low`` to ``high``; ``above`` excludes ``low`` itself."""
     value = item.option(name)
     fits = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
     if not fits or not low <= value <= high or (above and value == low):  # type: ignore[operator]
@@ -19,8 +18,8 @@ def number(item: Item, who: str, name: str, low: float, high: float = math.inf, 
     return float(value)  # type: ignore[arg-type]
 
 
-def count(item: Item, who: str, name: str, low: int, high: int) -> int:
-    """A whole number option from ``low`` to ``high``."""
+def integer(item: Item, who: str, name: str, low: int, high: int) -> int:
+    """Return a whole-number option from ``low`` to ``high``."""
     value = number(item, who, name, low, high)
     if value != int(value):
         raise OptionError(f"must be a whole number, and is {value!r}", option=name, item=who)
