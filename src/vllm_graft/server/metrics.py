@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import logging
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,8 +131,7 @@ def item_families(views: Sequence[ProcessView], plan: Plan, damaged: int = 0) ->
 
 
 def _cost_families(views: Sequence[ProcessView]) -> Iterator[MetricFamily]:
-    calls, errors, overruns = Counter[Key](), Counter[Key](), Counter[Key]()
-    seconds: dict[Key, float] = {}
+    calls, errors, overruns, seconds = (defaultdict[Key, float](int) for _ in range(4))
     worst: dict[Key, float] = {}
     budgets: dict[Key, float] = {}
     for view in views:
@@ -143,17 +142,19 @@ def _cost_families(views: Sequence[ProcessView]) -> Iterator[MetricFamily]:
                 errors[key] += found.errors
                 if found.budget_us is not None:
                     overruns[key] += found.overruns
-                    seconds[key] = seconds.get(key, 0.0) + found.mean_us * found.calls / 1e6
+                    seconds[key] += found.mean_us * found.calls / 1e6
                     worst[key] = max(worst.get(key, 0.0), found.p99_us / 1e6)
                     budgets[key] = found.budget_us / 1e6
-    names = ("point", "item", "role", "hook")
-    yield _family(_ITEM + "calls_total", "counter", "Calls of an item's hooks.", names, calls.items())
-    yield _family(_ITEM + "errors_total", "counter", "Calls that raised.", names, errors.items())
-    yield _family(_ITEM + "overruns_total", "counter", "Calls over the budget.", names, overruns.items())
-    yield _family(_ITEM + "seconds_total", "counter", "Time spent in calls.", names, seconds.items())
-    words = "What 99 of 100 calls took at most, in the slowest process."
-    yield _family(_ITEM + "p99_seconds", "gauge", words, names, worst.items())
-    yield _family(_ITEM + "budget_seconds", "gauge", "What a call may take.", names, budgets.items())
+    families: tuple[tuple[str, Kind, str, dict[Key, float]], ...] = (
+        ("calls_total", "counter", "Calls of an item's hooks.", calls),
+        ("errors_total", "counter", "Calls that raised.", errors),
+        ("overruns_total", "counter", "Calls over the budget.", overruns),
+        ("seconds_total", "counter", "Time spent in calls.", seconds),
+        ("p99_seconds", "gauge", "What 99 of 100 calls took at most, in the slowest process.", worst),
+        ("budget_seconds", "gauge", "What a call may take.", budgets),
+    )
+    for name, kind, words, values in families:
+        yield _family(_ITEM + name, kind, words, ("point", "item", "role", "hook"), values.items())
 
 
 Key = tuple[str, ...]

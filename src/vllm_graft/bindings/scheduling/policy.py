@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -260,8 +260,13 @@ def validate_schedule(
     starting = _views("prefill", prefill, waiting, running, "is running")
     stopping = _views("preempt", preempt, running, waiting, "is waiting, and has nothing to give back")
     if decode is not None:
-        going = _views("decode", decode, running, waiting, "is waiting")
-        _check_division(set(map(_NAME, going)), set(map(_NAME, stopping)), running)
+        going = set(map(_NAME, _views("decode", decode, running, waiting, "is waiting")))
+        gone = set(map(_NAME, stopping))
+        if both := going & gone:
+            raise ValueError(f"{next(iter(both))!r} is in decode and in preempt")
+        if len(going) + len(gone) < len(running):
+            left = next(name for name in running if name not in going and name not in gone)
+            raise ValueError(f"{left!r} runs, and is neither in decode nor in preempt")
     return starting, stopping
 
 
@@ -275,15 +280,6 @@ def _lists(answer: object) -> tuple[object, object, object]:
     if answer[KEYS[1]] is None:
         raise ValueError(f"{KEYS[1]} is None")
     return answer[KEYS[0]], answer[KEYS[1]], answer[KEYS[2]]
-
-
-def _check_division(going: set[str], stopping: set[str], running: Collection[str]) -> None:
-    both = next(iter(going & stopping), None)
-    if both is not None:
-        raise ValueError(f"{both!r} is in decode and in preempt")
-    if len(going) + len(stopping) < len(running):
-        left = next(name for name in running if name not in going and name not in stopping)
-        raise ValueError(f"{left!r} runs, and is neither in decode nor in preempt")
 
 
 def _views(part: str, listed: object, known: Mapping[str, _V], others: Mapping[str, _V], elsewhere: str) -> list[_V]:

@@ -14,9 +14,8 @@ from vllm_graft.contracts import (
     WaitingHeap,
     WaitingRequest,
 )
-from vllm_graft.plugins.schedulers.load_shedding import LoadShedding
 from vllm_graft.plugins.schedulers.options import integer, number
-from vllm_graft.plugins.schedulers.priority_classes import PriorityClasses
+from vllm_graft.plugins.schedulers.priority_classes import LoadShedding, PriorityClasses
 from vllm_graft.plugins.schedulers.urgent_lane import UrgentLane, Way
 
 _NAME: Final = "priority-fairness"

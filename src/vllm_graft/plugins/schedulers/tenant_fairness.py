@@ -8,8 +8,13 @@ from typing import ClassVar, Final
 from vllm_graft.contracts import AdmissionQueue, Load, OptionValue, Refusal, WaitingRequest
 from vllm_graft.plugins.schedulers.options import number
 from vllm_graft.plugins.schedulers.priority_classes import PriorityClasses
-from vllm_graft.plugins.schedulers.tenants import display_name, parse_weights, tenant_reader
-from vllm_graft.plugins.schedulers.token_shares import TenantCounters, TenantHeap
+from vllm_graft.plugins.schedulers.tenants import (
+    TenantCounters,
+    TenantHeap,
+    display_name,
+    parse_weights,
+    tenant_reader,
+)
 from vllm_graft.plugins.schedulers.urgent_lane import UrgentLane
 
 _NAME: Final = "tenant-fairness"
