@@ -66,7 +66,7 @@ def main() -> None:
         def change(every: int, number: int) -> None:
             for index in range(0, TENANTS, every):
                 row = LabelStatistics("tenant", f"tenant-{index}", waiting=number, tokens=100 * number)
-                row.waited(0.2)
+                row.add_wait(0.2)
                 board.write(index, row)
 
         change(1, 1)

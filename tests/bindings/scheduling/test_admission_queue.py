@@ -135,6 +135,23 @@ def test_a_queue_that_names_a_stranger_is_put_aside():
     assert "peek named 'stranger', which is not waiting" in ledger._items["shortest-first"].reason
 
 
+def test_a_queue_that_fails_between_peek_and_pop_loses_nothing():
+    """The request that was peeked at is popped; the fallback keeps all others."""
+
+    class Silent(ShortestFirst):
+        def served(self, request: WaitingRequest, tokens: int) -> None:
+            raise RuntimeError("queue is broken")
+
+    queue, ledger = filled(Silent())
+    queue.pop_request()
+    assert queue.peek_request().request_id == "middle"
+    for _ in range(2):  # the first step has none to report yet
+        queue.end_step({"short": 1}, ())
+    assert ledger._items["shortest-first"].state == "quarantined"
+    assert queue.pop_request().request_id == "middle"
+    assert drain(queue) == ["long"]
+
+
 @pytest.mark.parametrize("answer", [None, (1, "short"), 7])
 def test_a_queue_that_answers_with_something_else_is_put_aside(answer: object):
     """A forgotten return must not be the order of arrival under the name of the author's queue."""

@@ -167,3 +167,12 @@ def drain_names(queue: PolicyQueue) -> list[str]:
     while queue:
         found.append(queue.pop_request().request_id)
     return found
+
+
+def test_a_pooling_request_shows_its_vllm_xargs():
+    """It has no sampling parameters; a tenant that was stamped on it counts all the same."""
+    queue = PolicyQueue(SteadyClock())
+    pooling = request("a")
+    pooling.sampling_params, pooling.pooling_params = None, SimpleNamespace(extra_kwargs={"tenant": "acme"})
+    queue.add_request(pooling)  # type: ignore[arg-type]
+    assert queue.waiting()[0].extra == {"tenant": "acme"}
