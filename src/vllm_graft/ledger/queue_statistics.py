@@ -348,7 +348,7 @@ class _View:
     def _rows(self) -> Iterator[LabelStatistics]:
         for at in range(_ROWS_AT, _TOTAL, _ROW_SIZE):
             for _ in range(_TRIES):
-                if not self._map[at]:
+                if not self._map[at]:  # the first byte of the label: the row is free
                     break
                 data = bytes(self._map[at : at + _ROW_SIZE])
                 # The same object for an unchanged row: metrics keep its lines of text.

@@ -283,6 +283,7 @@ class CallerStamp(VLLMPatch["vllm.v1.engine.core_client:AsyncMPClient"], name="g
         return await call(request)
 
 
+# DPAsyncMPClient overrides the method without calling that of its base.
 class ParallelCallerStamp(
     VLLMPatch["vllm.v1.engine.core_client:DPAsyncMPClient"], name="graft.parallel-caller-stamp", why=_WHY
 ):
@@ -314,6 +315,7 @@ def install_stamp(client: Any, engine: Engine) -> None:
         reason = ""
     except PatchError as error:
         reason = f": {error}"
+    # The class whose method is called: another package's client may override it, and bypass the patches.
     kinds = type(getattr(client, "engine_core", None)).__mro__
     sender = next((kind for kind in kinds if "add_request_async" in vars(kind)), None)
     stamped = {"AsyncMPClient", "DPAsyncMPClient"}

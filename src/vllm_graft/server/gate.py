@@ -88,6 +88,7 @@ class Gate:
             await _refuse(scope, send, caller)
             return
         if self._admit is not None and request.is_work:
+            # Uploads are not read: they name neither a priority nor a tenant.
             receive = await request.read(receive)
             refusal = None if request.disconnected else self._check(_with_caller(request.waiting(), caller))
             if refusal is not None:
@@ -144,6 +145,7 @@ def _with_caller(request: WaitingRequest, caller: tuple[str, Caller] | None) -> 
 
 async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
     if scope["type"] == "websocket":
+        # 1008 is a policy violation. Closed before it is accepted, a websocket is refused with a 403.
         await send({"type": "websocket.close", "code": 1008, "reason": refusal.reason})
     else:
         await respond(send, refusal)
@@ -157,7 +159,7 @@ async def respond(send: Send, refusal: Refusal) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.retry_after > 0:
         headers.append((b"retry-after", str(math.ceil(refusal.retry_after)).encode()))
-    if refusal.status == 401:
+    if refusal.status == 401:  # which must name a scheme (RFC 9110, 15.5.2)
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

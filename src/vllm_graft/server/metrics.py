@@ -260,6 +260,7 @@ def install_metrics(app: FastAPI, plan: Plan) -> None:
             body, headers = gzip.compress(body, compresslevel=1), {"Content-Encoding": "gzip"}
         return Response(body, headers=headers, media_type=content_type)
 
+    # Before vLLM's own, which is mounted on every path that begins with /metrics.
     for path in ("/metrics/", "/metrics"):
         app.router.routes.insert(0, Route(path, metrics, methods=["GET"], include_in_schema=False))
 

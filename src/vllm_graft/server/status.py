@@ -54,6 +54,7 @@ def server_keys(args: Namespace) -> list[str]:
     """Return the API keys this server was started with; empty if it needs none."""
     from vllm import envs
 
+    # As in vLLM, --api-key takes precedence over VLLM_API_KEY.
     given = getattr(args, "api_key", None) or [envs.VLLM_API_KEY]
     keys = [given] if isinstance(given, str) else given
     return [key for key in keys if key]

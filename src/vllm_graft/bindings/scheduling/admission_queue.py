@@ -88,6 +88,7 @@ class AdmissionQueueAdapter:
     def pop_request(self) -> Request:
         """Take out the request that goes next: the one that was peeked at, even if time has passed since."""
         name = self._peeked or self._peek()
+        # Before the request leaves `_waiting`, from which a failing pop fills the fallback.
         self._author.pop(name)
         self._peeked = ""
         request, waiting = self._waiting.pop(name)
@@ -163,6 +164,7 @@ class AdmissionQueueAdapter:
     def _enqueue(self, request: Request, method: str, waiting: WaitingRequest) -> None:
         if not self._statistics.resume(request.request_id):
             self._statistics.add(waiting, self._labels(waiting))
+        # Before the author's call, so that the fallback has the request if that call fails.
         self._waiting[request.request_id] = (request, waiting)
         self._peeked = ""
         self._author.call(method, waiting)

@@ -173,6 +173,7 @@ class PolicyQueue:
     def add_request(self, request: Request) -> None:
         """Queue a request that arrived, or the next turn of a streaming session."""
         self._clock.move()
+        # A session's next turn has another prompt, so its view is made anew.
         self._views.pop(request.request_id, None)
         self._enqueue(self.view(request))
 

@@ -53,6 +53,7 @@ def set_scheduler_class(config: VllmConfig, plan: Plan) -> None:
     """Put the planned scheduler over the class that vLLM has chosen."""
     settings = config.scheduler_config
     if plan.of("scheduler") and not str(settings.scheduler_cls).startswith(PREFIX):
+        # AsyncScheduler or Scheduler, as `async_scheduling` has been settled by now; a string is imported.
         base = settings.get_scheduler_cls()
         settings.scheduler_cls = PREFIX + f"{base.__module__}.{base.__qualname__}".replace(".", "-")
 
@@ -155,6 +156,7 @@ def _end_refused(scheduler: Any, planned: AdmissionQueueAdapter | PolicyQueue, o
     from vllm.v1.request import RequestStatus
 
     for name, (request, refusal) in list(planned.refused.items()):
+        # This also removes it from `planned.refused`, by remove_requests.
         scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         retry = f"; try again after {refusal.retry_after:.0f} s" if refusal.retry_after > 0 else ""
         reason = f"refused: {refusal.reason}{retry}"
@@ -193,6 +195,7 @@ def _planned_queue(
 def __getattr__(name: str) -> Any:
     if not name.startswith("over-"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # vLLM splits the path at its last dot and calls getattr on the module: hence the hyphens.
     module, _, qualname = name.removeprefix("over-").replace("-", ".").rpartition(".")
     globals()[name] = planned_scheduler(getattr(importlib.import_module(module), qualname))
     return globals()[name]

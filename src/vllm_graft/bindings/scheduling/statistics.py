@@ -68,6 +68,7 @@ class TokenCounts:
         for name, number in tokens.items():
             if number != common and name in offsets:
                 offsets[name] += number - common
+        # Requests that were not in the step got nothing, so what was added for all is taken off again.
         if tokens.keys() != offsets.keys():
             for name in offsets.keys() - tokens.keys():
                 offsets[name] -= common
