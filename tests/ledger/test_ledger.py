@@ -185,7 +185,7 @@ def test_a_process_that_is_asked_says_its_own_queue_and_leaves_the_others_to_the
     in_child(_publish_as_engine_and_die)
     theirs, mine = book.rows()
     assert (theirs["queue"], mine["queue"]) == ([], [])
-    book.board("fair").write(0, Figures("tenant", "acme", waiting=3))
+    book.queue_statistics("fair").write(0, LabelStatistics("tenant", "acme", waiting=3))
     theirs, mine = book.rows()
     assert theirs["queue"] == []
     assert [row["value"] for row in mine["queue"]] == ["acme"]
@@ -194,7 +194,7 @@ def test_a_process_that_is_asked_says_its_own_queue_and_leaves_the_others_to_the
 
 
 def _publish_as_engine_and_die() -> None:
-    opened("engine").board("fair").write(0, Figures("tenant", "globex", waiting=1))
+    opened("engine").queue_statistics("fair").write(0, LabelStatistics("tenant", "globex", waiting=1))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

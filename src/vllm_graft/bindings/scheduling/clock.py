@@ -47,8 +47,8 @@ class SteadyClock:
 
     def place(self, stamp: float) -> float:
         """Convert a front end's time stamp to this clock: never in the future, at most ``OLDEST_S`` in the past."""
-        # Front ends stamp requests with the machine's date, which may have been set since this clock was made. The drift
-        # is kept until the date is set again: measured for each stamp, its error would reorder stamps that are close.
+        # Front ends stamp requests with the machine's date, which may have been set since this clock was made. The
+        # drift is kept until it is set again: measured for each stamp, its error would reorder stamps that are close.
         drift = _date_offset() - self._offset
         if abs(drift - self._drift) > _MAX_DRIFT_S:
             self._drift = drift
