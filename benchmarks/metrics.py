@@ -16,7 +16,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from vllm_graft.ledger import Figures, Ledger
+from vllm_graft.ledger import LabelStatistics, Ledger
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.server.metrics import Exposition
@@ -61,12 +61,12 @@ def main() -> None:
         book.begin_run("run", PLAN)
         book.set_item("scheduler", "tenant-fairness", "applied")
         book.open(Record.of_this_process("run", PLAN.hash, "m", ["frontend", "engine"], "0.32.0", "V1"))
-        board = book.board("tenant-fairness")
+        board = book.queue_statistics("tenant-fairness")
 
         def change(every: int, number: int) -> None:
             for index in range(0, TENANTS, every):
-                row = Figures("tenant", f"tenant-{index}", waiting=number, tokens=100 * number)
-                row.waited(0.2)
+                row = LabelStatistics("tenant", f"tenant-{index}", waiting=number, tokens=100 * number)
+                row.add_wait(0.2)
                 board.write(index, row)
 
         change(1, 1)

@@ -32,7 +32,7 @@ from vllm_graft.contracts.request_keys import read_keys
 from vllm_graft.contracts.sampling import Chosen
 from vllm_graft.errors import GraftError
 from vllm_graft.findings import Finding
-from vllm_graft.ledger import Figures, Ledger, QueueFigures, missing, runs
+from vllm_graft.ledger import LabelStatistics, Ledger, QueueSnapshot, missing, runs
 from vllm_graft.ledger.folder import home_in, state_folder
 from vllm_graft.ledger.record import Record, State
 from vllm_graft.patching import Engine, VLLMPatch
@@ -45,7 +45,7 @@ from vllm_graft.plugins.platforms.simulated.workload.description import generate
 from vllm_graft.points import keys
 from vllm_graft.server.callers import Callers
 from vllm_graft.server.metrics import QueueLines, item_families
-from vllm_graft.server.routes import status_of
+from vllm_graft.server.status import status_document
 from vllm_graft.testing import Session, lay_out
 from vllm_graft.versions import vllm_root
 
@@ -289,11 +289,11 @@ class TestExamples:
         monkeypatch.setenv("COLUMNS", "160")
         rows = json.loads(blocks("json", DOCS / "status.md")[1].text)
         assert f"{render_queues(rows)}\n" in [block.text for block in blocks("text", DOCS / "status.md")]
-        real = QueueFigures(1, 0, "item", 0.0, (Figures("tenant", "acme"),)).as_dicts()
+        real = QueueSnapshot(1, 0, "item", 0.0, (LabelStatistics("tenant", "acme"),)).as_dicts()
         assert [set(row) for row in rows] == [set(real[0])] * 2
 
     def test_the_metrics_of_the_page_are_those_there_are(self):
-        found = QueueLines().families([QueueFigures(1, 0, "item", 0.0, (Figures("tenant", "acme"),))])
+        found = QueueLines().families([QueueSnapshot(1, 0, "item", 0.0, (LabelStatistics("tenant", "acme"),))])
         text = (DOCS / "schedulers.md").read_text(encoding="utf-8")
         assert set(re.findall(r"vllm_graft_queue_\w+(?=`)", text)) == {family.name for family in found}
         text = (DOCS / "status.md").read_text(encoding="utf-8")
@@ -304,7 +304,7 @@ class TestExamples:
             return [], []
 
         shown = json.loads(blocks("json", DOCS / "status.md")[0].text)[0]
-        assert set(asyncio.run(status_of("run", look, Plan()))) == set(shown)
+        assert set(asyncio.run(status_document("run", look, Plan()))) == set(shown)
 
     def test_the_sink_of_the_page_works_as_a_package(self, site: Path):
         package(site, "stats.md", "stats")

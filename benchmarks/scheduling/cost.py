@@ -113,7 +113,7 @@ def measured(engine: dict[str, Any], waiting: int) -> dict[str, Any]:
 def _watched(planned: Any) -> list[int]:
     """Counts the time spent in the planned queue; in stock policies there is none."""
     spent = [0]
-    names = ("add_request", "peek_request", "pop_request", "prepend_request", "prepend_requests", "stepped")
+    names = ("add_request", "peek_request", "pop_request", "prepend_request", "prepend_requests", "end_step")
     for name in names if planned is not None else ():
         call = getattr(planned, name)
 

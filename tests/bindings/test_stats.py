@@ -82,7 +82,7 @@ def run() -> Callable[..., SinkThread]:
 def _loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {kind.__name__: kind for kind in (Noting, Blocking, Failing, NotClosing)}
     monkeypatch.setattr(
-        "vllm_graft.bindings.making.load", lambda target, name, package: kinds[target.rpartition(":")[2]]
+        "vllm_graft.bindings.instantiate.load", lambda target, name, package: kinds[target.rpartition(":")[2]]
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.errors import LedgerError
-from vllm_graft.ledger import Figures, Ledger, folder, reading, record, runs
+from vllm_graft.ledger import LabelStatistics, Ledger, folder, reading, record, runs
 from vllm_graft.ledger.record import Headless, Record
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.points import Role
@@ -185,7 +185,7 @@ def test_a_process_that_is_asked_says_its_own_queue_and_leaves_the_others_to_the
     in_child(_publish_as_engine_and_die)
     theirs, mine = book.rows()
     assert (theirs["queue"], mine["queue"]) == ([], [])
-    book.board("fair").write(0, Figures("tenant", "acme", waiting=3))
+    book.queue_statistics("fair").write(0, LabelStatistics("tenant", "acme", waiting=3))
     theirs, mine = book.rows()
     assert theirs["queue"] == []
     assert [row["value"] for row in mine["queue"]] == ["acme"]
@@ -194,7 +194,7 @@ def test_a_process_that_is_asked_says_its_own_queue_and_leaves_the_others_to_the
 
 
 def _publish_as_engine_and_die() -> None:
-    opened("engine").board("fair").write(0, Figures("tenant", "globex", waiting=1))
+    opened("engine").queue_statistics("fair").write(0, LabelStatistics("tenant", "globex", waiting=1))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -304,8 +304,8 @@ def test_records_that_somebody_removed_are_written_again(state: Path, what: str)
     """As a cleaner of temporary folders does; counters and figures go on, and the plan is there too."""
     book = opened()
     book.hook("sink", "finished", 50.0).count(7_000)
-    row = Figures("tenant", "acme", waiting=3)
-    book.board("fair").write(0, row)
+    row = LabelStatistics("tenant", "acme", waiting=3)
+    book.queue_statistics("fair").write(0, row)
     assert book.home is not None
     if what == "files":
         for path in book.home.iterdir():
@@ -317,7 +317,7 @@ def test_records_that_somebody_removed_are_written_again(state: Path, what: str)
     assert view.findings() == []
     assert view.plan.hash == PLAN.hash
     assert view.processes[0].calls("sink") == 1
-    figures = view.processes[0].figures
+    figures = view.processes[0].queue
     assert figures is not None
     assert [(each.value, each.waiting) for each in figures.rows] == [("acme", 3)]
     book.hook("sink", "finished").count(1)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from vllm_graft.server import bodies
+from vllm_graft.server.bodies import install_body_errors
 
 
 def post(app: object, path: str, body: object) -> tuple[int, dict[str, object]]:
@@ -45,7 +45,7 @@ def app() -> object:
             return data
 
     made = fastapi.FastAPI()
-    bodies.attach(made)
+    install_body_errors(made)
 
     async def good(body: Body) -> dict[str, bool]:
         return {"good": True}

@@ -38,7 +38,7 @@ def read(tmp_path: Path, text: str) -> Callers:
 
 def who(callers: Callers, **headers: str) -> Caller | None:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
-    return callers.who(lambda name: given.get(name.lower(), ""))
+    return callers.identify(lambda name: given.get(name.lower(), ""))
 
 
 def test_a_key_stands_for_its_tenant(tmp_path):
@@ -82,14 +82,14 @@ def test_a_tenant_header_means_nothing_unless_the_file_names_it(tmp_path):
 @pytest.mark.parametrize(("asked", "given"), [(0, 3), (-7, 3), (1, 2), (2, 2), (3, 3), (9, 9)])
 def test_a_priority_is_capped(asked, given):
     """Better than allowed becomes what is allowed; worse stays; none named is the usual one."""
-    assert Caller("acme", 2, 3).capped(asked) == given
+    assert Caller("acme", 2, 3).cap(asked) == given
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("tenant = 1\n", "the file: unknown key 'tenant'"),
-        ("", "lets nobody in"),
+        ("", "has no caller"),
         ("[caller]\n", "callers are an array of tables"),
         ("[[caller]]\n", "caller 1 has no tenant"),
         ('[[caller]]\ntenant = "a"\n', r"caller 1 \(a\) has no key"),
@@ -203,9 +203,9 @@ def test_a_scheduler_that_would_not_see_the_callers_is_refused(tmp_path, options
     callers = read(tmp_path, TEXT)
     good = {"tenant_from": ["xargs", "cache_salt"], "tenant_key": "tenant"}
     for given in (good, {}):
-        callers.fits(Plan((PlanItem("scheduler", "fair", "m:C", "p", ("engine",), given),)))
+        callers.check_plan(Plan((PlanItem("scheduler", "fair", "m:C", "p", ("engine",), given),)))
     with pytest.raises(ConfigError, match=message):
-        callers.fits(Plan((PlanItem("scheduler", "fair", "m:C", "p", ("engine",), options),)))
+        callers.check_plan(Plan((PlanItem("scheduler", "fair", "m:C", "p", ("engine",), options),)))
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 3000, "[others]\npriority = " + "1" * 5000], ids=["deep", "long"])

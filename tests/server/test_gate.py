@@ -10,9 +10,8 @@ import pytest
 
 from vllm_graft.contracts import Load, Refusal, WaitingRequest
 from vllm_graft.plan import Plan
-from vllm_graft.server.asked import Asked
-from vllm_graft.server.callers import Caller, CallersFile
-from vllm_graft.server.enforcing import ASKING
+from vllm_graft.server.callers import CURRENT_CALLER, Caller, CallersFile
+from vllm_graft.server.engine_request import EngineRequest
 from vllm_graft.server.gate import UNSEEN_S, Gate
 
 CALLERS = f"""
@@ -42,7 +41,7 @@ class Played:
                 break
             body += message["body"]
         self.seen.append((scope, body, then))
-        self.asking.append(ASKING.get())
+        self.asking.append(CURRENT_CALLER.get())
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     def post(self, body, path="/v1/completions", headers=(), parts=1, **scope):
@@ -229,7 +228,7 @@ def test_who_asks_is_noted_for_the_time_of_the_request(callers):
     assert played.post(raw, headers=[KEY, ("X-Vllm-Priority", "0")]) == 200
     assert played.seen[0][1] == raw
     assert played.asking == [ACME]
-    assert ASKING.get() is None
+    assert CURRENT_CALLER.get() is None
 
 
 def test_without_a_queue_that_asks_no_body_is_read(callers):
@@ -242,7 +241,7 @@ def test_without_a_queue_that_asks_no_body_is_read(callers):
         return {"type": "http.disconnect"}
 
     async def application(scope, receive, send):
-        played.asking.append(ASKING.get())
+        played.asking.append(CURRENT_CALLER.get())
 
     gate = Gate(application, callers=callers)
     headers = [(b"authorization", b"Bearer secret"), (b"content-type", b"application/json")]
@@ -299,7 +298,7 @@ def test_a_huge_body_is_not_built_on_the_event_loop(raw):
     started = time.process_time()
     json.loads(raw)
     whole = time.process_time() - started
-    asked = Asked({"type": "http", "method": "POST", "path": "/v1/completions", "headers": JSON})
+    asked = EngineRequest({"type": "http", "method": "POST", "path": "/v1/completions", "headers": JSON})
     started = time.process_time()
     asyncio.run(asked.read(_once(raw)))
     assert time.process_time() - started < max(whole, 0.5)
@@ -362,7 +361,7 @@ def test_a_websocket_of_nobody_is_closed(callers):
     passed, sent = [], []
 
     async def application(scope, receive, send):
-        passed.append(ASKING.get())
+        passed.append(CURRENT_CALLER.get())
 
     async def send(message):
         sent.append(message)

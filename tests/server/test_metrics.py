@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.cli.queues import render_queues
-from vllm_graft.ledger import Board, Figures, Ledger, QueueFigures
+from vllm_graft.ledger import LabelStatistics, Ledger, QueueSnapshot, StatisticsWriter
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.server.metrics import Exposition
-from vllm_graft.server.page import status_page
+from vllm_graft.server.status import status_page
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -26,15 +26,15 @@ PLAN = Plan(
 
 @pytest.fixture(autouse=True)
 def _no_board_here() -> Iterator[None]:
-    before, Board.here = Board.here, None
+    before, StatisticsWriter.here = StatisticsWriter.here, None
     yield
-    Board.here = before
+    StatisticsWriter.here = before
 
 
-def acme(value: str = "acme") -> Figures:
-    row = Figures("tenant", value, waiting=3, running=2, refused=1, tokens=70, recent=70)
+def acme(value: str = "acme") -> LabelStatistics:
+    row = LabelStatistics("tenant", value, waiting=3, running=2, refused=1, tokens=70, recent=70)
     for seconds in (0.05, 0.5, 130.0):
-        row.waited(seconds)
+        row.add_wait(seconds)
     return row
 
 
@@ -74,7 +74,7 @@ def test_two_engines_show_beside_each_other(book: Ledger):
     """Under the number that vLLM gives them, whichever process asks."""
     assert book.home is not None
     for engine in (0, 1):
-        board = Board("fair", book.home / f"{engine}.board", engine)
+        board = StatisticsWriter("fair", book.home / f"{engine}.board", engine)
         board.publish(0, 0, 0.0)
         board.write(0, acme())
     text = Exposition(PLAN, lambda: book).text()
@@ -92,7 +92,7 @@ def test_two_engines_show_beside_each_other(book: Ledger):
 def test_a_row_that_changes_is_written_anew(book: Ledger):
     """Lines are kept between two scrapes, and only those of rows that stayed."""
     assert book.home is not None
-    board = Board("fair", book.home / "1.board")
+    board = StatisticsWriter("fair", book.home / "1.board")
     board.write(0, acme())
     board.write(1, acme("zeta"))
     exposition = Exposition(PLAN, lambda: book)
@@ -170,12 +170,12 @@ def test_a_fault_of_ours_does_not_cost_vllm_s_figures(book: Ledger, caplog: pyte
 
     exposition = Exposition(PLAN, look)
     said = "/metrics shows only vLLM's own figures: KeyError: 'a fault of ours'"
-    assert [exposition.text_or_nothing() for _ in range(3)] == ["", "", ""]
+    assert [exposition.safe_text() for _ in range(3)] == ["", "", ""]
     assert caplog.text.count(said) == 1
     broken.clear()
-    assert exposition.text_or_nothing() == exposition.text()
+    assert exposition.safe_text() == exposition.text()
     broken.append(True)
-    assert exposition.text_or_nothing() == ""
+    assert exposition.safe_text() == ""
     assert caplog.text.count(said) == 2
 
 
@@ -197,11 +197,11 @@ ODD = 'a"b\\c\n<script>\x1b[2J'
 def test_a_tenant_may_call_itself_anything(book: Ledger):
     """Nothing of a name gets out of its place: neither in the metrics, nor on the page, nor on a terminal."""
     assert book.home is not None
-    Board("fair", book.home / "1.board").write(0, acme(ODD))
+    StatisticsWriter("fair", book.home / "1.board").write(0, acme(ODD))
     found = samples(Exposition(PLAN, lambda: book).text())
     values = {dict(labels)["value"] for name, labels in found if name.startswith("vllm_graft_queue_")}
     assert values == {ODD}
-    rows = QueueFigures(1, 0, "fair", 0.0, (acme(ODD),)).as_dicts()
+    rows = QueueSnapshot(1, 0, "fair", 0.0, (acme(ODD),)).as_dicts()
     shown = render_queues(rows)
     assert "\x1b" not in shown
     assert len(shown.splitlines()) == 2
@@ -211,8 +211,8 @@ def test_a_tenant_may_call_itself_anything(book: Ledger):
 
 def test_people_are_shown_the_busiest():
     """And told how many more there are."""
-    rows = QueueFigures(
-        1, 0, "fair", 0.0, tuple(Figures("tenant", f"t{number}", waiting=number) for number in range(30))
+    rows = QueueSnapshot(
+        1, 0, "fair", 0.0, tuple(LabelStatistics("tenant", f"t{number}", waiting=number) for number in range(30))
     ).as_dicts()
     lines = render_queues(rows).splitlines()
     assert lines[-1] == "and 10 more: --json has all of them"

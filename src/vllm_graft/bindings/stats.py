@@ -14,7 +14,7 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from vllm_graft.bindings.making import make
+from vllm_graft.bindings.instantiate import instantiate
 from vllm_graft.contracts import BatchRecord, RequestRecord, StatSink
 from vllm_graft.ledger import Guard, Ledger
 from vllm_graft.ledger.guard import reason_of
@@ -128,7 +128,7 @@ def _nothing() -> None:
 
 def _sink(item: PlanItem, plan: Plan, ledger: Ledger) -> tuple[Guard[[Any, Any, int], None], Callable[[], None]] | None:
     """Return the guarded ``finished`` of one sink, fed with vLLM's own statistics, and its ``close``."""
-    sink = make(item, StatSink, plan, ledger)
+    sink = instantiate(item, StatSink, plan, ledger)
     if sink is None:
         return None
     meter = ledger.hook(item.name, "finished", point("stats").budget_us)

@@ -254,22 +254,20 @@ class GraftEndpoint:
 
     def attach_router(self, app: FastAPI) -> None:
         """Called by vLLM while it builds the application."""
-        from vllm_graft.server import bodies
-        from vllm_graft.server.attaching import attach_gate
+        from vllm_graft.server.bodies import install_body_errors
+        from vllm_graft.server.gate import install_gate
+        from vllm_graft.server.metrics import install_metrics
+        from vllm_graft.server.status import install_status
 
-        attach_gate(app, self._plan, ledger.current())
-        bodies.attach(app)
+        install_gate(app, self._plan, ledger.current())
+        install_body_errors(app)
         if self._plan.endpoint:
-            from vllm_graft.server.routes import attach
-
-            attach(app, self._run, self.status, self._plan, lambda: self._keys)
-        from vllm_graft.server import metrics
-
-        metrics.attach(app, self._plan)
+            install_status(app, self._run, self.status, self._plan, lambda: self._keys)
+        install_metrics(app, self._plan)
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Called by vLLM in each API server before it serves; what it raises stops the start."""
-        from vllm_graft.server.keys import server_keys
+        from vllm_graft.server.status import server_keys
 
         self._client = engine_client
         self._keys = server_keys(args)
@@ -279,9 +277,9 @@ class GraftEndpoint:
 
                 check_early(engine_client)
             if self._plan.callers:
-                from vllm_graft.server.enforcing import enforce
+                from vllm_graft.server.callers import install_stamp
 
-                enforce(engine_client)
+                install_stamp(engine_client, process.engine)
             core = _core_of(engine_client)
             answers = await _ask_engines(core)
             compare(self._plan, gather(answers).rows, _silent(answers))

@@ -33,7 +33,7 @@ def install(run: str) -> None:
 def start_error(run: str) -> StartError | None:
     """What the processes of a run recorded that explains a failed start, or None."""
     state = folder.state_folder()
-    view = reading.read_run(folder.run_folder(state, run), figures=False) if state is not None else None
+    view = reading.read_run(folder.run_folder(state, run), queues=False) if state is not None else None
     if view is None or not view.plan.strict:
         return None
     found = [finding for finding in reading.missing(_without_life(view.rows()), view.plan) if _explains(finding)]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
-from vllm_graft.bindings import scheduler
 from vllm_graft.bindings.sampling import injection as sampling
+from vllm_graft.bindings.scheduling import scheduler
 from vllm_graft.boot import disabled, injections, lastline, platforms
 from vllm_graft.boot.process import LOG, process
 from vllm_graft.boot.role import child_role, local_above
@@ -54,7 +54,7 @@ def engine_config(
     _refuse_unknown_vllm()
     _refuse_rust_front_end(plan)
     if plan.callers:
-        Callers.read(plan.callers).fits(plan)
+        Callers.read(plan.callers).check_plan(plan)
         _refuse_grpc()
     first = process.plan is None
     if first and child_role() is None:
@@ -71,7 +71,7 @@ def engine_config(
             # A corrected configuration may be tried again in this process, as in a notebook.
             process.leave()
         raise
-    scheduler.settle(config, plan)
+    scheduler.set_scheduler_class(config, plan)
     _note_engine(plan, run, config, left_out)
     return config
 
@@ -205,11 +205,8 @@ def _own_extension(args: EngineArgs) -> str:
 @contextlib.contextmanager
 def _injected(args: EngineArgs, plan: Plan) -> Iterator[None]:
     """The arguments with our part in them, put back afterwards: the caller may use them again."""
-    ours = {
-        "worker_extension_cls": EXTENSION,
-        **scheduler.arguments(args, plan),
-        **sampling.arguments(args, plan),
-    }
+    scheduler.check_arguments(args, plan)
+    ours = {"worker_extension_cls": EXTENSION, **sampling.arguments(args, plan)}
     before = {name: getattr(args, name) for name in ours}
     try:
         for name, value in ours.items():

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Resolve and print the plan; exit status 1 where something in it would be refused."""
     plan = resolve(Request(args.model, tuple(args.served_model_name), _json(args.additional_config)))
     if plan.callers:
-        Callers.read(plan.callers).fits(plan)
+        Callers.read(plan.callers).check_plan(plan)
     findings = [*switched_off(planned=bool(plan)), *plan.findings, *findings_of(plan)]
     if not plan and not plan.findings:
         findings.append(nothing_configured())

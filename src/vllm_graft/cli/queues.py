@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from vllm_graft.cli.table import table
-from vllm_graft.ledger.figures import busiest
+from vllm_graft.ledger.queue_statistics import busiest
 from vllm_graft.text import printable
 
 _HEAD: Final = (

@@ -5,18 +5,20 @@
 - ``SamplingStrategy``: changes the logits of the requests that ask for it; ``Truncation`` by a limit per row
 - ``Sampler``: picks the tokens of the requests that ask for it
 - ``StatSink``: is told of every finished request
+- ``OptionError``: refuses the value of an option (``OptionValue``); ``nearest`` suggests a name in its message
 
 Contracts of further points join as their bindings land; ``vllm-graft points`` shows which are bound.
 """
 
 from vllm_graft.contracts.heap import WaitingHeap
-from vllm_graft.contracts.item import Item
+from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.policy import KVState, RequestView, Schedule, SchedulerBase, SchedulingPolicy
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params
 from vllm_graft.contracts.rows import History, PerSlot, Rows, ServedModel, Statistics
 from vllm_graft.contracts.sampling import STAGES, Sampler, SamplerBase, SamplingStrategy, Truncation
 from vllm_graft.contracts.scheduling import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.contracts.stats import BatchRecord, RequestRecord, StatSink
+from vllm_graft.errors import OptionError, nearest
 
 __all__ = [
     "STAGES",
@@ -28,6 +30,8 @@ __all__ = [
     "Key",
     "KeyValue",
     "Load",
+    "OptionError",
+    "OptionValue",
     "Params",
     "PerSlot",
     "Refusal",
@@ -46,4 +50,5 @@ __all__ = [
     "Truncation",
     "WaitingHeap",
     "WaitingRequest",
+    "nearest",
 ]

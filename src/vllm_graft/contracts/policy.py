@@ -102,7 +102,7 @@ class RequestView(dict[str, object]):
         raise AttributeError(f"{name} of a request cannot be deleted")
 
     def __setstate__(self, state: tuple[None, Mapping[str, object]]) -> None:
-        """What ``copy`` asks for."""
+        """Restore a copy's attributes, for the module ``copy``."""
         self._write(**state[1])
 
     @property
@@ -133,8 +133,8 @@ class RequestView(dict[str, object]):
 class KVState(dict[str, float]):
     """The KV cache before a step, by attribute or like a dictionary.
 
-    free_blocks:  blocks that can be given out, those of the prefix cache that nobody uses included
-    total_blocks: blocks there are
+    free_blocks:  blocks that can be allocated, unused ones of the prefix cache included
+    total_blocks: all blocks
     block_size:   tokens in a block
     usage:        the share that is in use, from 0 to 1
     """
@@ -151,9 +151,9 @@ class KVState(dict[str, float]):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What a policy decides for one step.
+    """A policy's decision for one step.
 
-    prefill: waiting requests in the order in which they are to start; the others stay where they are
+    prefill: waiting requests in the order in which they are to start; the others keep waiting
     decode:  running requests that go on: all but those of ``preempt``, and None says the same
     preempt: running requests whose KV blocks are taken, and which wait again
     """
@@ -187,7 +187,7 @@ class SchedulingPolicy(Item):
     def schedule(
         self, waiting: list[RequestView], running: list[RequestView], kv_cache: KVState
     ) -> Schedule | Mapping[str, Collection[RequestView]]:
-        """What is to happen in this step; waiting requests are given in the order of their arrival."""
+        """Return the schedule of this step; ``waiting`` is in the order of arrival."""
         raise NotImplementedError(f"{type(self).__name__} must implement schedule(waiting, running, kv_cache)")
 
 

@@ -34,11 +34,11 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is turned away, in words for its client.
+    """Why a request is refused, in words for its client.
 
-    retry_after: after how many seconds another try makes sense; 0 where none does
-    status:      what an API server answers: 429 for too much of something, 503 for a server that takes nobody,
-                 400 for a request that is wrong
+    retry_after: the seconds after which another try makes sense; 0 if none does
+    status:      the HTTP status of the response: 429 for too many requests, 503 for a server that is full, 400 for a
+                 request that is invalid
     """
 
     reason: str
@@ -46,7 +46,7 @@ class Refusal:
     status: int = 429
 
     def __post_init__(self) -> None:
-        """Refuse what no client could be told, where its author will hear of it."""
+        """Validate the fields here, in the author's call, and not where the client is told."""
         if not isinstance(self.reason, str):
             raise TypeError(f"the reason of a refusal is text, and not {self.reason!r}")
         if not isinstance(self.retry_after, int | float) or not 0 <= self.retry_after < math.inf:
@@ -59,10 +59,10 @@ class Refusal:
 class Load:
     """How busy an engine is.
 
-    waiting: requests that wait for their turn; not those that wait for a grammar, an adapter's slot or blocks from afar
+    waiting: requests that wait for their turn, not for a grammar, an adapter's slot or KV blocks of another engine
     running: requests that were admitted and have not ended
-    rate:    admissions per second while others waited, over the last seconds of waiting; 0 while nobody waits, and
-             while it is not known
+    rate:    admissions per second while others waited, over the last seconds of waiting; 0 while none waits or it is
+             unknown
     """
 
     waiting: int = 0
@@ -71,12 +71,12 @@ class Load:
 
     @property
     def wait(self) -> float:
-        """How long a request that arrives now would wait if all went in order, in seconds; 0 while not known."""
+        """The seconds that a new request would wait if all went in order; 0 while unknown."""
         return self.waiting / self.rate if self.rate > 0 else 0.0
 
     @classmethod
     def together(cls, loads: Sequence[Load]) -> Load:
-        """That of all engines of a server: while one of them has room, nobody waits long; unknown rates are guessed."""
+        """Combine the loads of a server's engines: no wait while one has room, the mean for unknown rates."""
         waiting, running = sum(load.waiting for load in loads), sum(load.running for load in loads)
         known = [load.rate for load in loads if load.rate > 0]
         if not known or any(load.waiting == 0 for load in loads):
@@ -121,14 +121,14 @@ class AdmissionQueue(Item):
     """How many more requests can run; set before each ``ready``, ``peek`` and ``pop``."""
 
     def limited_to(self, slots: int) -> None:
-        """Optional: the engine runs so many requests at once. Raise ConfigError where the options do not fit that."""
+        """Optional: told once how many requests the engine runs at a time; ConfigError if the options do not fit."""
 
     def push(self, request: WaitingRequest) -> None:
         """A request arrived."""
         raise NotImplementedError(f"{type(self).__name__} must implement push(request)")
 
     def peek(self) -> WaitingRequest:
-        """The request that goes next; it stays in the queue. Only called while the queue is not empty."""
+        """Return the request that goes next; it stays in the queue. Only called while the queue is not empty."""
         raise NotImplementedError(f"{type(self).__name__} must implement peek()")
 
     def pop(self) -> WaitingRequest:
@@ -136,7 +136,7 @@ class AdmissionQueue(Item):
         raise NotImplementedError(f"{type(self).__name__} must implement pop()")
 
     def remove(self, request: WaitingRequest) -> None:
-        """A waiting request is gone: its client gave up."""
+        """Remove a waiting request whose client gave up."""
         raise NotImplementedError(f"{type(self).__name__} must implement remove(request)")
 
     def put_back(self, request: WaitingRequest) -> None:
@@ -148,35 +148,35 @@ class AdmissionQueue(Item):
         self.push(request)
 
     def served(self, request: WaitingRequest, tokens: int) -> None:
-        """Optional: an admitted request was given so many tokens, of its prompt or of its answer, since the last time.
+        """Optional: told the tokens, of prompt and output, that an admitted request was given since the last call.
 
-        Each running request is told of within sixteen steps, and the rest before it is put back or has ended.
+        Each running request is reported once per sixteen steps, and before it is put back or has ended.
         """
 
     def ended(self, request: WaitingRequest) -> None:
-        """Optional: a request that was pushed is finished or gone, and nothing more will be served to it."""
+        """Optional: told that a request has finished or was aborted."""
 
     def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
-        """Optional: why a request that arrives must be turned away; None to push it.
+        """Optional: return why a request that arrives is refused; None to push it.
 
-        Asked in each API server before the request is read any further, where a refusal is an HTTP answer, of a queue
-        that holds nothing and of a request whose prompt is not counted yet (``prompt_tokens`` is 0); and again in
-        engine core, where a refused request ends with its reason. So it goes by its arguments and options alone.
+        Called first in each API server, before vLLM reads the request, where a refusal is an HTTP response. The queue
+        there is empty, and ``prompt_tokens`` is 0. Called again in engine core, where a refused request ends with the
+        reason. So decide by the arguments and options alone.
         """
         return None
 
     def ready(self) -> bool:
-        """Optional: whether ``peek`` has a request for the slots that are free. False holds all of them back."""
+        """Optional: return whether a request may take one of the free slots; False holds all back in this step."""
         return True
 
     def labels(self, request: WaitingRequest) -> Mapping[str, str]:
-        """Optional: what a request counts as in status and metrics, such as its class and its tenant."""
+        """Optional: return the labels by which a request is counted in status and metrics, such as its class."""
         return {}
 
     def rank(self, request: WaitingRequest) -> int:
-        """Optional: the standing of a request that was just popped.
+        """Optional: return the rank of a request that was just popped.
 
-        When memory runs out, the running request with the greatest is preempted, and of several the newest. Where this
-        is not overridden, the choice is vLLM's own.
+        When memory runs out, the running request with the greatest rank is preempted, the newest of several. Without
+        this method the choice is vLLM's own.
         """
         return request.priority

@@ -3,8 +3,7 @@
 - ``Ledger``    this process's record: facts as JSON, counters as shared memory that outlive the process
 - ``Meter``     counts and times the calls of one hook against its budget
 - ``Guard``     calls a plugin; one that raises or overruns again and again is put aside
-- ``Board``     what an engine core publishes: its load in each step, the figures of its queue
-- ``Boards``    reads those of a run, cheaply and again and again
+- ``StatisticsWriter``, ``StatisticsReader``  the load and the queue statistics that engine cores share
 - ``Watch``     looks after the process: signs of life, stalls, records that could not be written
 - ``runs``      reads the records of every server on this machine
 - ``missing``   compares records with the plan: what a process lacks, as findings
@@ -12,38 +11,35 @@
 Counting does no input or output: a counter is a cell of a memory-mapped file, written by one addition.
 """
 
-from vllm_graft.ledger.board import Board, Boards, read_figures, read_load
 from vllm_graft.ledger.cells import Cells
-from vllm_graft.ledger.figures import Figures, QueueFigures
 from vllm_graft.ledger.folder import state_folder
 from vllm_graft.ledger.guard import Guard
 from vllm_graft.ledger.ledger import Ledger, current
 from vllm_graft.ledger.meters import Meter, Reading
+from vllm_graft.ledger.queue_statistics import LabelStatistics, QueueSnapshot, StatisticsReader, StatisticsWriter
 from vllm_graft.ledger.reading import ProcessView, Records, RunView, missing, runs
 from vllm_graft.ledger.record import ItemState, Record
 from vllm_graft.ledger.watch import Progress, Watch
 
 __all__ = [
-    "Board",
-    "Boards",
     "Cells",
-    "Figures",
     "Guard",
     "ItemState",
+    "LabelStatistics",
     "Ledger",
     "Meter",
     "ProcessView",
     "Progress",
-    "QueueFigures",
+    "QueueSnapshot",
     "Reading",
     "Record",
     "Records",
     "RunView",
+    "StatisticsReader",
+    "StatisticsWriter",
     "Watch",
     "current",
     "missing",
-    "read_figures",
-    "read_load",
     "runs",
     "state_folder",
 ]

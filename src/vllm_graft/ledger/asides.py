@@ -47,7 +47,7 @@ class Asides:
         now = self._clock()
         if self._stamp != (home, changed) and abs(now - self._looked) >= _EVERY_NS:
             self._looked = now
-            run = read_run(home, figures=False)
+            run = read_run(home, queues=False)
             processes = run.processes if run is not None else ()
             living = [each.record.items for each in processes if each.life in ("running", "unknown")]
             self._reasons = {name: reason for items in living for name, reason in _quarantined(items).items()}

@@ -15,10 +15,10 @@ from typing import Final
 from vllm_graft.errors import LedgerError
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import folder, reading, record
-from vllm_graft.ledger.board import SUFFIX, Board
 from vllm_graft.ledger.cells import BEAT, CLOSED, ENDED, FAILED, UNSAVED, Cells, mark_ended
 from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.meters import Meter
+from vllm_graft.ledger.queue_statistics import SUFFIX, StatisticsWriter
 from vllm_graft.ledger.reading import ProcessView
 from vllm_graft.ledger.record import Hook, ItemState, Record, Stall, State
 from vllm_graft.plan.carry import carried
@@ -37,7 +37,7 @@ class Ledger:
         self._path: Path | None = None
         self._items: dict[str, ItemState] = {}
         self._lock = threading.Lock()
-        self._board: Board | None = None
+        self._statistics: StatisticsWriter | None = None
         self._own_run: tuple[str, Plan] | None = None
         """The run that this process began, and its plan."""
         self._begun: tuple[str, Plan] | None = None
@@ -121,8 +121,8 @@ class Ledger:
             self._write_plan(state)
             if path is None or lost:
                 self._move_to(state, self.record)
-            if lost and self._board is not None and self._path is not None:
-                self._board.follow(self._path.with_suffix(SUFFIX))
+            if lost and self._statistics is not None and self._path is not None:
+                self._statistics.follow(self._path.with_suffix(SUFFIX))
         except (OSError, LedgerError) as error:
             if removed and not self._unsaved:
                 _LOG.warning("vllm-graft: the record %s is gone and cannot be written again: %s", path, error)
@@ -163,14 +163,16 @@ class Ledger:
             state.hooks.append(Hook(name, cell, budget_us))
             self.save()
 
-    def board(self, item: str, engine: int = 0) -> Board:
-        """Where this process publishes the load and the figures of a queue; in memory where there is no folder."""
+    def queue_statistics(self, item: str, engine: int = 0) -> StatisticsWriter:
+        """Return the writer of a queue's load and statistics; in memory if there is no folder."""
         try:
-            self._board = Board(item, self._path.with_suffix(SUFFIX) if self._path is not None else None, engine)
+            self._statistics = StatisticsWriter(
+                item, self._path.with_suffix(SUFFIX) if self._path is not None else None, engine
+            )
         except OSError as error:
             _LOG.warning("vllm-graft: what waits in %s cannot be published: %s", item, error)
-            self._board = Board(item, None, engine)
-        return self._board
+            self._statistics = StatisticsWriter(item, None, engine)
+        return self._statistics
 
     def add_role(self, role: Role) -> None:
         """This process turns out to play another part as well."""
@@ -232,27 +234,27 @@ class Ledger:
         """This process as a reader would see it, counters up to date; None before ``open``."""
         if self.record is None:
             return None
-        figures = self._board.figures() if self._board is not None else None
+        snapshot = self._statistics.snapshot() if self._statistics is not None else None
         counted = self.cells.cells
         beat = counted[BEAT] / 1000
         known = reading.readings(self.record.items, counted)
-        return ProcessView(self.record, "running", known, figures, beat, self._unsaved)
+        return ProcessView(self.record, "running", known, snapshot, beat, self._unsaved)
 
     def rows(self) -> list[dict[str, object]]:
         """Return every process of this run that recorded on this machine; this one from memory, never stale.
 
-        Without the figures of the other processes' queues: an engine or worker that is asked stands still meanwhile,
+        Without the statistics of the other processes' queues: an engine or worker that is asked stands still meanwhile,
         and each says its own.
         """
-        return self.look_around(figures=False)[0]
+        return self.look_around(queues=False)[0]
 
-    def look_around(self, *, figures: bool = True) -> tuple[list[dict[str, object]], list[Finding]]:
+    def look_around(self, *, queues: bool = True) -> tuple[list[dict[str, object]], list[Finding]]:
         """Return every process of this run on this machine, and what could not be read of the others."""
         own, home = self.view(), self.home
         if own is None:
             return [], []
         mine = own.as_dict(live=True)
-        run = reading.read_run(home, figures=figures) if home is not None else None
+        run = reading.read_run(home, queues=queues) if home is not None else None
         if run is None:
             return [mine], [reading.lost_folder(home)] if home is not None else []
         others = [row for row in run.rows() if row["pid"] != own.record.pid]
@@ -278,7 +280,7 @@ class Ledger:
     def take_down(self, pids: Iterable[int]) -> None:
         """These processes and their children are being stopped: those that live now are taken down, and do not die."""
         home, stopped = self.home, set(pids)
-        view = reading.read_run(home, figures=False) if home is not None else None
+        view = reading.read_run(home, queues=False) if home is not None else None
         for process in view.processes if view is not None else ():
             record = process.record
             if process.life == "running" and home is not None and stopped.intersection((record.pid, record.parent)):
@@ -292,16 +294,16 @@ class Ledger:
         if self.record is not None:
             self.save()
             self.cells.end(CLOSED)
-        if self._board is not None:
-            self._board.end()
+        if self._statistics is not None:
+            self._statistics.end()
         self.forget_items()
         self.forked()
 
     def forked(self) -> None:
         """In a forked child: let go of the parent's file before anything is counted into it."""
         self.cells.renew(None)
-        if self._board is not None:
-            self._board.move(None)
+        if self._statistics is not None:
+            self._statistics.move(None)
         self.record = None
         self._path = None
         self._own_run = self._begun = None
@@ -320,8 +322,8 @@ class Ledger:
             # An error of the last moments may still be on its way to the disk, by a thread that ends with the process.
             self.save()
             self.end_in_order()
-            if self._board is not None:
-                self._board.end()
+            if self._statistics is not None:
+                self._statistics.end()
 
 
 def is_orderly(error: BaseException) -> bool:

@@ -13,9 +13,8 @@ from typing import Final, Literal, TypeVar
 
 from vllm_graft.findings import Finding, Level
 from vllm_graft.ledger import cells, folder
-from vllm_graft.ledger.board import SUFFIX, read_board
-from vllm_graft.ledger.figures import QueueFigures
 from vllm_graft.ledger.meters import Reading, read_block
+from vllm_graft.ledger.queue_statistics import SUFFIX, QueueSnapshot, read_snapshot
 from vllm_graft.ledger.record import GOOD, SCHEMA, Hook, ItemState, Record, Row, lives, pid_namespace, start_ticks
 from vllm_graft.plan.plan import Plan
 from vllm_graft.points import ROLES, Role
@@ -50,7 +49,7 @@ _LARGEST: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """One process: its record, whether it lives, its counters, and the figures of its queue where it has one.
+    """One process: its record, whether it lives, its counters, and the statistics of its queue if it has one.
 
     beat:    its last sign of life, in seconds since the epoch; 0 where nothing watches it
     unsaved: why its record is not on disk as it is; empty where it is
@@ -59,7 +58,7 @@ class ProcessView:
     record: Record
     life: Life
     readings: dict[str, dict[str, Reading]] = field(default_factory=dict)
-    figures: QueueFigures | None = None
+    queue: QueueSnapshot | None = None
     beat: float = 0.0
     unsaved: str = ""
 
@@ -97,7 +96,7 @@ class ProcessView:
             ],
             "unsaved": self.unsaved,
             "items": [self._item(item) for item in record.items],
-            "queue": self.figures.as_dicts() if self.figures is not None and self.life != "ended" else [],
+            "queue": self.queue.as_dicts() if self.queue is not None and self.life != "ended" else [],
         }
 
     def _item(self, item: ItemState) -> dict[str, object]:
@@ -176,10 +175,10 @@ def _shown(view: RunView, home: Path) -> bool:
     return view.running or (unclean and not _forgotten(view, home))
 
 
-def read_run(home: Path, *, figures: bool = True) -> RunView | None:
+def read_run(home: Path, *, queues: bool = True) -> RunView | None:
     """The run recorded in a folder; None where nothing is in it yet. What cannot be read becomes a finding.
 
-    ``figures`` of queues take tens of milliseconds for each engine that has a thousand tenants.
+    ``queues`` reads their statistics too: tens of milliseconds for each engine that has a thousand tenants.
     """
     damaged: list[Finding] = []
     try:
@@ -188,7 +187,7 @@ def read_run(home: Path, *, figures: bool = True) -> RunView | None:
         return None
     except OSError as error:
         return RunView(home.name, Plan(), (), home, (_damaged(home, error, "error"),))
-    found = [view for name in names if (view := _read_recorded(home / name, damaged, figures)) is not None]
+    found = [view for name in names if (view := _read_recorded(home / name, damaged, queues)) is not None]
     running = any(view.life == "running" for view in found)
     try:
         plan = _parse_plan(folder.read_file(home / PLAN_FILE, _LARGEST).decode())
@@ -200,7 +199,7 @@ def read_run(home: Path, *, figures: bool = True) -> RunView | None:
     return RunView(home.name, plan, tuple(sorted(found, key=lambda view: view.record.since)), home, tuple(damaged))
 
 
-def _read_recorded(path: Path, damaged: list[Finding], figures: bool) -> ProcessView | None:
+def _read_recorded(path: Path, damaged: list[Finding], queues: bool) -> ProcessView | None:
     """One process's record and counters; what cannot be read is added to the findings."""
     level: Level = "error" if start_ticks(int(path.stem)) is not None else "warning"
     try:
@@ -215,14 +214,14 @@ def _read_recorded(path: Path, damaged: list[Finding], figures: bool) -> Process
     except (OSError, ValueError) as error:
         damaged.append(_damaged(path.with_suffix(".cells"), error, level))
         return ProcessView(record, _life(record, 0))
-    return _view(record, counted, read_board(path.with_suffix(SUFFIX)) if figures else None)
+    return _view(record, counted, read_snapshot(path.with_suffix(SUFFIX)) if queues else None)
 
 
 class Records:
     """The processes of a run's folder, read again and again: a record is parsed when it has changed.
 
-    Without the figures of queues, which ``Boards`` has. ``damaged`` counts the records that could not be read last; a
-    folder that cannot be listed counts as one.
+    Without the statistics of queues, which ``StatisticsReader`` has. ``damaged`` counts the records that could not be
+    read last; a folder that cannot be listed counts as one.
     """
 
     def __init__(self, home: Path | None) -> None:
@@ -270,13 +269,13 @@ def _parse_record(path: Path) -> Record:
     return record
 
 
-def _view(record: Record, counted: Sequence[int], figures: QueueFigures | None = None) -> ProcessView:
+def _view(record: Record, counted: Sequence[int], queue: QueueSnapshot | None = None) -> ProcessView:
     unsaved = counted[cells.UNSAVED]
     return ProcessView(
         record,
         _life(record, counted[cells.ENDED]),
         readings(record.items, counted),
-        figures,
+        queue,
         counted[cells.BEAT] / 1000,
         os.strerror(min(unsaved, 2**15)) if unsaved else "",
     )
@@ -331,7 +330,7 @@ def _damaged(path: Path, error: Exception, level: Level) -> Finding:
 
 
 def queues_apart(rows: Iterable[Mapping[str, object]]) -> tuple[list[dict[str, object]], list[object]]:
-    """Processes without their queues' figures, and the figures of all of them: how a server shows them."""
+    """Separate processes from the statistics of their queues, as a server shows them."""
     processes, queues = [], []
     for row in rows:
         found = row["queue"]
@@ -352,7 +351,7 @@ def sweep(state: Path) -> None:
     """What a new start does first: records of servers that are gone are removed."""
     for home in folder.run_folders(state):
         try:
-            view = read_run(home, figures=False)
+            view = read_run(home, queues=False)
         except Exception as error:
             # A fault of ours, met in the files of another run, is no reason to keep a server from starting.
             _LOG.warning("vllm-graft: the records in %s are left alone, they cannot be judged: %r", home, error)

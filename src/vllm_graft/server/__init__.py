@@ -1,9 +1,9 @@
-"""What an API server of vLLM has besides its own routes.
+"""What vllm-graft adds to an API server of vLLM's.
 
-routes.py     ``GET /graft/status`` and ``GET /graft/samplers``; keys.py checks the server's API keys for them
-metrics.py    the queues' figures on vLLM's ``/metrics``
-gate.py       who asks, and who is turned away, before vLLM reads a request; attaching.py puts it in
-asked.py      a request as it comes in
-enforcing.py  who asks, written into what the engine is sent
-callers.py    the file that says who may ask, and for what
+gate.py            identify the caller and refuse requests, before vLLM reads them
+engine_request.py  an HTTP request for the engine, read as far as a queue needs it
+callers.py         the file of callers, and their tenant and priority on every request to the engine
+bodies.py          a 400 for bodies that vLLM answers with a 500
+status.py          ``GET /graft/status`` and ``GET /graft/samplers``
+metrics.py         queue statistics and items on vLLM's ``/metrics``
 """

@@ -1,7 +1,7 @@
-"""Requests whose body vLLM cannot read: a 400, where vLLM itself answers with a 500.
+"""Answer requests whose body vLLM cannot read with a 400, where vLLM itself answers with a 500.
 
-vLLM looks into bodies before they are validated, and raises whatever comes of it: ``structured_outputs`` that is no
-object ends in an AttributeError, lists nested a thousand times in a RecursionError (seen on 0.32.0).
+vLLM looks into bodies before they are validated: ``structured_outputs`` that is no object ends in an AttributeError,
+lists nested a thousand times in a RecursionError (seen on 0.32.0).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.contracts import Refusal
 from vllm_graft.ledger.guard import reason_of
-from vllm_graft.server.gate import App, Receive, Scope, Send, answer
+from vllm_graft.server.gate import App, Receive, Scope, Send, respond
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _READER: Final = "request_body_to_args"
-"""The function of FastAPI's that makes a request of a body, before anything is answered."""
+"""The function of FastAPI that parses a body, before anything is answered."""
 
 _FAULTS: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What a body of the wrong shape leads to. Anything else, such as a MemoryError, is no fault of the request."""
+"""The exceptions of a malformed body. Any other, such as a MemoryError, is not the request's fault."""
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
@@ -33,7 +33,7 @@ class BodyErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand everything on; answer for vLLM where it raised while it read the body."""
+        """Pass everything on; answer in place of vLLM if it raised while it read the body."""
         try:
             await self._app(scope, receive, send)
         except _FAULTS as error:
@@ -41,7 +41,7 @@ class BodyErrors:
                 raise
             _LOG.warning("vllm-graft: %s: a body that cannot be read is a 400: %s", scope["path"], reason_of(error))
             said = f"the body of the request cannot be read: {type(error).__name__}: {str(error)[:200]}"
-            await answer(send, Refusal(said, status=400))
+            await respond(send, Refusal(said, status=400))
 
 
 def _in_reader(trace: TracebackType | None) -> bool:
@@ -52,8 +52,8 @@ def _in_reader(trace: TracebackType | None) -> bool:
     return False
 
 
-def attach(app: FastAPI) -> None:
-    """Put it innermost in an application of vLLM's."""
+def install_body_errors(app: FastAPI) -> None:
+    """Put the middleware innermost into an application of vLLM's."""
     from starlette.middleware import Middleware
 
     middleware: Any = BodyErrors

@@ -1,16 +1,23 @@
-"""Who a caller is, from a file that the operator writes: the tenant and the best priority behind a key or a header.
+"""The callers of a server, and their tenant and priority on every request that its engine is sent.
 
-tenant_header = "X-Tenant"      # a header that your gateway sets, and that clients cannot; or keys, or both
+The operator writes a file that maps keys, or a header, to tenants and priorities::
 
-[[caller]]
-tenant = "acme"
-key_sha256 = ["<the key's hash>"]
-best_priority = 1               # asks for less, get that; asks for more, get this
-priority = 3                    # where the request names none
+    tenant_header = "X-Tenant"      # a header that your gateway sets and clients cannot; or keys, or both
 
-[others]                        # without this table, who is nobody of these is turned away
-tenant = "others"
-best_priority = 5
+    [[caller]]
+    tenant = "acme"
+    key_sha256 = ["<the key's hash>"]
+    best_priority = 1               # a request for a better one gets this
+    priority = 3                    # of requests that name none
+
+    [others]                        # without this table, unknown callers are refused
+    tenant = "others"
+    best_priority = 5
+
+Endpoints differ in what they pass on: beam search drops priorities and ``vllm_xargs``, uploads have neither, later
+turns of a conversation with tools get another priority. So nothing is written into HTTP requests. The gate sets the
+caller in the context of the task, which every task that vLLM starts for the request inherits, and patches of vLLM's
+engine client stamp it on what the engine is sent, whatever way the request took through vLLM.
 """
 
 from __future__ import annotations
@@ -23,12 +30,14 @@ import stat
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.errors import ConfigError, PatchError, StartError, nearest
+from vllm_graft.patching import Engine, VLLMPatch, wrap
 from vllm_graft.plan import Plan
 
 _LOG: Final = logging.getLogger("vllm.graft")
@@ -39,29 +48,29 @@ _OTHERS: Final = ("tenant", "best_priority", "priority")
 _LOOK_S: Final = 5.0
 _NAME_IT: Final = "name a file of callers in `callers`"
 _LARGEST: Final = 8 << 20
-"""More bytes than any file of callers has: fifty thousand of them take 8 MiB."""
+"""The largest file of callers in bytes: room for fifty thousand of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who may ask: the tenant that is served, the best priority, and the one of requests that name none."""
+    """A tenant, the best priority of its requests, and the priority of those that name none."""
 
     tenant: str
     best_priority: int
     priority: int
 
-    def capped(self, asked: int) -> int:
-        """The priority a request gets; smaller goes first, and what is not above 0 counts as not named."""
-        return max(asked, self.best_priority) if asked > 0 else self.priority
+    def cap(self, requested: int) -> int:
+        """Return the priority of a request; smaller goes first, and what is not above 0 counts as not named."""
+        return max(requested, self.best_priority) if requested > 0 else self.priority
 
 
 @dataclass(frozen=True, slots=True)
 class Callers:
     """Every caller of a file.
 
-    tenant_key:    the name under which the tenant travels among a request's ``vllm_xargs``
-    tenant_header: the header that names the tenant; empty where keys do
-    key_header:    the header that carries a key
+    tenant_key:    the key of the tenant among a request's ``vllm_xargs``
+    tenant_header: the header that names the tenant; empty if keys do
+    key_header:    the header that has the key
     """
 
     tenant_key: str
@@ -73,7 +82,7 @@ class Callers:
 
     @classmethod
     def read(cls, path: str | Path) -> Callers:
-        """Read and check a file; every fault is a ConfigError with its place."""
+        """Read and validate a file; raise ConfigError with the place of a mistake."""
         try:
             data = tomllib.loads(_content(path).decode("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -82,17 +91,17 @@ class Callers:
         except (RecursionError, ValueError) as error:
             # Besides TOMLDecodeError: tables nested too deeply, and numbers with more digits than Python reads.
             raise ConfigError(f"is not valid TOML: {error}", where=str(path), fix="correct the syntax there") from None
-        return _Reader(str(path)).callers(data)
+        return _CallersParser(str(path)).parse(data)
 
-    def fits(self, plan: Plan) -> None:
-        """ConfigError where the planned scheduler would read the tenant from elsewhere, which clients write."""
+    def check_plan(self, plan: Plan) -> None:
+        """Raise ConfigError if the planned scheduler reads the tenant from elsewhere, where clients may write it."""
         for item in plan.of("scheduler"):
             sources, key = item.options.get("tenant_from"), item.options.get("tenant_key")
             if isinstance(sources, list) and sources[:1] != ["xargs"]:
                 raise ConfigError(
-                    f"{item.name} reads tenants from {sources}, so that callers' tenants would not count",
+                    f"{item.name} reads tenants from {sources}, so callers' tenants would not count",
                     where=f"option tenant_from of {item.name}",
-                    fix='put "xargs" first, or take `callers` out',
+                    fix='put "xargs" first, or remove `callers`',
                 )
             if key is not None and key != self.tenant_key:
                 raise ConfigError(
@@ -101,8 +110,8 @@ class Callers:
                     fix="give both the same name",
                 )
 
-    def who(self, header: Callable[[str], str]) -> Caller | None:
-        """Who asks, by the request's headers; None for nobody that is let in."""
+    def identify(self, header: Callable[[str], str]) -> Caller | None:
+        """Return the caller of a request by its headers; None if it is unknown, and so refused."""
         key = header(self.key_header).strip()
         if key[:7].lower() == "bearer ":
             key = key[7:].strip()
@@ -118,7 +127,7 @@ class Callers:
 
 
 def _content(path: str | Path) -> bytes:
-    """Read a regular file of at most ``_LARGEST`` bytes; a pipe would wait for a writer for ever."""
+    """Read a regular file of at most ``_LARGEST`` bytes; opening a pipe would wait for its writer."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ConfigError("is not a regular file", where=str(path), fix=_NAME_IT)
@@ -128,13 +137,13 @@ def _content(path: str | Path) -> bytes:
     return content
 
 
-class _Reader:
-    """Reads one file; knows where it is for its errors."""
+class _CallersParser:
+    """Parses one file; ``path`` is the place in its errors."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def callers(self, data: Mapping[str, Any]) -> Callers:
+    def parse(self, data: Mapping[str, Any]) -> Callers:
         self._known(data, _TOP, "the file")
         tenant_header = self._text(data, "tenant_header", "the file", "")
         rows = data.get("caller", [])
@@ -151,24 +160,23 @@ class _Reader:
                 raise self._error(f"{place} ({caller.tenant}) has no key", "add key_sha256, or name a tenant_header")
             for key in keys:
                 if key in by_key:
-                    raise self._error(f"{place} ({caller.tenant}) has a key of {by_key[key].tenant}", "take one out")
+                    raise self._error(
+                        f"{place} ({caller.tenant}) has a key of {by_key[key].tenant}", "remove one of the two"
+                    )
                 by_key[key] = caller
             if tenant_header and by_tenant.setdefault(caller.tenant, caller) is not caller:
                 raise self._error(f"there are two callers {caller.tenant!r}", "make them one, with both keys")
-        others = self._others(data.get("others"))
+        others = data.get("others")
+        if others is not None:
+            if not isinstance(others, dict):
+                raise self._error("`others` must be a table", "write [others]")
+            self._known(others, _OTHERS, "others")
+            others = self._caller({"tenant": "others", **others}, "others")
         if not rows and others is None:
-            raise self._error("lets nobody in", "add a [[caller]] or [others]")
+            raise self._error("has no caller", "add a [[caller]] or [others]")
         tenant_key = self._text(data, "tenant_key", "the file", "tenant")
         key_header = self._text(data, "key_header", "the file", "Authorization")
         return Callers(tenant_key, tenant_header, key_header, by_key, by_tenant if tenant_header else {}, others)
-
-    def _others(self, given: object) -> Caller | None:
-        if given is None:
-            return None
-        if not isinstance(given, dict):
-            raise self._error("`others` must be a table", "write [others]")
-        self._known(given, _OTHERS, "others")
-        return self._caller({"tenant": "others", **given}, "others")
 
     def _caller(self, row: Mapping[str, Any], place: str) -> Caller:
         tenant = self._text(row, "tenant", place, "")
@@ -214,7 +222,7 @@ _HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class CallersFile:
-    """The callers of a file that may change while the server runs; a file that has become wrong changes nothing."""
+    """The callers of a file that may change while the server runs; one that becomes invalid changes nothing."""
 
     def __init__(self, path: str, plan: Plan) -> None:
         self._path = Path(path)
@@ -225,33 +233,31 @@ class CallersFile:
         self._looking: threading.Thread | None = None
 
     def now(self) -> Callers:
-        """Return the callers as the file had them when it was last looked at, which happens every few seconds."""
+        """Return the callers as of the last look at the file, at most a few seconds ago."""
         busy = self._looking is not None and self._looking.is_alive()
         if not busy and time.monotonic() - self._looked >= _LOOK_S:
             self._looked = time.monotonic()
-            # A slow disk or a long file must not hold up the event loop.
+            # In a thread: a slow disk or a long file must not hold up the event loop.
             self._looking = threading.Thread(target=self.look, name="graft-callers", daemon=True)
             self._looking.start()
         return self._callers
 
     def look(self) -> None:
-        """Read the file again where it has changed."""
+        """Read the file again if it has changed."""
         seen = self._seen()
-        if seen != self._stamp:
-            self._stamp = seen
-            self._read_again()
-
-    def _read(self) -> Callers:
-        callers = Callers.read(self._path)
-        callers.fits(self._plan)
-        return callers
-
-    def _read_again(self) -> None:
+        if seen == self._stamp:
+            return
+        self._stamp = seen
         try:
             self._callers = self._read()
             _LOG.info("vllm-graft: %s has changed: %d callers by key", self._path, len(self._callers.by_key))
         except ConfigError as error:
             _LOG.error("vllm-graft: the callers stay as they were: %s", error)
+
+    def _read(self) -> Callers:
+        callers = Callers.read(self._path)
+        callers.check_plan(self._plan)
+        return callers
 
     def _seen(self) -> tuple[int, int]:
         try:
@@ -259,3 +265,63 @@ class CallersFile:
         except OSError:
             return (0, 0)
         return (facts.st_mtime_ns, facts.st_size)
+
+
+CURRENT_CALLER: Final[ContextVar[tuple[str, Caller] | None]] = ContextVar("vllm_graft_caller", default=None)
+"""The caller of this task's request, after the key of the tenant among ``vllm_xargs``."""
+
+_WHY: Final = "vLLM's endpoints drop priorities and vllm_xargs on some ways to the engine"
+
+
+class CallerStamp(VLLMPatch["vllm.v1.engine.core_client:AsyncMPClient"], name="graft.caller-stamp", why=_WHY):
+    """Stamp the caller on each request that an API server sends to its engine."""
+
+    @wrap
+    async def add_request_async(self, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
+        """Stamp the request at the last moment before it is sent."""
+        stamp_caller(request)
+        return await call(request)
+
+
+# DPAsyncMPClient overrides the method without calling that of its base.
+class ParallelCallerStamp(
+    VLLMPatch["vllm.v1.engine.core_client:DPAsyncMPClient"], name="graft.parallel-caller-stamp", why=_WHY
+):
+    """Stamp the caller on each request to data-parallel engines, whose client has a method of its own."""
+
+    @wrap
+    async def add_request_async(self, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
+        """Stamp the request at the last moment before it is sent."""
+        stamp_caller(request)
+        return await call(request)
+
+
+def stamp_caller(request: Any) -> None:
+    """Write the tenant and the capped priority of the current caller into vLLM's ``EngineCoreRequest``."""
+    current = CURRENT_CALLER.get()
+    if current is None:
+        return
+    key, caller = current
+    request.priority = caller.cap(request.priority)
+    for params, name in ((request.sampling_params, "extra_args"), (request.pooling_params, "extra_kwargs")):
+        if params is not None:
+            setattr(params, name, {**(getattr(params, name) or {}), key: caller.tenant})
+
+
+def install_stamp(client: Any, engine: Engine) -> None:
+    """Patch vLLM's engine clients; refuse a client whose requests the patches do not reach."""
+    try:
+        engine.apply([CallerStamp, ParallelCallerStamp])
+        reason = ""
+    except PatchError as error:
+        reason = f": {error}"
+    # The class whose method is called: another package's client may override it, and bypass the patches.
+    kinds = type(getattr(client, "engine_core", None)).__mro__
+    sender = next((kind for kind in kinds if "add_request_async" in vars(kind)), None)
+    stamped = {"AsyncMPClient", "DPAsyncMPClient"}
+    if reason or sender is None or sender.__module__ != "vllm.v1.engine.core_client" or sender.__name__ not in stamped:
+        raise StartError(
+            f"this vLLM's engine client ({type(client).__name__}) has no place where callers can be enforced{reason}",
+            where="engine_core.add_request_async",
+            fix="install a vLLM of the tested range, or remove `callers` from the configuration",
+        )

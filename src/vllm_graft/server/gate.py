@@ -1,24 +1,34 @@
-"""The gate: before vLLM reads a request, who asks is settled, and whom the scheduler would turn away is told so.
+"""The gate: identifies the caller of a request, and refuses it where the scheduler would, before vLLM reads it.
 
-An ASGI middleware, the innermost: vLLM's own check of API keys comes first. It notes who asks, by the request's
-headers alone (``enforcing.py`` sees to it that the engine hears of it), and asks the planned queue's ``admit`` with the
-load that the engines publish. A refusal is an HTTP answer with a ``Retry-After``, and costs the engine nothing.
+An ASGI middleware, the innermost, so that vLLM's own check of API keys comes first. It identifies callers by headers
+alone (``callers.py`` stamps them on what the engine is sent), and calls the planned queue's ``admit`` with the load
+that the engines publish. A refusal is an HTTP response with ``Retry-After``, and costs the engine nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from vllm_graft.contracts import Load, Refusal, WaitingRequest
-from vllm_graft.server.asked import Asked
-from vllm_graft.server.callers import Caller, CallersFile
-from vllm_graft.server.enforcing import ASKING
+from vllm_graft.bindings.instantiate import instantiate
+from vllm_graft.bindings.scheduling.statistics import normalize_labels
+from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
+from vllm_graft.ledger import Guard, Ledger, StatisticsReader
+from vllm_graft.ledger.queue_statistics import OTHERS
+from vllm_graft.plan import Plan, PlanItem
+from vllm_graft.plan.catalogue import load as load_class
+from vllm_graft.points import point
+from vllm_graft.server.callers import CURRENT_CALLER, Caller, CallersFile
+from vllm_graft.server.engine_request import EngineRequest
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -27,14 +37,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Admit = Callable[[WaitingRequest, Load], Refusal | None]
 
 UNSEEN_S: Final = 0.2
-"""How long a request that was let in may be missing from the load that the engines publish."""
+"""How long an admitted request may be missing from the load that the engines publish."""
 
 OPEN: Final = frozenset({"/health", "/ping", "/ready", "/readyz", "/load", "/version", "/metrics"})
-"""What somebody who is no caller may ask: how the server is, and nothing of any request."""
+"""Paths that need no caller: they show the state of the server, and nothing of any request."""
 
-_NOBODY: Final = Refusal("no caller of this server has that key", status=401)
+_UNKNOWN_CALLER: Final = Refusal("no caller of this server has that key", status=401)
 
-_WORDS: Final = {
+_ERROR_TYPES: Final = {
     400: "BadRequestError",
     401: "AuthenticationError",
     403: "PermissionDeniedError",
@@ -42,9 +52,12 @@ _WORDS: Final = {
     503: "ServiceUnavailableError",
 }
 
+_MAX_CLASSES: Final = 100
+"""Prometheus keeps every label value for ever, so refusals of later classes count as others."""
+
 
 class Gate:
-    """The middleware. ``admit`` is the queue's, guarded; ``load`` what the engines publish."""
+    """The middleware. ``admit`` is the queue's, guarded; ``load`` returns what the engines publish."""
 
     def __init__(
         self,
@@ -62,54 +75,55 @@ class Gate:
         self._callers = callers
         self._refused = refused
         self._clock = clock
-        self._let_in: deque[float] = deque()
+        self._unseen: deque[float] = deque()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that is turned away; hand on all others as they came."""
-        asked = Asked.of(scope)
-        if asked is None or (self._callers is None and not asked.is_work):
+        """Answer a request that is refused; pass all others on as they came."""
+        request = EngineRequest.of(scope)
+        if request is None or (self._callers is None and not request.is_work):
             await self._app(scope, receive, send)
             return
-        asking = self._who(asked)
-        if isinstance(asking, Refusal):
-            await _turn_away(scope, send, asking)
+        caller = self._identify(request)
+        if isinstance(caller, Refusal):
+            await _refuse(scope, send, caller)
             return
-        if self._admit is not None and asked.is_work:
-            receive = await asked.read(receive)
-            refusal = None if asked.gone else self._ask(_with(asked.waiting(), asking))
+        if self._admit is not None and request.is_work:
+            # Uploads are not read: they name neither a priority nor a tenant.
+            receive = await request.read(receive)
+            refusal = None if request.disconnected else self._check(_with_caller(request.waiting(), caller))
             if refusal is not None:
-                await _turn_away(scope, send, refusal)
+                await _refuse(scope, send, refusal)
                 return
-        before = ASKING.set(asking)
+        before = CURRENT_CALLER.set(caller)
         try:
             await self._app(scope, receive, send)
         finally:
-            ASKING.reset(before)
+            CURRENT_CALLER.reset(before)
 
-    def _who(self, asked: Asked) -> tuple[str, Caller] | Refusal | None:
-        """Say who asks, after the name under which the tenant travels; None where that does not matter."""
+    def _identify(self, request: EngineRequest) -> tuple[str, Caller] | Refusal | None:
+        """Return the key of the tenant in ``vllm_xargs`` and the caller; None if neither matters."""
         if self._callers is None:
             return None
         callers = self._callers.now()
         for name in filter(None, (callers.key_header, callers.tenant_header)):
-            # The first may be the client's and the last the gateway's, or the other way round.
-            if len(asked.headers(name)) > 1:
+            # One is the client's and the other the gateway's, in either order.
+            if len(request.headers(name)) > 1:
                 return Refusal(f"the header {name} is sent more than once", status=400)
-        named = asked.header(callers.tenant_header).strip() if callers.tenant_header else ""
-        if "," in named and named not in callers.by_tenant:
-            # Some gateways join what comes more than once.
+        tenant = request.header(callers.tenant_header).strip() if callers.tenant_header else ""
+        if "," in tenant and tenant not in callers.by_tenant:
+            # Some gateways join repeated headers.
             return Refusal(f"the header {callers.tenant_header} has more than one value", status=400)
-        caller = callers.who(asked.header)
+        caller = callers.identify(request.header)
         if caller is not None:
             return callers.tenant_key, caller
-        # The routes under /graft ask for the server's own key.
-        is_open = asked.path in OPEN or asked.path.startswith("/graft/") or asked.is_preflight
-        return None if is_open else _NOBODY
+        # The routes under /graft check the server's own key.
+        is_open = request.path in OPEN or request.path.startswith("/graft/") or request.is_preflight
+        return None if is_open else _UNKNOWN_CALLER
 
-    def _ask(self, request: WaitingRequest) -> Refusal | None:
+    def _check(self, request: WaitingRequest) -> Refusal | None:
         assert self._admit is not None
         now = self._clock()
-        unseen = self._let_in
+        unseen = self._unseen
         while unseen and now - unseen[0] > UNSEEN_S:
             unseen.popleft()
         load = self._load()
@@ -121,30 +135,85 @@ class Gate:
         return refusal
 
 
-def _with(request: WaitingRequest, asking: tuple[str, Caller] | None) -> WaitingRequest:
-    """The request as the engine will see it: with its caller's tenant and priority."""
-    if asking is None:
+def _with_caller(request: WaitingRequest, caller: tuple[str, Caller] | None) -> WaitingRequest:
+    """Return the request as the engine will see it: with its caller's tenant and priority."""
+    if caller is None:
         return request
-    key, caller = asking
-    return replace(request, priority=caller.capped(request.priority), extra={**request.extra, key: caller.tenant})
+    key, found = caller
+    return replace(request, priority=found.cap(request.priority), extra={**request.extra, key: found.tenant})
 
 
-async def _turn_away(scope: Scope, send: Send, refusal: Refusal) -> None:
+async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
     if scope["type"] == "websocket":
+        # 1008 is a policy violation. Closed before it is accepted, a websocket is refused with a 403.
         await send({"type": "websocket.close", "code": 1008, "reason": refusal.reason})
     else:
-        await answer(send, refusal)
+        await respond(send, refusal)
 
 
-async def answer(send: Send, refusal: Refusal) -> None:
-    """The HTTP answer of a refusal, shaped as vLLM's own errors."""
-    kind = _WORDS.get(refusal.status, "RequestRefusedError")
+async def respond(send: Send, refusal: Refusal) -> None:
+    """Send the HTTP response of a refusal, in the shape of vLLM's own errors."""
+    kind = _ERROR_TYPES.get(refusal.status, "RequestRefusedError")
     error = {"message": refusal.reason, "type": kind, "param": None, "code": refusal.status}
     body = json.dumps({"error": error}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.retry_after > 0:
         headers.append((b"retry-after", str(math.ceil(refusal.retry_after)).encode()))
-    if refusal.status == 401:
+    if refusal.status == 401:  # which must name a scheme (RFC 9110, 15.5.2)
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def install_gate(app: FastAPI, plan: Plan, ledger: Ledger) -> None:
+    """Put the gate into an application of vLLM's, if the plan has callers or a queue that refuses requests."""
+    callers = CallersFile(plan.callers, plan) if plan.callers else None
+    if callers is not None:
+        ledger.set_item("endpoint", "callers", "applied")
+    options: dict[str, Any] = {"callers": callers}
+    for item in plan.of("scheduler"):
+        kind = load_class(item.target, item.name, item.package)
+        if isinstance(kind, type) and issubclass(kind, AdmissionQueue) and kind.admit is not AdmissionQueue.admit:
+            # An instance of this server's own, which never holds a request.
+            queue = instantiate(item, AdmissionQueue, plan, ledger)
+            if queue is not None:
+                options |= _queue_options(item, queue, ledger)
+    if callers is None and "admit" not in options:
+        return
+    from starlette.middleware import Middleware
+
+    gate: Any = Gate
+    # Innermost, because Starlette puts what vLLM adds later around it.
+    app.user_middleware.append(Middleware(gate, **options))
+    ledger.save()
+
+
+def _queue_options(item: PlanItem, queue: AdmissionQueue, ledger: Ledger) -> dict[str, Any]:
+    """Return the gate's arguments for a queue: its guarded ``admit``, the load, and a counter of refusals."""
+
+    def guard(call: Callable[..., Any], otherwise: Any, name: str) -> Guard[..., Any]:
+        meter = ledger.hook(item.name, name, point("scheduler").budget_us)
+        return Guard(call, lambda *args: otherwise, meter, functools.partial(ledger.put_aside, item.name))
+
+    def find_class(request: WaitingRequest) -> str:
+        return dict(normalize_labels(queue.labels(request))).get("class", "")
+
+    # Once `admit` has failed here, every request is passed on, and engine core decides.
+    admit = guard(queue.admit, None, "admit")
+    find_class_guarded, counter, seen = guard(find_class, "", "labels"), _refusal_counter(), set[str]()
+
+    def count(request: WaitingRequest, refusal: Refusal) -> None:
+        name = find_class_guarded(request)
+        if len(seen) < _MAX_CLASSES:
+            seen.add(name)
+        counter.labels(str(refusal.status), name if name in seen else OTHERS).inc()
+
+    return {"admit": admit, "load": StatisticsReader(ledger.home).load, "refused": count}
+
+
+@functools.cache
+def _refusal_counter() -> Any:
+    from prometheus_client import Counter
+
+    text = "Requests that this API server turned away before they were queued"
+    return Counter("vllm_graft_gate_refused", text, ("status", "class"))

@@ -1,8 +1,8 @@
-"""Our part of the server's ``/metrics``: the queues' figures, and how every planned item stands and what it costs.
+"""Our part of the server's ``/metrics``: queue statistics, and the state and cost of every planned item.
 
-Both are read from the files of the run when somebody asks, so whichever API server is asked gives the same figures. A
-route of ours goes before vLLM's: it writes vLLM's registry as vLLM does and appends our lines. It runs in a thread, not
-on the event loop, and keeps the lines of rows that have not changed: a thousand tenants are twenty thousand lines, and
+Both are read from the files of the run at each scrape, so every API server shows the same numbers. A route of ours goes
+before vLLM's: it writes vLLM's registry as vLLM does, and appends our lines. It runs in a thread, not on the event
+loop, and keeps the lines of rows that have not changed: a thousand tenants are twenty thousand lines, and
 prometheus_client would take half a second to write them.
 """
 
@@ -11,15 +11,15 @@ from __future__ import annotations
 import gzip
 import logging
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from vllm_graft.ledger import Boards, Figures, Ledger, ProcessView, QueueFigures, Records, current
-from vllm_graft.ledger.figures import EDGES
+from vllm_graft.ledger import LabelStatistics, Ledger, ProcessView, QueueSnapshot, Records, StatisticsReader, current
 from vllm_graft.ledger.guard import reason_of
+from vllm_graft.ledger.queue_statistics import EDGES
 from vllm_graft.ledger.reading import findings_of
 from vllm_graft.plan import Plan
 
@@ -34,7 +34,7 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """One metric with its samples, each a line of the text format."""
 
     name: str
@@ -43,7 +43,7 @@ class Family:
     lines: Sequence[str]
 
     def text(self, *, openmetrics: bool) -> str:
-        """The family in the text format; of a counter OpenMetrics wants the name without its ending."""
+        """Render the family in the text format; OpenMetrics wants a counter's name without ``_total``."""
         name = self.name.removesuffix("_total") if openmetrics else self.name
         return f"# HELP {name} {self.words}\n# TYPE {name} {self.kind}\n{''.join(self.lines)}"
 
@@ -63,13 +63,13 @@ _QUEUE_FIGURES: Final[dict[str, tuple[str, Kind, str]]] = {
 
 
 class QueueLines:
-    """The figures of the queues as families; lines of rows that have not changed are kept between two scrapes."""
+    """Renders queue statistics as families; keeps the lines of unchanged rows between two scrapes."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, str, str], tuple[Figures, str, tuple[str, ...]]] = {}
+        self._kept: dict[tuple[int, str, str], tuple[LabelStatistics, str, tuple[str, ...]]] = {}
 
-    def families(self, queues: Sequence[QueueFigures]) -> Iterator[Family]:
-        """Every family, each with a sample for each engine and each value of each label."""
+    def families(self, queues: Sequence[QueueSnapshot]) -> Iterator[MetricFamily]:
+        """Yield every family, with a sample for each engine and each value of each label."""
         before, self._kept = self._kept, {}
         rows = []
         for queue in queues:
@@ -82,14 +82,16 @@ class QueueLines:
                 self._kept[key] = kept
                 rows.append(kept)
         for index, (name, kind, words) in enumerate(_QUEUE_FIGURES.values()):
-            yield Family(_QUEUE + name, kind, words, [lines[index] for _, _, lines in rows])
+            yield MetricFamily(_QUEUE + name, kind, words, [lines[index] for _, _, lines in rows])
         shares = (share for queue in queues for share in queue.shares())
         lines = [_sample(_QUEUE + "token_share", kept[1], share) for kept, share in zip(rows, shares, strict=True)]
-        yield Family(_QUEUE + "token_share", "gauge", "Share of the last minute's tokens.", lines)
-        yield Family(_WAITS, "histogram", "From arrival to the first admission.", [lines[-1] for _, _, lines in rows])
+        yield MetricFamily(_QUEUE + "token_share", "gauge", "Share of the last minute's tokens.", lines)
+        yield MetricFamily(
+            _WAITS, "histogram", "From arrival to the first admission.", [lines[-1] for _, _, lines in rows]
+        )
 
 
-def _row_lines(row: Figures, labels: str) -> Iterator[str]:
+def _row_lines(row: LabelStatistics, labels: str) -> Iterator[str]:
     for field, (name, _, _) in _QUEUE_FIGURES.items():
         yield _sample(_QUEUE + name, labels, getattr(row, field))
     below, lines = 0, []
@@ -102,13 +104,13 @@ def _row_lines(row: Figures, labels: str) -> Iterator[str]:
 _ITEM: Final = "vllm_graft_item_"
 
 _ELSEWHERE: Final = ("S007",)
-"""Findings that need the records of all machines, and only those of this one are read here."""
+"""Findings that need the records of all machines; only those of this one are read here."""
 
 
-def item_families(views: Sequence[ProcessView], plan: Plan, damaged: int = 0) -> Iterator[Family]:
-    """How the planned items stand in the processes of this machine, and what they cost: by item and role.
+def item_families(views: Sequence[ProcessView], plan: Plan, damaged: int = 0) -> Iterator[MetricFamily]:
+    """Yield the states and costs of planned items on this machine, by item and role.
 
-    Processes of one role are added up, so that the number of lines does not depend on theirs.
+    Processes of one role are added up, so the number of lines does not grow with theirs.
     """
     living = [view for view in views if view.life in ("running", "unknown")]
     lives = Counter((_role(view), view.life) for view in views if view.life != "ended")
@@ -128,9 +130,8 @@ def item_families(views: Sequence[ProcessView], plan: Plan, damaged: int = 0) ->
     yield _family("vllm_graft_findings", "gauge", words, ("code", "level"), findings.items())
 
 
-def _cost_families(views: Sequence[ProcessView]) -> Iterator[Family]:
-    calls, errors, overruns = Counter[Key](), Counter[Key](), Counter[Key]()
-    seconds: dict[Key, float] = {}
+def _cost_families(views: Sequence[ProcessView]) -> Iterator[MetricFamily]:
+    calls, errors, overruns, seconds = (defaultdict[Key, float](int) for _ in range(4))
     worst: dict[Key, float] = {}
     budgets: dict[Key, float] = {}
     for view in views:
@@ -141,25 +142,29 @@ def _cost_families(views: Sequence[ProcessView]) -> Iterator[Family]:
                 errors[key] += found.errors
                 if found.budget_us is not None:
                     overruns[key] += found.overruns
-                    seconds[key] = seconds.get(key, 0.0) + found.mean_us * found.calls / 1e6
+                    seconds[key] += found.mean_us * found.calls / 1e6
                     worst[key] = max(worst.get(key, 0.0), found.p99_us / 1e6)
                     budgets[key] = found.budget_us / 1e6
-    names = ("point", "item", "role", "hook")
-    yield _family(_ITEM + "calls_total", "counter", "Calls of an item's hooks.", names, calls.items())
-    yield _family(_ITEM + "errors_total", "counter", "Calls that raised.", names, errors.items())
-    yield _family(_ITEM + "overruns_total", "counter", "Calls over the budget.", names, overruns.items())
-    yield _family(_ITEM + "seconds_total", "counter", "Time spent in calls.", names, seconds.items())
-    words = "What 99 of 100 calls took at most, in the slowest process."
-    yield _family(_ITEM + "p99_seconds", "gauge", words, names, worst.items())
-    yield _family(_ITEM + "budget_seconds", "gauge", "What a call may take.", names, budgets.items())
+    families: tuple[tuple[str, Kind, str, dict[Key, float]], ...] = (
+        ("calls_total", "counter", "Calls of an item's hooks.", calls),
+        ("errors_total", "counter", "Calls that raised.", errors),
+        ("overruns_total", "counter", "Calls over the budget.", overruns),
+        ("seconds_total", "counter", "Time spent in calls.", seconds),
+        ("p99_seconds", "gauge", "What 99 of 100 calls took at most, in the slowest process.", worst),
+        ("budget_seconds", "gauge", "What a call may take.", budgets),
+    )
+    for name, kind, words, values in families:
+        yield _family(_ITEM + name, kind, words, ("point", "item", "role", "hook"), values.items())
 
 
 Key = tuple[str, ...]
 
 
-def _family(name: str, kind: Kind, words: str, labels: Sequence[str], values: Iterable[tuple[Key, float]]) -> Family:
+def _family(
+    name: str, kind: Kind, words: str, labels: Sequence[str], values: Iterable[tuple[Key, float]]
+) -> MetricFamily:
     lines = [_sample(name, _labels(**dict(zip(labels, key, strict=True))), value) for key, value in sorted(values)]
-    return Family(name, kind, words, lines)
+    return MetricFamily(name, kind, words, lines)
 
 
 def _role(view: ProcessView) -> str:
@@ -177,12 +182,12 @@ def _labels(**labels: str) -> str:
 
 def _escape(value: str) -> str:
     escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-    # Half a character, which no encoding takes.
+    # Lone surrogates, which no encoding takes.
     return escaped if escaped.isascii() else escaped.encode("utf-8", "replace").decode()
 
 
 class Exposition:
-    """Our families as text, read from the files of this process's run."""
+    """Renders our families as text, from the files of this process's run."""
 
     def __init__(self, plan: Plan, book: Callable[[], Ledger] = current) -> None:
         self._plan = plan
@@ -190,12 +195,12 @@ class Exposition:
         self._lock = threading.Lock()
         self._queues = QueueLines()
         self._home: Path | None = None
-        self._boards = Boards(None)
+        self._statistics = StatisticsReader(None)
         self._records = Records(None)
         self._failure = ""
 
     def text(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
-        """Every family, or those of which samples are asked for by name."""
+        """Return every family, or those that have a sample of these names."""
         with self._lock:
             return "".join(
                 family.text(openmetrics=openmetrics)
@@ -203,8 +208,8 @@ class Exposition:
                 if not names or any(name.startswith(family.name.removesuffix("_total")) for name in names)
             )
 
-    def text_or_nothing(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
-        """Every family as ``text`` has it; where that fails nothing but a line in the log, so vLLM's own are served."""
+    def safe_text(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
+        """Return the text, or nothing and a line in the log if it fails: vLLM's own metrics must be served."""
         try:
             found = self.text(openmetrics=openmetrics, names=names)
         except Exception as error:
@@ -216,22 +221,22 @@ class Exposition:
         self._failure = ""
         return found
 
-    def _families(self) -> Iterator[Family]:
+    def _families(self) -> Iterator[MetricFamily]:
         home = self._book().home
         if home != self._home:
-            self._home, self._boards, self._records = home, Boards(home), Records(home)
+            self._home, self._statistics, self._records = home, StatisticsReader(home), Records(home)
         if self._plan.of("scheduler"):
-            yield from self._queues.families(self._boards.figures())
+            yield from self._queues.families(self._statistics.queues())
         own = self._book().view()
         views = self._records.views()
         if own is not None and all(view.record.pid != own.record.pid for view in views):
-            # Its record is not on disk, or not any more.
+            # Its record is not on disk: the disk is full, or the folder was removed.
             views.append(own)
         yield from item_families(views, self._plan, self._records.damaged)
 
 
-def attach(app: FastAPI, plan: Plan) -> None:
-    """Have the application's ``/metrics`` show ours too."""
+def install_metrics(app: FastAPI, plan: Plan) -> None:
+    """Add our families to the ``/metrics`` of an application of vLLM's."""
     from starlette.routing import Route
 
     exposition = Exposition(plan)
@@ -248,13 +253,14 @@ def attach(app: FastAPI, plan: Plan) -> None:
         registry = get_prometheus_registry()
         theirs = encode(registry.restricted_registry(names) if names else registry)
         openmetrics = "openmetrics" in content_type
-        ours = exposition.text_or_nothing(openmetrics=openmetrics, names=names).encode()
+        ours = exposition.safe_text(openmetrics=openmetrics, names=names).encode()
         body = theirs.removesuffix(_END) + ours + (_END if openmetrics else b"")
         headers = {}
         if "gzip" in request.headers.get("accept-encoding", ""):
             body, headers = gzip.compress(body, compresslevel=1), {"Content-Encoding": "gzip"}
         return Response(body, headers=headers, media_type=content_type)
 
+    # Before vLLM's own, which is mounted on every path that begins with /metrics.
     for path in ("/metrics/", "/metrics"):
         app.router.routes.insert(0, Route(path, metrics, methods=["GET"], include_in_schema=False))
 

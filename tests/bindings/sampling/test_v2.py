@@ -416,7 +416,7 @@ class Slow(Unfit):
 
 def test_a_start_that_waits_for_a_sampler_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """From outside it looks as if vLLM hung."""
-    monkeypatch.setattr("vllm_graft.bindings.making.SLOW_START_S", 0.05)
+    monkeypatch.setattr("vllm_graft.bindings.instantiate.SLOW_START_S", 0.05)
     monkeypatch.setitem(sys.modules, Slow.__module__, sys.modules[__name__])
     carry(Plan((PlanItem("sampler", "slow", f"{Slow.__module__}:Slow", "p", ("worker",)),)), Run("slow", 1))
     try:

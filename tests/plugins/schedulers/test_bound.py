@@ -8,11 +8,11 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_graft.bindings.waiting import HeldQueue
+from vllm_graft.bindings.scheduling.admission_queue import AdmissionQueueAdapter
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
-from vllm_graft.plugins.schedulers.lanes import AHEAD
 from vllm_graft.plugins.schedulers.priority_fairness import PriorityFairness
+from vllm_graft.plugins.schedulers.urgent_lane import AHEAD
 
 ITEM = PlanItem("scheduler", "priority-fairness", "m:C", "p", ("engine",), {}, "graft.toml:2")
 WAIT, AFTER, SHARE = 20.0, 0.5, 0.9
@@ -42,7 +42,7 @@ def test_the_bound_survives_a_machine_whose_date_is_set(data: st.DataObject):
     ):
         ledger = Ledger()
         ledger.set_item("scheduler", ITEM.name, "applied")
-        queue = HeldQueue(PriorityFairness({"max_wait_sec": WAIT}), ITEM, ledger)
+        queue = AdmissionQueueAdapter(PriorityFairness({"max_wait_sec": WAIT}), ITEM, ledger)
         waiting: dict[str, tuple[SimpleNamespace, float, int, int]] = {}
         running: list[SimpleNamespace] = []
         number = preempted = 0

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from vllm_graft.contracts import Load, WaitingRequest
 from vllm_graft.contracts.item import OptionValue
 from vllm_graft.errors import ConfigError
-from vllm_graft.plugins.schedulers.lanes import AHEAD
 from vllm_graft.plugins.schedulers.priority_fairness import PriorityFairness
+from vllm_graft.plugins.schedulers.urgent_lane import AHEAD
 
 
 class Clock:

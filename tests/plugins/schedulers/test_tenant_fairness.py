@@ -221,7 +221,7 @@ def test_unknown_tenants_are_refused_where_only_known_ones_are_served():
         ({"weights": ["acme=nan"]}, "'acme=nan', which is not a tenant"),
         ({"weights": ["a=1", "a=2"]}, "gives the tenant 'a' two weights"),
         ({"tenant_from": ["header"]}, "names 'header', which a tenant cannot be read from"),
-        ({"tenant_from": []}, "says nowhere to read the tenant from"),
+        ({"tenant_from": []}, "names no source of tenants"),
         ({"max_wait_sec": -1.0}, "option max_wait_sec of tenant-fairness: must be at least 0"),
     ],
 )

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from vllm_graft.bindings.making import make, say_if_slow, why_not
+from vllm_graft.bindings.instantiate import failure_reason, instantiate, warn_if_slow
 from vllm_graft.bindings.sampling import failures, places, requests
 from vllm_graft.bindings.sampling.injection import v2_takes_samplers
 from vllm_graft.bindings.sampling.mux import Mux
@@ -45,7 +45,7 @@ def build_mux(model: ServedModel, seed: int, fail: Any) -> Mux:
     provided = {"tokenizer": lambda: model.tokenizer, "model": lambda: model}
     made = []
     for item in plan.of("sampler") if plan is not None else ():
-        chosen = make(item, Chosen, plan, ledger, provided=provided)  # type: ignore[arg-type]
+        chosen = instantiate(item, Chosen, plan, ledger, provided=provided)  # type: ignore[arg-type]
         if chosen is not None:
             made.append(Planned(item, chosen, model, ledger, fail))
     ready = [each for each in made if _set_up(each, model)]
@@ -59,10 +59,10 @@ def _set_up(planned: Planned, model: ServedModel) -> bool:
     plan, ledger = carried(), current()
     before = _allocated(model.device)
     try:
-        with say_if_slow(f"setup of the sampler {planned.name!r} runs"):
+        with warn_if_slow(f"setup of the sampler {planned.name!r} runs"):
             planned.made.setup(model)
     except BaseException as error:
-        reason = why_not(error)
+        reason = failure_reason(error)
         ledger.set_item("sampler", planned.name, "refused", reason)
         ledger.save()
         if plan is None or not plan.strict:

@@ -1,23 +1,27 @@
-"""``tenant-fairness``: each tenant its share of the tokens, whoever asks most."""
+"""``tenant-fairness``: each tenant its share of the tokens, however many requests it sends."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingRequest
-from vllm_graft.contracts.item import OptionValue
-from vllm_graft.plugins.schedulers.classes import Classes
-from vllm_graft.plugins.schedulers.lanes import UrgentLane
-from vllm_graft.plugins.schedulers.limits import number
-from vllm_graft.plugins.schedulers.shares import Counters, TenantHeap
-from vllm_graft.plugins.schedulers.tenants import reader, shown_as, weights_of
+from vllm_graft.contracts import AdmissionQueue, Load, OptionValue, Refusal, WaitingRequest
+from vllm_graft.plugins.schedulers.options import number
+from vllm_graft.plugins.schedulers.priority_classes import PriorityClasses
+from vllm_graft.plugins.schedulers.tenants import (
+    TenantCounters,
+    TenantHeap,
+    display_name,
+    parse_weights,
+    tenant_reader,
+)
+from vllm_graft.plugins.schedulers.urgent_lane import UrgentLane
 
 _NAME: Final = "tenant-fairness"
 
 
 class Account:
-    """An admitted request: whose it is, and how much of its prompt was charged and is yet to be served."""
+    """The account of an admitted request: its tenant, and the tokens of its prompt that were charged in advance."""
 
     __slots__ = ("advance", "tenant", "weight")
 
@@ -30,10 +34,10 @@ class Account:
 class TenantFairness(AdmissionQueue):
     """The tenant that was served least for its weight goes next, with its first request by class and arrival.
 
-    A tenant's prompt is charged when its request is admitted, so that many admissions in one step are shared too; what
-    the prefix cache had, or was never computed, is given back. With ``classes_first`` the classes come before the
-    tenants: only requests of the first class that waits are shared out. With ``max_wait_sec`` above 0 there is an
-    urgent lane over all tenants, as that of ``priority-fairness``.
+    A prompt is charged when its request is admitted, so that many admissions in one step are shared too; what the
+    prefix cache had, or was never computed, is refunded. With ``classes_first``, tenants share only within the first
+    class that waits. With ``max_wait_sec`` above 0 there is an urgent lane over all tenants, as in
+    ``priority-fairness``.
     """
 
     options: ClassVar[Mapping[str, OptionValue]] = {
@@ -51,37 +55,37 @@ class TenantFairness(AdmissionQueue):
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)
-        self._classes = Classes.of_options(self, _NAME)
-        self._tenant = reader(_names(self, "tenant_from"), str(self.option("tenant_key")), _NAME)
-        self._weights = weights_of(_names(self, "weights"), _NAME)
+        self._classes = PriorityClasses.of_options(self, _NAME)
+        self._tenant = tenant_reader(_names(self, "tenant_from"), str(self.option("tenant_key")), _NAME)
+        self._weights = parse_weights(_names(self, "weights"), _NAME)
         self._known_only = bool(self.option("known_only"))
         self._classes_first = bool(self.option("classes_first"))
         wait = number(self, _NAME, "max_wait_sec", 0.0, 86_400.0)
         after = number(self, _NAME, "urgent_after", 0.0, 1.0)
         share = number(self, _NAME, "urgent_share", 0.01, 1.0)
         self._urgent = UrgentLane(after * wait, share) if wait else None
-        self._counters = Counters(self._weights)
+        self._counters = TenantCounters(self._weights)
         self._groups: dict[int, TenantHeap] = {}
         self._waiting: dict[str, int] = {}
         self._accounts: dict[str, Account] = {}
 
     @classmethod
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
-        """What the constructor refuses."""
+        """Refuse what the constructor refuses."""
         cls(options)
 
     def labels(self, request: WaitingRequest) -> Mapping[str, str]:
-        """By class and tenant."""
-        return {"class": str(self._classes.of(request)), "tenant": shown_as(self._tenant(request), request)}
+        """Label a request by its class and tenant."""
+        return {"class": str(self._classes.of(request)), "tenant": display_name(self._tenant(request), request)}
 
     def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
-        """A priority beyond the last class, or with ``known_only`` a tenant without a weight, is refused."""
+        """Refuse a priority beyond the last class, and with ``known_only`` a tenant without a weight."""
         if self._known_only and self._tenant(request) not in self._weights:
             return Refusal(f"the tenant {self._tenant(request)!r} is not known here", status=403)
         return self._classes.refusal(request)
 
     def push(self, request: WaitingRequest) -> None:
-        """Among its tenant's. One that runs and is pushed again is a session's next turn."""
+        """Add a request to its tenant's; one that is pushed while it runs is the next turn of a session."""
         self._refund(request)
         tenant, group = self._tenant(request), self._group(request)
         heap = self._groups.get(group)
@@ -97,11 +101,11 @@ class TenantFairness(AdmissionQueue):
             self._urgent.add(request)
 
     def peek(self) -> WaitingRequest:
-        """The oldest where it is the urgent lane's turn, else the first of the tenant that was served least."""
+        """Return the oldest if it is the urgent lane's turn, else the first of the tenant that was served least."""
         return self._due() or self._groups[min(self._groups)].first()
 
     def pop(self) -> WaitingRequest:
-        """Charge its prompt in advance."""
+        """Take the next request out, and charge its prompt in advance."""
         due = self._due()
         request = due or self._groups[min(self._groups)].first()
         self._take(request)
@@ -113,20 +117,20 @@ class TenantFairness(AdmissionQueue):
         return request
 
     def put_back(self, request: WaitingRequest) -> None:
-        """What was charged and not served is given back."""
+        """Put a request back, and refund what was charged and not served."""
         self._refund(request)
         if self._urgent is not None:
             self._urgent.returned(request)
         self.push(request)
 
     def remove(self, request: WaitingRequest) -> None:
-        """Gone."""
+        """Remove a request."""
         self._take(request)
         if self._urgent is not None:
             self._urgent.discard(request)
 
     def served(self, request: WaitingRequest, tokens: int) -> None:
-        """Against the advance first, then on the tenant's account."""
+        """Charge served tokens: against the advance first, then to the tenant."""
         account = self._accounts.get(request.request_id)
         if account is None:
             return
@@ -134,7 +138,7 @@ class TenantFairness(AdmissionQueue):
             used = min(account.advance, tokens)
             account.advance -= used
             tokens -= used
-        # As Counters.charge, without the call: this is done for every running request in every step.
+        # As TenantCounters.charge, without the call: up to a sixteenth of the running requests come here in every step.
         served = self._counters.served
         try:
             served[account.tenant] += tokens / account.weight
@@ -142,7 +146,7 @@ class TenantFairness(AdmissionQueue):
             served[account.tenant] = tokens / account.weight
 
     def ended(self, request: WaitingRequest) -> None:
-        """What was charged and not served is given back."""
+        """Refund what was charged and not served."""
         self._refund(request)
         if self._urgent is not None:
             self._urgent.ended(request)

@@ -1,0 +1,62 @@
+"""The status page for browsers: what the table of the command shows, it shows too."""
+
+import time
+
+from vllm_graft.ledger import QueueSnapshot, reading
+from vllm_graft.ledger.meters import Reading
+from vllm_graft.ledger.queue_statistics import LabelStatistics
+from vllm_graft.ledger.reading import ProcessView
+from vllm_graft.ledger.record import ItemState, Record
+from vllm_graft.plan import Plan, PlanItem
+from vllm_graft.server.status import status_page
+
+PLAN = Plan((PlanItem("scheduler", "fair", "m:Q", "p", ("engine",)),), model="m")
+
+
+def document(state: str = "applied", reason: str = "", life: str = "running") -> dict[str, object]:
+    """A server with one engine core that has a scheduler."""
+    record = Record.of_this_process("run", PLAN.hash, "m", ["engine"], "0.32.0", "V1")
+    record.items = [ItemState("scheduler", "fair", state, reason)]  # type: ignore[arg-type]
+    hook = Reading(7, 1, 2, 10.0, 10.0, 900.0, 950.0, 1000.0)
+    view = ProcessView(record, life, {"fair": {"pop": hook}})  # type: ignore[arg-type]
+    rows = [view.as_dict()]
+    return {
+        "model": "m",
+        "plan": {"hash": PLAN.hash},
+        "processes": rows,
+        "queues": QueueSnapshot(1, 0, "fair", time.time(), (LabelStatistics("tenant", "acme"),)).as_dicts(),
+        "findings": [finding.as_dict() for finding in reading.findings_of(rows, PLAN)],
+    }
+
+
+def test_life_and_cost_are_shown():
+    """Of each hook, against its budget."""
+    page = status_page(document())
+    assert "<span class=good>running</span>" in page
+    assert "<code>pop</code> p99 900 of 1000 us, 2 over, 1 failed" in page
+    assert "Every process has what its plan names." in page
+
+
+def test_the_level_of_a_finding_is_shown():
+    """A warning does not look like an error."""
+    warned = status_page(document("quarantined", "ValueError: boom"))
+    assert '<li class="worrying"><code>S005</code> warning: scheduler fair: is quarantined' in warned
+    assert "<span class=worrying>quarantined</span><br><span class=soft>ValueError: boom</span>" in warned
+    died = status_page(document(life="died"))
+    assert '<li class="bad"><code>S006</code> error: ' in died
+    assert "<span class=bad>died</span>" in died
+
+
+def test_only_texts_that_may_be_long_are_broken_anywhere():
+    """The page fits its window, and numbers stay in one piece."""
+    page = status_page(document("refused", "x" * 500))
+    assert "td.long, li { overflow-wrap: anywhere }" in page
+    assert f"<td class=long><span class=bad>refused</span><br><span class=soft>{'x' * 500}</span>" in page
+
+
+def test_nothing_of_others_is_markup():
+    """Reasons are plugins' words."""
+    page = status_page(document("quarantined", "<script>\x1b\ud800"))
+    assert "<script" not in page
+    assert "&lt;script&gt;\\x1b\\ud800" in page
+    page.encode()
