@@ -259,7 +259,7 @@ class TestExamples:
         for name in ("vllm_graft.versions.vllm_version", "vllm_graft.cli.plan.vllm_version"):
             monkeypatch.setattr(name, lambda: "0.32.0")
         configuration = DOCS / "reference/configuration.md"
-        Path("graft.toml").write_text(blocks("toml", configuration)[0].text, encoding="utf-8")
+        Path("graft.toml").write_text(blocks("toml", configuration)[1].text, encoding="utf-8")
         command, _, shown = blocks("console", configuration)[0].text.partition("\n")
         assert main(command.removeprefix("$ vllm-graft ").split()) == 0
         assert capsys.readouterr().out == shown
