@@ -50,7 +50,7 @@ pictures: setup ## draw the pictures of docs/reference/samplers anew
 docs: setup ## build the documentation as a site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-lint: setup ## check style, formatting, types and who imports whom
+lint: setup ## check style, formatting, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
