@@ -1,4 +1,4 @@
-# Every target below does its own set-up first: see docs/setup.md.
+# Every target below does its own set-up first: see docs/how-to/set-up.md.
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
@@ -11,7 +11,7 @@ SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check matrix cpu-matrix catalogue pictures lint format clean
+.PHONY: help setup demo test check matrix cpu-matrix catalogue pictures docs lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +35,7 @@ test: setup ## run the tests in two processes (WORKERS=4), or a part of them in 
 check: lint ## lint, and the tests that do not start vLLM
 	$(BIN)/python -m pytest $(SPREAD) --quick -q $(ARGS)
 
-matrix: setup ## run the tests on seven vLLM releases, simulated (RELEASES=0.26.0,0.28.0 chooses; docs/releases.md)
+matrix: setup ## run the tests on seven vLLM releases, simulated (RELEASES=0.26.0,0.28.0 chooses)
 	@$(BIN)/python scripts/matrix.py $(if $(RELEASES),--releases '$(RELEASES)') $(ARGS)
 
 cpu-matrix: setup ## run the end-to-end tests on three vLLM releases, each a real build for CPUs in .venvs
@@ -44,10 +44,13 @@ cpu-matrix: setup ## run the end-to-end tests on three vLLM releases, each a rea
 catalogue: setup ## build the catalogue of vLLM's releases anew, or add some to it (RELEASES=0.33.0)
 	@$(BIN)/python scripts/catalogue.py $(if $(RELEASES),--add '$(RELEASES)')
 
-pictures: setup ## draw the pictures of docs/samplers anew
+pictures: setup ## draw the pictures of docs/reference/samplers anew
 	@$(BIN)/python scripts/sampler_pictures.py
 
-lint: setup ## check style, formatting, types and who imports whom
+docs: setup ## build the documentation as a site in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+lint: setup ## check style, formatting, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -18,7 +18,7 @@ _HINTS = (
     (
         r"NewConnectionError|NameResolutionError|Max retries|timed out|unreachable|ConnectionError|from versions: none",
         "check the network; behind a proxy: HTTPS_PROXY=http://host:port {command}; with an index of your own: "
-        "PIP_INDEX_URL=https://host/simple {command}; without any network: see docs/setup.md",
+        "PIP_INDEX_URL=https://host/simple {command}; without any network: see docs/how-to/set-up.md",
     ),
     (
         r"No matching distribution found for torch",

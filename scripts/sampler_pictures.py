@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/samplers: what the samplers that ship do to a row of logits, or to a text.
+"""Draw the pictures of docs/reference/samplers: what the samplers that ship do to a row of logits, or to a text.
 
     python scripts/sampler_pictures.py [FOLDER]
 
@@ -29,7 +29,7 @@ from vllm_graft.plan import PlanItem
 from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.plugins.samplers.constrained_json.automaton import State, start, step
 
-FOLDER: Final = Path(__file__).parent.parent / "docs" / "samplers"
+FOLDER: Final = Path(__file__).parent.parent / "docs" / "reference" / "samplers"
 
 TOKENS: Final = 40
 SHARES: Final = [(rank + 4) ** -2.4 for rank in range(1, TOKENS + 1)]

@@ -7,6 +7,8 @@ import inspect
 import json
 import os
 import re
+import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -42,11 +44,11 @@ from vllm_graft.plan.layers import read_file
 from vllm_graft.plugins.platforms.simulated.devices import DEVICES
 from vllm_graft.plugins.platforms.simulated.devices import __file__ as DEVICES_FILE
 from vllm_graft.plugins.platforms.simulated.workload.description import generate
-from vllm_graft.points import keys
+from vllm_graft.points import POINTS, keys
 from vllm_graft.server.callers import Callers
 from vllm_graft.server.metrics import QueueLines, item_families
 from vllm_graft.server.status import status_document
-from vllm_graft.testing import Session, lay_out
+from vllm_graft.testing import Session, assert_active, assert_called, lay_out
 from vllm_graft.versions import vllm_root
 
 ROOT = Path(__file__).parent.parent
@@ -134,21 +136,25 @@ class TestCommands:
         with pytest.raises(SystemExit):
             main([command, "--help"] if command else ["--help"])
         shown = capsys.readouterr().out.rstrip()
-        where = section(page("commands.md"), command) if command else page("commands.md").partition("\n## ")[0]
+        where = (
+            section(page("reference/commands.md"), command)
+            if command
+            else page("reference/commands.md").partition("\n## ")[0]
+        )
         assert f"```text\n{shown}\n```" in where
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_each_has_an_example(self, command: str):
-        assert re.search(rf"^\$ .*vllm-graft {command}", section(page("commands.md"), command), re.MULTILINE)
+        assert re.search(rf"^\$ .*vllm-graft {command}", section(page("reference/commands.md"), command), re.MULTILINE)
 
     def test_no_other_is_described(self):
-        assert re.findall(r"^## (.+)$", page("commands.md"), re.MULTILINE) == list(COMMANDS)
+        assert re.findall(r"^## (.+)$", page("reference/commands.md"), re.MULTILINE) == list(COMMANDS)
 
     def test_the_output_of_points_is_real(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("COLUMNS", "100")
         main(["points", "stats"])
         shown = capsys.readouterr().out
-        assert f"```console\n$ vllm-graft points stats\n{shown}```" in section(page("commands.md"), "points")
+        assert f"```console\n$ vllm-graft points stats\n{shown}```" in section(page("reference/commands.md"), "points")
 
 
 class TestFindings:
@@ -159,25 +165,27 @@ class TestFindings:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value)
         }
-        described = re.findall(r"^## (.+)$", page("findings.md"), re.MULTILINE)
+        described = re.findall(r"^## (.+)$", page("reference/findings.md"), re.MULTILINE)
         assert sorted(emitted - set(DEVICES)) == sorted(described)
 
     def test_each_says_what_happened_and_what_to_do(self):
-        for heading in re.findall(r"^## (.+)$", page("findings.md"), re.MULTILINE):
-            text = section(page("findings.md"), heading)
+        for heading in re.findall(r"^## (.+)$", page("reference/findings.md"), re.MULTILINE):
+            text = section(page("reference/findings.md"), heading)
             assert re.search(r"Level (error|warning|info)", text), heading
             assert "\n> " in text, heading
             assert "**What to do.**" in text, heading
 
     def test_the_quotes_are_in_the_sources(self):
-        for quote in re.findall(r"^> (.+)$", page("findings.md"), re.MULTILINE):
+        for quote in re.findall(r"^> (.+)$", page("reference/findings.md"), re.MULTILINE):
             if reason := re.sub(r"^is \w+: …?", "", quote):
                 assert_in_sources(reason)
 
     @pytest.mark.parametrize("state", get_args(State))
     def test_every_state_of_an_item_gives_the_finding_that_the_pages_say(self, state: str):
         """The state's row links to the code; the code's quote and level are those of the finding."""
-        (linked,) = re.findall(rf"^\| `{state}` \|.*\| (.*)\|$", section(page("status.md"), "States"), re.MULTILINE)
+        (linked,) = re.findall(
+            rf"^\| `{state}` \|.*\| (.*)\|$", section(page("how-to/status.md"), "States"), re.MULTILINE
+        )
         plan = Plan((PlanItem("patch", "p", "m:C", "p", ("engine",)),))
         item = {"name": "p", "state": state, "reason": "because"}
         row = {
@@ -192,12 +200,12 @@ class TestFindings:
         found = missing([row], plan)
         assert [finding.code for finding in found] == CODE.findall(linked.partition("]")[0])
         for finding in found:
-            text = section(page("findings.md"), finding.code)
+            text = section(page("reference/findings.md"), finding.code)
             assert f"\n> is {state}: " in text
             assert f"Level {finding.level}" in text
 
     def test_codes_that_pages_mention_exist(self):
-        described = set(re.findall(r"^## (.+)$", page("findings.md"), re.MULTILINE))
+        described = set(re.findall(r"^## (.+)$", page("reference/findings.md"), re.MULTILINE))
         for path in PAGES:
             mentioned = set(re.findall(r"\b[SPDA]\d{3}\b", path.read_text(encoding="utf-8"))) - set(DEVICES)
             assert set(mentioned) <= described, path
@@ -205,7 +213,7 @@ class TestFindings:
 
 class TestPlatformTable:
     def test_every_method_it_names_exists(self):
-        text = section(page("simulated.md"), "As an example of a platform plugin")
+        text = section(page("reference/simulator.md"), "As an example of a platform plugin")
         rows = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
         named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
         assert len(named) > 25
@@ -250,25 +258,25 @@ class TestExamples:
         monkeypatch.setenv("COLUMNS", "120")
         for name in ("vllm_graft.versions.vllm_version", "vllm_graft.cli.plan.vllm_version"):
             monkeypatch.setattr(name, lambda: "0.32.0")
-        configuration = DOCS / "configuration.md"
-        Path("graft.toml").write_text(blocks("toml", configuration)[0].text, encoding="utf-8")
+        configuration = DOCS / "reference/configuration.md"
+        Path("graft.toml").write_text(blocks("toml", configuration)[1].text, encoding="utf-8")
         command, _, shown = blocks("console", configuration)[0].text.partition("\n")
         assert main(command.removeprefix("$ vllm-graft ").split()) == 0
         assert capsys.readouterr().out == shown
 
     def test_the_table_of_status_is_that_of_its_json(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("COLUMNS", "120")
-        servers = json.loads(blocks("json", DOCS / "status.md")[0].text)
-        table = blocks("console", DOCS / "status.md")[0].text
+        servers = json.loads(blocks("json", DOCS / "how-to/status.md")[0].text)
+        table = blocks("console", DOCS / "how-to/status.md")[0].text
         assert table == f"$ vllm-graft status\n{render(servers, [])}\n$ echo $?\n0\n"
 
     def test_the_last_error_is_below_the_table(self):
         """As the page says."""
-        servers = json.loads(blocks("json", DOCS / "status.md")[0].text)
+        servers = json.loads(blocks("json", DOCS / "how-to/status.md")[0].text)
         servers[0]["processes"][0]["last_error"] = "ValueError: broken"
         table, line = render(servers, []), "last error in"
         assert f"{line} {servers[0]['processes'][0]['name']}" in table
-        assert "below the tables" in page("status.md")
+        assert "below the tables" in page("how-to/status.md")
 
     def test_the_json_of_status_has_the_keys_there_are(self):
         plan = Plan((PlanItem("stats", "sink", "m:C", "p", ("frontend",)),), model="m")
@@ -277,7 +285,7 @@ class TestExamples:
         book.set_item("stats", "sink", "applied")
         book.open(Record.of_this_process("run", plan.hash, "m", ["frontend"], "0.32.0", "V1"))
         book.hook("sink", "finished", 50.0)
-        real, shown = runs()[0].as_dict(), json.loads(blocks("json", DOCS / "status.md")[0].text)[0]
+        real, shown = runs()[0].as_dict(), json.loads(blocks("json", DOCS / "how-to/status.md")[0].text)[0]
         for path in ([], ["plan"], ["plan", "items", 0], ["processes", 0]):
             assert set(_at(real, path)) == set(_at(shown, path)), path
         item = ["processes", 0, "items", 0]
@@ -287,28 +295,28 @@ class TestExamples:
     def test_the_table_of_queues_is_that_of_its_json(self, monkeypatch: pytest.MonkeyPatch):
         """And its keys are those there are."""
         monkeypatch.setenv("COLUMNS", "160")
-        rows = json.loads(blocks("json", DOCS / "status.md")[1].text)
-        assert f"{render_queues(rows)}\n" in [block.text for block in blocks("text", DOCS / "status.md")]
+        rows = json.loads(blocks("json", DOCS / "how-to/status.md")[1].text)
+        assert f"{render_queues(rows)}\n" in [block.text for block in blocks("text", DOCS / "how-to/status.md")]
         real = QueueSnapshot(1, 0, "item", 0.0, (LabelStatistics("tenant", "acme"),)).as_dicts()
         assert [set(row) for row in rows] == [set(real[0])] * 2
 
     def test_the_metrics_of_the_page_are_those_there_are(self):
         found = QueueLines().families([QueueSnapshot(1, 0, "item", 0.0, (LabelStatistics("tenant", "acme"),))])
-        text = (DOCS / "schedulers.md").read_text(encoding="utf-8")
+        text = (DOCS / "reference/schedulers.md").read_text(encoding="utf-8")
         assert set(re.findall(r"vllm_graft_queue_\w+(?=`)", text)) == {family.name for family in found}
-        text = (DOCS / "status.md").read_text(encoding="utf-8")
+        text = (DOCS / "how-to/status.md").read_text(encoding="utf-8")
         assert set(re.findall(r"vllm_graft_\w+(?=`)", text)) == {family.name for family in item_families([], Plan())}
 
     def test_the_route_answers_with_the_same_keys(self):
         async def look() -> tuple[list[dict[str, object]], list[Finding]]:
             return [], []
 
-        shown = json.loads(blocks("json", DOCS / "status.md")[0].text)[0]
+        shown = json.loads(blocks("json", DOCS / "how-to/status.md")[0].text)[0]
         assert set(asyncio.run(status_document("run", look, Plan()))) == set(shown)
 
     def test_the_sink_of_the_page_works_as_a_package(self, site: Path):
-        package(site, "stats.md", "stats")
-        plan = planned("stats.md")
+        package(site, "reference/stats.md", "stats")
+        plan = planned("reference/stats.md")
         (item,) = plan.items
         assert (item.name, item.package, item.options["limit_s"]) == ("slow-requests", "acme-graft", 2.5)
         sink = load(item.target, item.name, item.package)({**item.options, "path": "slow.txt"})
@@ -321,8 +329,8 @@ class TestExamples:
         """On a scheduler that stands in for vLLM's, because importing vLLM takes seconds."""
         (site / "stand_in.py").write_text("class Scheduler:\n    def schedule(self, n):\n        return n + 1\n")
         target = "vllm.v1.core.sched.scheduler:Scheduler"
-        package(site, "patches.md", "patches", lambda text: text.replace(target, "stand_in:Scheduler"))
-        (item,) = planned("patches.md").items
+        package(site, "reference/patches.md", "patches", lambda text: text.replace(target, "stand_in:Scheduler"))
+        (item,) = planned("reference/patches.md").items
         assert (item.name, item.package, item.roles) == ("slow-schedule", "acme-graft", ("engine",))
         engine, patch = Engine(), load(item.target, item.name, item.package)
         engine.apply([patch])
@@ -489,8 +497,8 @@ IN_ENVIRONMENT = {
     "`--additional-config`: a value of another type": lambda site: _given({"stats": "request-log"}),
     "two packages offer one name": _rival,
     "the plan is too long to be carried": lambda site: _long_plan(),
-    "`GRAFT_PLAN` is set by somebody else": lambda site: _damaged("GRAFT_PLAN"),
-    "`GRAFT_RUN` is set by somebody else": lambda site: _damaged("GRAFT_RUN"),
+    "`GRAFT_PLAN` was not set by vllm-graft": lambda site: _damaged("GRAFT_PLAN"),
+    "`GRAFT_RUN` was not set by vllm-graft": lambda site: _damaged("GRAFT_RUN"),
     "`GRAFT_STATE_DIR` cannot be made": lambda site: _folder(site / "file" / "below", create=True),
     "the folder in `GRAFT_STATE_DIR` is another user's": lambda site: _taken(site),
     "`VLLM_PLUGINS` leaves `graft` out (`vllm-graft serve`)": lambda site: _listed("other"),
@@ -525,10 +533,12 @@ class TestMessages:
         assert_documented("arguments", mistake, str(caught.value).replace(str(site), "/srv"))
 
     def test_the_tables_have_no_other_rows(self):
-        assert [row[0] for row in rows_of("configuration.md", "mistakes")] == list(IN_FILE)
-        assert [row[0] for row in rows_of("configuration.md", "arguments")] == list(IN_ENVIRONMENT)
+        assert [row[0] for row in rows_of("reference/configuration.md", "mistakes")] == list(IN_FILE)
+        assert [row[0] for row in rows_of("reference/configuration.md", "arguments")] == list(IN_ENVIRONMENT)
 
-    @pytest.mark.parametrize(("name", "table"), [("configuration.md", "start"), ("patches.md", "refusals")])
+    @pytest.mark.parametrize(
+        ("name", "table"), [("reference/configuration.md", "start"), ("reference/patches.md", "refusals")]
+    )
     def test_other_messages_are_in_the_sources(self, name: str, table: str):
         rows = rows_of(name, table)
         assert len(rows) > 5
@@ -549,9 +559,9 @@ def rows_of(name: str, table: str) -> list[list[str]]:
 
 def assert_documented(table: str, mistake: str, message: str) -> None:
     """The table has this row, and its message is this one; ``…`` stands for anything."""
-    shown = next((row[1] for row in rows_of("configuration.md", table) if row[0] == mistake), None)
+    shown = next((row[1] for row in rows_of("reference/configuration.md", table) if row[0] == mistake), None)
     assert shown is not None, (
-        f"docs/configuration.md has no row {mistake!r}; it would be: | {mistake} | ``{message}`` |"
+        f"docs/reference/configuration.md has no row {mistake!r}; it would be: | {mistake} | ``{message}`` |"
     )
     pattern = ".*".join(re.escape(part) for part in shown.strip("`").split("…"))
     assert re.fullmatch(pattern, message, re.DOTALL), f"{message!r} is documented as {shown!r}"
@@ -604,11 +614,11 @@ class TestNames:
     def test_every_variable_is_in_the_table_of_the_configuration(self):
         """One page has them all."""
         used = {name for path in SOURCES for name in VARIABLE.findall(path.read_text(encoding="utf-8"))}
-        assert used <= set(VARIABLE.findall(section(page("configuration.md"), "Variables")))
+        assert used <= set(VARIABLE.findall(section(page("reference/configuration.md"), "Variables")))
 
     def test_every_key_is_in_the_table_of_the_configuration(self):
         rows = re.findall(
-            r"^\| `(\w+)` \| (.+?) \| (\S*) ?\|$", section(page("configuration.md"), "Keys"), re.MULTILINE
+            r"^\| `(\w+)` \| (.+?) \| (\S*) ?\|$", section(page("reference/configuration.md"), "Keys"), re.MULTILINE
         )
         expected = [(key, "a list of names" if point.many else "one name", point.name) for key, point in keys().items()]
         assert rows[: len(expected)] == expected
@@ -626,13 +636,46 @@ class TestNames:
         assert f"## {item}" in headings
 
     def test_every_keyword_of_a_patch_is_in_its_table(self):
-        rows = re.findall(r"^\| `(\w+)=` \|", section(page("patches.md"), "The keywords"), re.MULTILINE)
+        rows = re.findall(r"^\| `(\w+)=` \|", section(page("reference/patches.md"), "The keywords"), re.MULTILINE)
         parameters = inspect.signature(VLLMPatch.__init_subclass__).parameters.values()
         assert sorted(rows) == sorted(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
 
+    def test_every_contract_of_a_point_is_in_its_table_with_its_methods(self):
+        """Names in bold are those that the base class leaves to the author."""
+        text = section(page("reference/contracts.md"), "What you implement")
+        rows = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| ([\w-]+) \| (.+?) \|", text, re.MULTILINE)}
+        named = [(name.rpartition(":")[2], point.name) for point in POINTS for name in point.contracts]
+        assert {(name, row[0]) for name, row in rows.items()} == {pair for pair in named if pair[1] != "platform"}
+        for name, (_, methods) in rows.items():
+            if name == "VLLMPatch":
+                continue
+            contract = getattr(contracts, name)
+            own = {method for method, value in vars(contract).items() if inspect.isfunction(value) and method[0] != "_"}
+            assert own - {"step"} <= set(re.findall(r"`(\w+)`", methods))
+            for method in re.findall(r"`(\w+)`", methods):
+                required = "raise NotImplementedError" in inspect.getsource(getattr(contract, method))
+                assert required == (f"**`{method}`**" in methods), f"{name}.{method}"
+
+    def test_what_a_contract_is_given_is_public(self):
+        text = section(page("reference/contracts.md"), "What you are given")
+        named = {
+            name for row in re.findall(r"^\| (`.+?) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+        }
+        assert len(named) > 12
+        assert named <= set(contracts.__all__)
+
+    def test_the_budgets_are_those_of_the_points(self):
+        rows = re.findall(
+            r"^\| (\w+) \| ([\d.]+) (ms|µs) per", section(page("reference/contracts.md"), "Budgets"), re.M
+        )
+        shown = {name: float(number) * {"ms": 1000, "µs": 1}[unit] for name, number, unit in rows}
+        bound = {point.name: point.budget_us for point in POINTS if point.name in shown}
+        assert len(shown) == 3
+        assert shown == bound
+
     @pytest.mark.parametrize("record", [RequestRecord, BatchRecord])
     def test_every_field_of_a_record_is_in_its_table(self, record: type):
-        _, _, text = page("stats.md").partition(f"### {record.__name__}\n")
+        _, _, text = page("reference/stats.md").partition(f"### {record.__name__}\n")
         cells = re.findall(r"^\| (`.+?) \|", text.partition("\n#")[0], re.MULTILINE)
         assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == [one.name for one in fields(record)]
 
@@ -650,12 +693,12 @@ class TestNames:
         assert set(rows) <= set(expected)
 
     def test_the_options_of_every_sampler_are_in_their_table(self):
-        text = section(page("samplers.md"), "Options of every sampler")
+        text = section(page("reference/samplers.md"), "Options of every sampler")
         rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", text, re.MULTILINE)
         assert rows == [(name, _in_toml(default)) for name, default in Chosen.options.items()]
 
     def test_every_method_of_a_session_is_in_its_table(self, tmp_path: Path):
-        rows = re.findall(r"^\| `(\w+)(\(?)", section(page("testing.md"), "Session"), re.MULTILINE)
+        rows = re.findall(r"^\| `(\w+)(\(?)", section(page("how-to/testing.md"), "Session"), re.MULTILINE)
         methods = [name for name, value in vars(Session).items() if callable(value) and not name.startswith("_")]
         assert sorted(name for name, bracket in rows if bracket) == sorted(methods)
         assert all(hasattr(Session(tmp_path), name) for name, _ in rows)
@@ -664,16 +707,26 @@ class TestNames:
         from vllm_graft.boot.injections import OWN
 
         places = [f"`{place.declaration.target}.{hook.attribute}`" for place in OWN for hook in place.declaration.hooks]
-        text = section(page("how-it-works.md"), "Our own places in vLLM")
+        text = section(page("explanation/how-it-works.md"), "Our own places in vLLM")
         assert re.findall(r"^\| (`vllm.+?`) \|", text, re.MULTILINE) == places
 
     def test_the_places_of_the_sampler_point_are_listed(self):
         from vllm_graft.bindings.sampling.places import PLACES
 
         hooks = [(place.declaration.target, hook.attribute) for place in PLACES for hook in place.declaration.hooks]
-        text = section(page("how-it-works.md"), "The places of the sampler point")
+        text = section(page("explanation/how-it-works.md"), "The places of the sampler point")
         listed = re.findall(r"^\| (`vllm.+?`) \|", text, re.MULTILINE)
         assert listed == [f"`{target}.{attribute}`" for target, attribute in hooks]
+
+    def test_each_flow_names_at_most_eight_modules(self):
+        """A reader can hold so many; a flow that needs more is too long to tell."""
+        flows = [
+            part for part in section(page("explanation/how-it-works.md"), "Three flows").split("\n\n") if "**" in part
+        ]
+        assert len(flows) == 3
+        for flow in flows:
+            named = re.findall(r"`([\w/]+\.py)`", flow)
+            assert 4 <= len(set(named)) <= 8, named
 
     def test_the_changelog_knows_this_version_and_every_command(self):
         text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -683,7 +736,7 @@ class TestNames:
 
 
 SAMPLERS = ("dry", "no-repeat-ngram", "top-n-sigma", "xtc")
-OWN = DOCS / "samplers" / "write-your-own.md"
+OWN = DOCS / "how-to" / "write-a-sampler.md"
 
 
 class TestSamplers:
@@ -691,13 +744,13 @@ class TestSamplers:
 
     @pytest.mark.parametrize("name", SAMPLERS)
     def test_every_key_is_in_the_table_of_its_page(self, name: str):
-        rows = re.findall(r"^\| (`.+) \|$", section(page(f"samplers/{name}.md"), "Keys"), re.MULTILINE)
+        rows = re.findall(r"^\| (`.+) \|$", section(page(f"reference/samplers/{name}.md"), "Keys"), re.MULTILINE)
         found = [[cell.strip() for cell in row.split("|")][:5] for row in rows]
         assert found == [_key_row(key) for key in sampler(name).request_keys()]
 
     @pytest.mark.parametrize("name", SAMPLERS)
     def test_the_example_of_a_page_is_a_good_request(self, name: str):
-        (block,) = blocks("json", DOCS / "samplers" / f"{name}.md")
+        (block,) = blocks("json", DOCS / "reference" / "samplers" / f"{name}.md")
         request = json.loads(block.text)
         kind = sampler(name)
         found = read_keys(kind.request_keys(), {**request, **request.get("vllm_xargs", {})})
@@ -705,7 +758,7 @@ class TestSamplers:
         assert kind.asked(found)
 
     def test_every_one_that_ships_is_in_the_table_with_its_stage(self):
-        text = section(page("samplers.md"), "What ships")
+        text = section(page("reference/samplers.md"), "What ships")
         rows = re.findall(r"^\| `([\w-]+)` \| .+? \| (`.+?`) \| (\w+) \|", text, re.MULTILINE)
         shipped = [name for name, target in SHIPPED.items() if ".plugins.samplers." in target]
         assert sorted(name for name, _, _ in rows) == sorted(shipped)
@@ -716,7 +769,7 @@ class TestSamplers:
 
     def test_a_bad_request_gets_the_message(self):
         catalogue = Catalogue(offered(_samplers("dry", "xtc"), None))
-        rows = rows_of("samplers.md", "bad requests")
+        rows = rows_of("reference/samplers.md", "bad requests")
         assert len(rows) == 7
         for row in rows:
             request = re.match(r"`(.+?)`", row[0])
@@ -725,11 +778,11 @@ class TestSamplers:
                 catalogue.check(json.loads(request[1]))
 
     def test_what_a_server_has_is_what_the_page_shows(self):
-        shown = json.loads(blocks("json", DOCS / "samplers.md")[1].text)
+        shown = json.loads(blocks("json", DOCS / "reference/samplers.md")[1].text)
         assert listing(_samplers("xtc"), None)["samplers"] == [shown]
 
     def test_figures_are_those_of_the_records(self):
-        text = section(page("samplers.md"), "Measured")
+        text = page("explanation/benchmarks/samplers.md")
         costs = json.loads((ROOT / "benchmarks/sampling/strategies.json").read_text())["rows"]
         ours = {row["strategy"]: row for row in reversed(costs) if row["way"].startswith("ours")}
         shown = re.findall(r"^\| (.+?) \| ([\d,]+) µs \| ([\d,]+) µs \|", text, re.MULTILINE)
@@ -746,8 +799,8 @@ class TestSamplers:
         """In the multiplexer of a worker, on a row whose limit is known."""
         import torch
 
-        package(site, "samplers/write-your-own.md", "samplers")
-        (item,) = planned("samplers/write-your-own.md").items
+        package(site, "how-to/write-a-sampler.md", "samplers")
+        (item,) = planned("how-to/write-a-sampler.md").items
         assert (item.name, item.package, item.roles) == ("top-a", "acme-graft", ("worker",))
         logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 2).log()
         _step(load(item.target, item.name, item.package), logits, [{"top_a": 0.8}, {}])
@@ -755,7 +808,7 @@ class TestSamplers:
         assert logits[1].exp().tolist() == pytest.approx([0.5, 0.3, 0.15, 0.05])
 
     def test_the_unit_tests_of_the_tutorial_pass(self, site: Path):
-        package(site, "samplers/write-your-own.md", "samplers")
+        package(site, "how-to/write-a-sampler.md", "samplers")
         scope: dict[str, object] = {"__name__": "example"}
         block = blocks("python", OWN)[1]
         exec(compile(block.text, str(block), "exec"), scope)
@@ -782,7 +835,130 @@ class TestSamplers:
         assert logits.tolist() == [[1.5] * 5, [1] * 5]
 
 
-GUIDES = DOCS / "seeds.md"
+TUTORIALS = {name: DOCS / "tutorial" / f"first-{name}.md" for name in ("patch", "sampler", "scheduler")}
+
+
+def install(session: Session, tutorial: Path) -> None:
+    """Lay out the package of a tutorial and plan it, with the page's own files."""
+    project = next(found for block in blocks("toml", tutorial) if "project" in (found := tomllib.loads(block.text)))
+    (module,) = project["tool"]["setuptools"]["py-modules"]
+    entry_points = project["project"]["entry-points"]
+    session.package(project["project"]["name"], entry_points, {module: blocks("python", tutorial)[0].text})
+    session.plan(next(block.text for block in blocks("toml", tutorial) if "defaults" in tomllib.loads(block.text)))
+
+
+class TestTutorials:
+    """Each tutorial's package in a real vLLM, doing what its page says."""
+
+    @pytest.mark.server
+    def test_the_patch_is_called_in_the_engine_and_prints(self, graft: Session):
+        install(graft, TUTORIALS["patch"])
+        graft.simulate()
+        request = json.loads(re.search(r"-d '(.+)'$", page("tutorial/first-patch.md"), re.MULTILINE)[1])
+        with graft.server("--served-model-name", request["model"]) as server:
+            status, body = server.post("/v1/completions", request)
+            assert status == 200, body
+            assert_active(server.run_view(), "count-steps", roles=("engine",))
+            assert_called(server.run_view(), "count-steps", at_least=100)
+            assert "step 100" in server.log.read_text(encoding="utf-8")
+
+    def test_a_misspelt_method_is_refused_with_the_nearest_name(self, site: Path):
+        """As the page says of `shedule`; on a scheduler that stands in for vLLM's."""
+        (site / "stand_in.py").write_text("class Scheduler:\n    def schedule(self): ...\n")
+        text = blocks("python", TUTORIALS["patch"])[0].text.replace("def schedule", "def shedule")
+        scope: dict[str, object] = {"__name__": "example"}
+        exec(text.replace("vllm.v1.core.sched.scheduler:Scheduler", "stand_in:Scheduler"), scope)
+        sys.modules.pop("stand_in", None)
+        importlib.import_module("stand_in")
+        with pytest.raises(GraftError, match="did you mean 'schedule'"):
+            Engine().apply([scope["CountSteps"]])
+
+    @pytest.mark.compiled
+    @pytest.mark.server
+    def test_the_sampler_favours_its_token_and_refuses_nonsense(self, graft: Session):
+        install(graft, TUTORIALS["sampler"])
+        (block,) = blocks("json", TUTORIALS["sampler"])
+        request = json.loads(block.text)
+        plain = {key: value for key, value in request.items() if not key.startswith("favourite")}
+        with graft.server("--served-model-name", request["model"]) as server:
+            tokens = []
+            for asked in (request, plain):
+                status, body = server.post("/v1/completions", asked)
+                assert status == 200, body
+                tokens.append(json.loads(body)["choices"][0]["token_ids"])
+            assert f'"token_ids": {tokens[0]}' in page("tutorial/first-sampler.md")
+            assert tokens[1] != tokens[0]
+            status, body = server.post("/v1/completions", {**request, "favourite": "x"})
+            assert status == 400
+            assert "favourite must be a whole number" in body
+            assert_called(server.run_view(), "favourite")
+
+    @pytest.mark.engine
+    def test_the_scheduler_shortens_the_wait_as_the_page_shows(self, graft: Session):
+        """Virtual time gives the same figures everywhere, so the page's are compared as they stand."""
+        tutorial = TUTORIALS["scheduler"]
+        workload = next(block.text for block in blocks("toml", tutorial) if "workload" in tomllib.loads(block.text))
+        (graft.folder / "burst.toml").write_text(workload, encoding="utf-8")
+        command = re.search(r"^\$ vllm-graft (simulate .+)$", page("tutorial/first-scheduler.md"), re.MULTILINE)[1]
+        reports = [simulated(graft, command)]
+        install(graft, tutorial)
+        reports.append(simulated(graft, command))
+        assert [(report["scheduler"], report["sound"]) for report in reports] == [
+            ("vLLM's own, fcfs", True),
+            ("shortest-first", True),
+        ]
+        rows = re.findall(r"^\| `([\w.]+)` \| (.+?) \| (.+?) \|$", page("tutorial/first-scheduler.md"), re.MULTILINE)
+        assert len(rows) == 3
+        for name, *shown in rows:
+            key, _, part = name.partition(".")
+            found = [report[key][part] if part else report[key] for report in reports]
+            assert shown == [f"{value:.2f} s" if part else f"{value:.0f}" for value in found]
+
+
+def simulated(session: Session, command: str) -> dict[str, object]:
+    """The report of a `vllm-graft simulate` command of a page."""
+    done = session.script(
+        f"import sys; from vllm_graft.cli import main; sys.exit(main({shlex.split(command)!r}))", timeout_s=280
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it: any warning is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+class TestSite:
+    """The site that is built from the pages."""
+
+    def test_every_page_is_built_and_can_be_searched(self, built: Path):
+        found = json.loads((built / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+        searchable = {entry["location"].partition("#")[0] for entry in found}
+        for path in DOCS.rglob("*.md"):
+            name = str(path.relative_to(DOCS).with_suffix(".html"))
+            assert (built / name).is_file()
+            assert name in searchable
+
+    def test_nothing_is_loaded_from_another_host(self, built: Path):
+        """The site works offline: only links that a reader clicks may leave it."""
+        loaded = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=[\"']?((?:https?:)?//[^\s\"'>]+)")
+        for path in built.rglob("*.html"):
+            assert loaded.findall(path.read_text(encoding="utf-8")) == [], path
+
+    def test_every_table_is_one(self, built: Path):
+        """A row that is left as text means that the table above it was cut."""
+        for path in built.rglob("*.html"):
+            prose = re.sub(r"<pre.*?</pre>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+            assert not re.findall(r"<p>\|.*", prose), path
+
+
+GUIDES = DOCS / "how-to/plugin-guides.md"
 
 START = """
 import json
@@ -923,8 +1099,8 @@ class TestLinks:
         assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
     def test_every_page_is_reached_from_the_first(self):
-        linked = set(re.findall(r"\]\(([\w-]+\.md)", page("index.md")))
-        assert {path.name for path in DOCS.glob("*.md")} <= linked | {"index.md"}
+        linked = set(re.findall(r"\]\(([\w/-]+\.md)", page("index.md")))
+        assert {str(path.relative_to(DOCS)) for path in DOCS.glob("*/*.md")} <= linked
 
 
 def _prose(path: Path) -> str:

@@ -20,7 +20,7 @@ _RANK: Final[dict[Level, int]] = {"error": 0, "warning": 1, "info": 2}
 class Finding:
     """One fact that a tool reports.
 
-    code:     stable identifier, for example ``S001``; documented under ``docs/findings.md``
+    code:     stable identifier, for example ``S001``; documented under ``docs/reference/findings.md``
     level:    ``error`` makes a command exit 1, ``warning`` and ``info`` do not
     subject:  the thing spoken of: an item, a process, a plugin
     what:     the fact, as one sentence without a final stop

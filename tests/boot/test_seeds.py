@@ -8,7 +8,7 @@ import pytest
 
 from vllm_graft.testing import Session, assert_active, assert_called
 
-PAGE = (Path(__file__).parents[2] / "docs" / "patches.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "patches.md").read_text(encoding="utf-8")
 
 PATCHES = '''
 import logging

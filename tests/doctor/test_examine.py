@@ -11,8 +11,8 @@ from vllm_graft.doctor.children import TITLES
 from vllm_graft.doctor.examine import rules
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs" / "doctor.md"
-FINDINGS = PAGE.with_name("findings.md")
+PAGE = FOLDER.parents[1] / "docs" / "how-to" / "doctor.md"
+FINDINGS = FOLDER.parents[1] / "docs" / "reference" / "findings.md"
 
 
 def test_a_rules_file_is_named_after_its_code():
@@ -21,7 +21,7 @@ def test_a_rules_file_is_named_after_its_code():
 
 
 def test_the_page_lists_every_rule_under_its_title():
-    row = re.compile(r"^\| \[(D\d{3})\]\(findings.md#d\d{3}\)(?: \*)? \| (.+?) \|", re.MULTILINE)
+    row = re.compile(r"^\| \[(D\d{3})\]\(\.\./reference/findings\.md#d\d{3}\)(?: \*)? \| (.+?) \|", re.MULTILINE)
     shown = {code: what.replace("`", "").lower() for code, what in row.findall(PAGE.read_text(encoding="utf-8"))}
     titles = {rule.CODE: rule.TITLE for rule in rules()} | TITLES
     assert shown == {code: title.lower() for code, title in titles.items()}

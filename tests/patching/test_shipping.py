@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "patches.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "patches.md"
 
 
 def block(language: str) -> str:

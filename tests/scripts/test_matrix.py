@@ -18,7 +18,7 @@ from suites import CPU_RELEASES, CPU_SUITES, RELEASES, SUITES, Cell, Release
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "releases.md"
+PAGE = ROOT / "docs" / "reference" / "releases.md"
 
 FINE = Cell("0.26.0", "plan", passed=5, seconds=2.2)
 FAILED = Cell("0.26.0", "boot", passed=3, failed=1, seconds=60, failures=("t.py::test",), log="build/boot.log")

@@ -1,4 +1,4 @@
-"""The pictures of docs/samplers are what their script draws, and a browser can show them without running anything."""
+"""The pictures of docs/reference/samplers are what their script draws, and a browser shows them without scripts."""
 
 import xml.etree.ElementTree as ElementTree
 from functools import cache

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from suites import CPU_RELEASES, CPU_SUITES, RELEASES, SUITES, Cell
 
-PAGE = Path(__file__).parents[2] / "docs" / "releases.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "releases.md"
 HERE, THERE = "vllm-graft 0.1.0, Python 3.11.7, 2 cores:", "vllm-graft 0.1.0, Python 3.12.1, 16 cores:"
 
 CELLS = [

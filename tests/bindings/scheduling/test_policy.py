@@ -17,7 +17,7 @@ from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import OVERRUNS_IN_A_ROW
 from vllm_graft.plan import PlanItem
 
-PAGE = Path(__file__).parents[3] / "docs" / "schedulers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "schedulers.md"
 ITEM = PlanItem("scheduler", "runner", "m:C", "p", ("engine",), {}, "graft.toml:2")
 EMPTY = SimpleNamespace(total_num_scheduled_tokens=0)
 

@@ -1,5 +1,5 @@
 """The bound of ``priority-fairness`` through the binding: whatever is done to the machine's date, and under aborts and
-preemptions, no request is lost, none is doubled, and none waits longer than docs/schedulers.md says."""
+preemptions, no request is lost, none is doubled, and none waits longer than docs/reference/schedulers.md says."""
 
 import time
 from types import SimpleNamespace

@@ -126,7 +126,7 @@ def test_it_agrees_with_the_reference(data: st.DataObject):
     share=st.sampled_from([0.25, 0.5, 1.0]),
 )
 def test_the_bound_is_kept(arrivals: list[tuple[int, int]], back: set[int], after: float, share: float):
-    """One admission per second, requests of one size: nobody waits longer than docs/schedulers.md says.
+    """One admission per second, requests of one size: nobody waits longer than docs/reference/schedulers.md says.
 
     wait <= urgent_after * max_wait_sec + 2 * (waiting when it came + those handed back since) / urgent_share + a few
     """

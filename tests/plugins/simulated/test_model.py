@@ -22,6 +22,7 @@ from vllm_graft.plugins.platforms.simulated.shape import shape_of
 from vllm_graft.plugins.platforms.simulated.timing import RealClock, Timeline, VirtualClock
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+SIMULATOR_FIGURES = BENCHMARKS.parent / "docs" / "explanation" / "benchmarks" / "simulator.md"
 
 LLAMA = {
     "model_type": "llama",
@@ -480,12 +481,12 @@ class TestCalibration:
             assert getattr(DEVICES["H200"], name) == pytest.approx(getattr(found, name), rel=0.02), name
 
     def test_the_documentation_shows_the_tables(self, calibration):
-        page = (BENCHMARKS.parent / "docs" / "simulated.md").read_text(encoding="utf-8")
+        page = SIMULATOR_FIGURES.read_text(encoding="utf-8")
         assert "\n".join(calibration.tables(DEVICES["H200"])) in page
 
     def test_the_documentation_shows_a_servers_steps(self):
         serving = benchmark("serving", "gpu/serving.py")
-        page = (BENCHMARKS.parent / "docs" / "simulated.md").read_text(encoding="utf-8")
+        page = SIMULATOR_FIGURES.read_text(encoding="utf-8")
         steps = serving.recorded_steps(BENCHMARKS / "gpu")
         assert "\n".join(serving.step_table(steps)) in page
         for key, value in serving.launches(steps).items():

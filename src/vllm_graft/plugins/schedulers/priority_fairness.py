@@ -24,7 +24,7 @@ _FIRST: Final = 0
 
 
 class PriorityFairness(AdmissionQueue):
-    """Two orders of the same requests; ``docs/schedulers.md`` has the mathematics.
+    """Two orders of the same requests; ``docs/reference/schedulers.md`` has the mathematics.
 
     The class lane orders by ``arrival + level * (class - 1)`` with ``level = priority_weight / fairness_weight *
     max_wait_sec / classes``: a class is worth that many seconds of waiting. This is the score ``priority_weight *
