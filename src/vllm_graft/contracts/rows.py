@@ -141,8 +141,9 @@ class PerSlot:
     def all(self) -> torch.Tensor:
         """The numbers of all slots, on the device; the last is nobody's."""
         if self._stale and self._device is not self._host:
-            # Through pinned memory of its own, which torch keeps until the copy is done: the host may write on.
-            self._device.copy_(self._host.pin_memory(), non_blocking=True)
+            from vllm_graft.contracts.kernels import copy_into
+
+            copy_into(self._device, self._host)
         self._stale = False
         return self._device
 

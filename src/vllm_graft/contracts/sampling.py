@@ -25,7 +25,7 @@ ON_ERROR: Final = ("quarantine", "request")
 """What an exception of a sampler may cost: the sampler, or the request it was raised for."""
 
 
-class Chosen(Item):
+class OptInSampler(Item):
     """What strategies and samplers share: the requests that carry one of ``keys`` are theirs, all others are not.
 
     ``keys`` declares what a request may carry, in ``vllm_xargs`` or at the top level of its body; see ``Key``. A bad
@@ -53,7 +53,7 @@ class Chosen(Item):
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        cls.options = {**Chosen.options, **cls.options}
+        cls.options = {**OptInSampler.options, **cls.options}
 
     @classmethod
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
@@ -69,7 +69,7 @@ class Chosen(Item):
             try:
                 defaults = read_defaults(cls, options)
                 cls.check(defaults)
-                cls.asked(defaults)
+                cls.is_requested(defaults)
             except ValueError as error:
                 raise OptionError(f"cannot be what requests carry: {error}", option="defaults") from error
         if options["every_request"] and cls.request_keys():
@@ -82,7 +82,7 @@ class Chosen(Item):
         return declared(cls.keys)
 
     @classmethod
-    def asked(cls, params: Mapping[str, KeyValue]) -> bool:
+    def is_requested(cls, params: Mapping[str, KeyValue]) -> bool:
         """Whether a request that carries these keys asks for this at all, and does not merely say so with defaults."""
         switches = [key for key in cls.request_keys() if key.switch]
         if not switches:
@@ -100,7 +100,7 @@ class Chosen(Item):
         """Told of the model once, before the first request: the place to make tables."""
 
 
-class SamplingStrategy(Chosen):
+class SamplingStrategy(OptInSampler):
     """Changes the logits of the requests that ask for it. Lives in each worker.
 
     ``open`` takes a request in; ``step`` changes its rows, once per step for the whole batch. ::
@@ -125,7 +125,7 @@ class SamplingStrategy(Chosen):
     """
 
     stage: ClassVar[Stage] = "transform"
-    whole: ClassVar[bool] = False
+    atomic: ClassVar[bool] = False
     """Whether ``step`` never lets a token come back that is -inf. Without this promise each step is compared with the
     rows as they were, so that what a grammar or vLLM has forbidden stays forbidden. vllm-graft's own strategies that
     promise it work on vLLM's logits in place; with them a step that raises has changed nothing, too."""
@@ -170,7 +170,7 @@ class Truncation(SamplingStrategy):
     """
 
     stage: ClassVar[Stage] = "truncate"
-    whole: ClassVar[bool] = True
+    atomic: ClassVar[bool] = True
 
     def threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor:
         """The least logit that stays, for each row; -inf lets all stay."""
@@ -181,7 +181,7 @@ class Truncation(SamplingStrategy):
         raise NotImplementedError("truncations are merged: implement threshold(stats, rows)")
 
 
-class Sampler(Chosen):
+class Sampler(OptInSampler):
     """Picks the tokens of the requests that ask for it: the simplest contract, and the most powerful.
 
     ``sample`` is given the logits of its rows, after vLLM's penalties and the strategies, before temperature, and the
@@ -198,7 +198,7 @@ class Sampler(Chosen):
     Not with speculative decoding, where rows are no requests: such a request is answered with a 400.
     """
 
-    waits: ClassVar[bool] = True
+    syncs_device: ClassVar[bool] = True
     """Whether ``sample`` looks at values on the host. A device is then waited for before the call, and the wait is not
     counted as this sampler's; set it to False where all of ``sample`` is work that the device does by itself."""
 
@@ -207,7 +207,7 @@ class Sampler(Chosen):
         raise NotImplementedError(f"{type(self).__name__} must implement sample(logits, params)")
 
 
-def read_defaults(kind: type[Chosen], options: Mapping[str, OptionValue]) -> dict[str, KeyValue]:
+def read_defaults(kind: type[OptInSampler], options: Mapping[str, OptionValue]) -> dict[str, KeyValue]:
     """The keys that the option ``defaults`` gives to requests without them; a ValueError where one cannot be."""
     table = options.get("defaults", {})
     if not isinstance(table, Mapping):
@@ -226,7 +226,7 @@ SamplerBase = Sampler
 __all__ = [
     "ON_ERROR",
     "STAGES",
-    "Chosen",
+    "OptInSampler",
     "Sampler",
     "SamplerBase",
     "SamplingStrategy",

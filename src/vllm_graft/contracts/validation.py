@@ -13,7 +13,7 @@ from typing import Final
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.policy import SchedulingPolicy
 from vllm_graft.contracts.request_keys import KINDS, Key
-from vllm_graft.contracts.sampling import STAGES, Chosen, Sampler, SamplingStrategy, Truncation
+from vllm_graft.contracts.sampling import STAGES, OptInSampler, Sampler, SamplingStrategy, Truncation
 from vllm_graft.contracts.scheduling import AdmissionQueue
 from vllm_graft.contracts.stats import StatSink
 from vllm_graft.errors import nearest
@@ -30,7 +30,7 @@ REQUIRED: Final[Mapping[type[Item], Sequence[str]]] = {
 
 OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
     SamplingStrategy: ("sampled(tokens, rows)",),
-    Chosen: ("setup(model)",),
+    OptInSampler: ("setup(model)",),
     AdmissionQueue: (
         "limited_to(slots)", "put_back(request)", "served(request, tokens)", "ended(request)", "admit(request, load)",
         "ready()", "labels(request)", "rank(request)",
@@ -39,7 +39,7 @@ OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
 }  # fmt: skip
 """What a class may override, with the arguments that it is called with."""
 
-_ON_THE_CLASS: Final = ("check(params)", "asked(params)")
+_ON_THE_CLASS: Final = ("check(params)", "is_requested(params)")
 """What a sampler may override that is called on the class itself, in the front end."""
 
 PROVIDED: Final = ("tokenizer", "model")
@@ -99,7 +99,7 @@ def _mistakes(kind: type, options: Mapping[str, OptionValue]) -> Iterator[Mistak
         for method in methods if issubclass(kind, base) else ():
             yield from _method(kind, base, method, required=False)
     yield from _constructor(kind)
-    if issubclass(kind, Chosen):
+    if issubclass(kind, OptInSampler):
         yield from _keys(kind, options)
         for method in _ON_THE_CLASS:
             yield from _class_method(kind, method)
@@ -124,7 +124,7 @@ def _method(kind: type, contract: type, written: str, *, required: bool) -> Iter
 
 def _class_method(kind: type, written: str) -> Iterator[Mistake]:
     name, arguments = _parts(written)
-    if inspect.getattr_static(kind, name) is inspect.getattr_static(Chosen, name):
+    if inspect.getattr_static(kind, name) is inspect.getattr_static(OptInSampler, name):
         return
     if not isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod):
         yield Mistake(f"has {written} as a method of its instances, and there are none in the front end",
@@ -158,7 +158,7 @@ def _constructor(kind: type) -> Iterator[Mistake]:
         for each in parameters
         if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
-    provided = PROVIDED if issubclass(kind, Chosen) else ()
+    provided = PROVIDED if issubclass(kind, OptInSampler) else ()
     first = next((each.name for each in positional if each.name not in provided), None)
     missing = [name for name in needed if name not in provided and name != first]
     if missing:
@@ -168,7 +168,7 @@ def _constructor(kind: type) -> Iterator[Mistake]:
         )
 
 
-def _keys(kind: type[Chosen], options: Mapping[str, OptionValue]) -> Iterator[Mistake]:
+def _keys(kind: type[OptInSampler], options: Mapping[str, OptionValue]) -> Iterator[Mistake]:
     keys = kind.keys
     if isinstance(keys, str) or not isinstance(keys, Iterable) or not all(isinstance(key, Key | str) for key in keys):
         what = f"has keys that are no list of Key or names: {keys!r}"

@@ -6,13 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from vllm_graft.contracts import Key, Params, Rows, SamplingStrategy, ServedModel
-from vllm_graft.contracts.item import OptionValue
-from vllm_graft.contracts.request_keys import KeyValue
-from vllm_graft.contracts.sampling import Stage
-from vllm_graft.plugins.samplers.matching import LONGEST
-from vllm_graft.plugins.samplers.matching.options import read_window
-from vllm_graft.plugins.samplers.warming import warm_up
+from vllm_graft.contracts import Key, KeyValue, OptionValue, Params, Rows, SamplingStrategy, ServedModel
+from vllm_graft.contracts.kernels import has_triton, warm_up
+from vllm_graft.plugins.samplers.matching import LONGEST, read_window
 
 if TYPE_CHECKING:
     import torch
@@ -61,8 +57,8 @@ class Dry(SamplingStrategy):
             help="how many of the last tokens count; 0 and -1: as many as the server looks at",
         ),
     )
-    stage: ClassVar[Stage] = "penalty"
-    whole: ClassVar[bool] = True
+    stage = "penalty"
+    atomic = True
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)
@@ -135,8 +131,6 @@ class Dry(SamplingStrategy):
         if rows.history.on_host:
             self._lower_few(logits, rows)
             return
-        from vllm_graft.bindings.sampling.truncation import has_triton
-
         tokens = rows.history.tokens(rows, self.window)
         if has_triton(logits):
             self._lower_by_kernel(logits, rows, tokens)

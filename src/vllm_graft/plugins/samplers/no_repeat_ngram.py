@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm_graft.contracts import Key, Params, Rows, SamplingStrategy, ServedModel
-from vllm_graft.contracts.item import OptionValue
-from vllm_graft.contracts.sampling import Stage
-from vllm_graft.plugins.samplers.matching import LONGEST
-from vllm_graft.plugins.samplers.matching.options import read_window
-from vllm_graft.plugins.samplers.warming import warm_up
+from vllm_graft.contracts import Key, OptionValue, Params, Rows, SamplingStrategy, ServedModel
+from vllm_graft.contracts.kernels import has_triton, warm_up
+from vllm_graft.plugins.samplers.matching import LONGEST, read_window
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +54,8 @@ class NoRepeatNgram(SamplingStrategy):
             help="tokens that are never forbidden",
         ),
     )
-    stage: ClassVar[Stage] = "penalty"
-    whole: ClassVar[bool] = True
+    stage = "penalty"
+    atomic = True
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)
@@ -104,8 +101,6 @@ class NoRepeatNgram(SamplingStrategy):
 
     def step(self, logits: torch.Tensor, rows: Rows) -> None:
         """Forbid what would complete a sequence."""
-        from vllm_graft.bindings.sampling.truncation import has_triton
-
         if rows.history.on_host:
             self._ban_few(logits, rows)
             return

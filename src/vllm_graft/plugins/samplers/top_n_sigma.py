@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from vllm_graft.contracts import Key, Params, Rows, ServedModel, Statistics, Truncation
-from vllm_graft.contracts.request_keys import KeyValue
-from vllm_graft.plugins.samplers.warming import warm_up
+from vllm_graft.contracts import Key, KeyValue, Params, Rows, ServedModel, Statistics, Truncation
+from vllm_graft.contracts.kernels import mask_below, statistics, warm_up
 
 if TYPE_CHECKING:
     import torch
@@ -34,15 +33,13 @@ class TopNSigma(Truncation):
     )
 
     @classmethod
-    def asked(cls, params: Mapping[str, KeyValue]) -> bool:
+    def is_requested(cls, params: Mapping[str, KeyValue]) -> bool:
         """Clients say -1 for off as well as 0."""
         value = params.get("top_n_sigma", 0.0)
         return isinstance(value, int | float) and value > 0
 
     def setup(self, model: ServedModel) -> None:
         """Make room for what requests ask for."""
-        from vllm_graft.bindings.sampling.truncation import mask_below, statistics
-
         self._sigmas = model.per_slot(_OFF)
         warm_up(model, lambda logits, rows: mask_below(logits, rows.rows, statistics(logits, rows.rows).max))
 

@@ -6,8 +6,7 @@ import math
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from vllm_graft.contracts import Key, Params, Rows, SamplingStrategy, ServedModel
-from vllm_graft.contracts.sampling import Stage
-from vllm_graft.plugins.samplers.warming import warm_up
+from vllm_graft.contracts.kernels import has_triton, log_of_sum, warm_up, works_by_row
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +26,8 @@ class Xtc(SamplingStrategy):
         Key("xtc_probability", "float", 0.0, low=0, high=1, switch=True, help="how often; 0 switches it off"),
         Key("xtc_threshold", "float", 0.1, low=0, high=1, help="from which probability on a token is probable"),
     )
-    stage: ClassVar[Stage] = "transform"
-    whole: ClassVar[bool] = True
+    stage = "transform"
+    atomic = True
 
     def setup(self, model: ServedModel) -> None:
         """Make room for what requests ask for."""
@@ -49,8 +48,6 @@ class Xtc(SamplingStrategy):
         self._exclude(logits, rows, rows.uniform(_SALT))
 
     def _exclude(self, logits: torch.Tensor, rows: Rows, draws: torch.Tensor) -> None:
-        from vllm_graft.bindings.sampling.truncation import has_triton, works_by_row
-
         if has_triton(logits):
             from vllm_graft.plugins.samplers.xtc_kernels import exclude
 
@@ -77,8 +74,6 @@ class Xtc(SamplingStrategy):
 def _exclude_in_row(row: torch.Tensor, logarithm: float, scratch: torch.Tensor) -> None:
     """One row on the host: the probable tokens are few, and only blocks that have one are looked at twice."""
     import torch
-
-    from vllm_graft.bindings.sampling.truncation import log_of_sum
 
     size = min(_BLOCK, row.shape[0])
     whole = row.shape[0] - row.shape[0] % size

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from vllm_graft.contracts.kernels import to_device
 from vllm_graft.plugins.samplers.constrained_json.automaton import STRINGS, State, after_string, complete, cost, step
 from vllm_graft.plugins.samplers.constrained_json.trie import ROOT, Trie
 
@@ -59,8 +60,7 @@ class Allowed:
         for _, parts in self._groups[:allowed]:
             for tokens in parts:
                 mask.index_fill_(0, torch.frombuffer(tokens, dtype=torch.int64), 0.0)
-        # Through pinned memory, the device is not waited for.
-        return mask if self._device.type == "cpu" else mask.pin_memory().to(self._device, non_blocking=True)
+        return to_device(mask, self._device)
 
 
 class Masks:

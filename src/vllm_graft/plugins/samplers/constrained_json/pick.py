@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from vllm_graft.contracts import Params
+from vllm_graft.contracts.kernels import indices, to_device
 
 if TYPE_CHECKING:
     import torch
@@ -38,18 +39,9 @@ def pick(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float
         return scores.argmax(dim=-1)
     if len(chance) == len(params):
         return _drawn(scores, params, numbers)
-    picked, rows_of_chance = scores.argmax(dim=-1), tensor(chance, scores.device)
+    picked, rows_of_chance = scores.argmax(dim=-1), indices(chance, scores.device)
     drawn = _drawn(scores[rows_of_chance], [params[row] for row in chance], [numbers[row] for row in chance])
     return picked.index_copy_(0, rows_of_chance, drawn)
-
-
-def tensor(numbers: Sequence[int] | Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
-    """Numbers on a device, without waiting for it."""
-    import torch
-
-    if device.type == "cpu":
-        return torch.tensor(numbers)
-    return torch.tensor(numbers, pin_memory=True).to(device, non_blocking=True)
 
 
 def _pick_on_host(row: Any, params: Params, number: float) -> int:
@@ -117,13 +109,13 @@ def _heaviest_on_host(weights: Any, params: Params) -> tuple[Any, Any, float]:
 def _drawn(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float]) -> torch.Tensor:
     import torch
 
-    heats_and_lots = tensor([[float(one.temperature) for one in params], numbers], scores.device)
+    heats_and_lots = to_device([[float(one.temperature) for one in params], numbers], scores.device)
     weights = scores.div_(heats_and_lots[0, :, None]).softmax(dim=-1)
     lots = heats_and_lots[1, :, None]
     narrow = [row for row, one in enumerate(params) if one.top_p < 1 or 0 < one.top_k < weights.shape[1]]
     drawn = _passed(weights, lots) if len(narrow) < len(params) else torch.zeros_like(lots[:, 0], dtype=torch.int64)
     if narrow:
-        rows = tensor(narrow, scores.device)
+        rows = indices(narrow, scores.device)
         drawn[rows] = _passed_among_heaviest(weights[rows], lots[rows], [params[row] for row in narrow])
     # Sums are rounded: a number at the edge of one may fall on a token of no weight.
     weighs = weights.gather(1, drawn[:, None])[:, 0] > 0
@@ -152,7 +144,7 @@ def _passed_among_heaviest(weights: torch.Tensor, lots: torch.Tensor, params: Se
     import torch
 
     heaviest = _heaviest(weights, params)
-    shares = tensor([[one.top_p] for one in params], weights.device)
+    shares = to_device([[one.top_p] for one in params], weights.device)
     edges = heaviest.weights.cumsum(dim=-1)
     # The first stays, and each whose forerunners do not make up top_p.
     last = torch.searchsorted(edges, heaviest.total * shares).clamp_(max=edges.shape[1] - 1)
@@ -169,6 +161,6 @@ def _heaviest(weights: torch.Tensor, params: Sequence[Params]) -> _Heaviest:
     most = max(counts)
     heavy, tokens = weights.topk(most) if most < vocabulary else weights.sort(descending=True)
     if min(counts) < most:
-        behind = torch.arange(most, device=weights.device) >= tensor(counts, weights.device)[:, None]
+        behind = torch.arange(most, device=weights.device) >= indices(counts, weights.device)[:, None]
         heavy = heavy.masked_fill(behind, 0.0)
     return _Heaviest(heavy, tokens, heavy.sum(dim=-1, keepdim=True))

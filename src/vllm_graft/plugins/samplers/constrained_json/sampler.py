@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
-from vllm_graft.contracts import Key, Params, Sampler
-from vllm_graft.contracts.request_keys import KeyValue
-from vllm_graft.contracts.rows import ServedModel
-from vllm_graft.errors import ConfigError
+from vllm_graft.contracts import ConfigError, Key, KeyValue, Params, Sampler, ServedModel
+from vllm_graft.contracts.kernels import indices
 from vllm_graft.plugins.samplers.constrained_json.automaton import END, Root, State, complete, start, step
 from vllm_graft.plugins.samplers.constrained_json.masks import Masks
-from vllm_graft.plugins.samplers.constrained_json.pick import pick, tensor
+from vllm_graft.plugins.samplers.constrained_json.pick import pick
 from vllm_graft.plugins.samplers.constrained_json.vocabulary import token_bytes
 
 if TYPE_CHECKING:
@@ -109,7 +107,7 @@ class ConstrainedJSONSampler(Sampler):
         picked = pick(logits, params, [choice.number for choice in choices])
         # Where something before this took away all that the document allows, the shortest way to its end is taken.
         nothing_left = logits.gather(1, picked[:, None])[:, 0].isneginf()
-        ways_out = tensor([choice.way_out for choice in choices], logits.device)
+        ways_out = indices([choice.way_out for choice in choices], logits.device)
         return torch.where(nothing_left, ways_out, picked)
 
     def _choice(self, params: Params) -> _Choice:

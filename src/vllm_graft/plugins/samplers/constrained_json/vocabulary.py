@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from vllm_graft.errors import ConfigError
+from vllm_graft.contracts import ConfigError
 
 _BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 

@@ -16,5 +16,14 @@ step, so that drafts, resumed requests and steps computed twice need no thought.
 
 from typing import Final
 
+from vllm_graft.contracts import OptionError, OptionValue
+
 LONGEST: Final = 128
 """Longer matches count as this long."""
+
+
+def read_window(value: OptionValue, name: str) -> int:
+    """Return the option ``window`` of the item ``name``; raise an error where no match fits into it."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 2:
+        raise OptionError(f"must be at least 2, and is {value!r}", option="window", item=name, fix="raise it")
+    return value

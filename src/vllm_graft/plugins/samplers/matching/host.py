@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from vllm_graft.contracts.rows import History
+from vllm_graft.contracts import History
 from vllm_graft.plugins.samplers.matching import LONGEST
 from vllm_graft.plugins.samplers.matching.dense import DenseMatches
 

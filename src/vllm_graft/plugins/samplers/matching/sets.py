@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from vllm_graft.contracts.rows import PerSlot, ServedModel
+from vllm_graft.contracts import PerSlot, ServedModel
+from vllm_graft.contracts.kernels import copy_into
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +105,4 @@ class TokenSets:
     def _write(self, at: int, tokens: TokenSet) -> None:
         import torch
 
-        row = torch.frombuffer(bytearray(tokens.bits), dtype=torch.int32)
-        # Through pinned memory, which torch keeps until the copy is done: nobody waits for the device.
-        self.table[at].copy_(row if self.table.device.type == "cpu" else row.pin_memory(), non_blocking=True)
+        copy_into(self.table[at], torch.frombuffer(bytearray(tokens.bits), dtype=torch.int32))

@@ -6,20 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from vllm_graft.contracts.kernels import has_triton, indices, to_device
+
 if TYPE_CHECKING:
     import torch
 
-
 _FIRST: Final = 4096
-
-
-def on_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers of the host on the device, without waiting for it."""
-    import torch
-
-    if device.type == "cpu":
-        return torch.tensor(values, dtype=dtype)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def lower(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, penalties: torch.Tensor) -> None:
@@ -56,20 +48,16 @@ def lower_each(logits: torch.Tensor, rows: Sequence[int], tokens: Sequence[int],
 
     step, apart = logits.stride()
     places = [row * step + token * apart for row, token in zip(rows, tokens, strict=True)]
-    by = on_device(penalties, torch.float32, logits.device)
-    _flat(logits).index_add_(0, on_device(places, torch.int64, logits.device), by, alpha=-1)
+    by = to_device(penalties, logits.device, torch.float32)
+    _flat(logits).index_add_(0, indices(places, logits.device), by, alpha=-1)
 
 
 def ban_each(logits: torch.Tensor, bans: Mapping[int, Sequence[int]]) -> None:
     """Ban tokens that the host knows, row to tokens; as with ``ban`` no row is left with nothing."""
-    import torch
-
-    from vllm_graft.bindings.sampling.truncation import has_triton
-
     most = max(map(len, bans.values()))
     padded = [token for tokens in bans.values() for token in (*tokens, *[-1] * (most - len(tokens)))]
-    rows = on_device(list(bans), torch.int64, logits.device)
-    table = on_device(padded, torch.int64, logits.device).view(len(bans), most)
+    rows = indices(list(bans), logits.device)
+    table = indices(padded, logits.device).view(len(bans), most)
     if has_triton(logits):
         from vllm_graft.plugins.samplers.matching import kernels
 
