@@ -159,13 +159,14 @@ def history_ways(batch: Batch, kind: type, device: tensors, host: lists, loop: S
     """On a GPU the device has the tokens first of all, on the host the host."""
     by_kernel, by_torch, by_host = (opened(kind, batch) for _ in range(3))
     at = rows_of(batch, device)
-    plainly = by_torch._lower_by_torch if kind is Dry else by_torch._ban_by_torch
     ways: list[Way] = [
         ("ours, tokens on the device", lambda logits: by_kernel.step(logits, at), nothing),
         ("ours, tokens on the host", lambda logits: by_host.step(logits, rows_of(batch, host)), host.grow),
     ]
     if has_triton(batch.logits):
-        ways.append(("eager torch", lambda logits: plainly(logits, at, device.tokens(at, WINDOW)), nothing))
+        ways.append(
+            ("eager torch", lambda logits: by_torch._change_by_torch(logits, at, device.tokens(at, WINDOW)), nothing)
+        )
     else:
         ways.reverse()
     return [*ways, ("a loop over rows in Python", loop, nothing)] if loop is not None else ways

@@ -19,10 +19,10 @@ from vllm_graft.bindings.sampling import isolation, step
 from vllm_graft.bindings.sampling import triton_kernels as binding_kernels
 from vllm_graft.contracts import kernels as building_blocks
 from vllm_graft.contracts import triton_kernels
-from vllm_graft.plugins.samplers import dry as dry_module
-from vllm_graft.plugins.samplers import no_repeat_ngram, xtc, xtc_kernels
+from vllm_graft.plugins.samplers import xtc, xtc_kernels
 from vllm_graft.plugins.samplers.dry import Dry
-from vllm_graft.plugins.samplers.matching import kernels, writes
+from vllm_graft.plugins.samplers.matching import by_torch, kernels
+from vllm_graft.plugins.samplers.matching import strategy as matching_strategy
 from vllm_graft.plugins.samplers.no_repeat_ngram import NoRepeatNgram
 from vllm_graft.plugins.samplers.top_n_sigma import TopNSigma
 from vllm_graft.plugins.samplers.xtc import Xtc, exclude_top
@@ -103,7 +103,7 @@ def check_dry():
                 "dry_sequence_breakers": draw.choice([[], ["a"], ["b", "c"]]),
             }
             dry.open(slot, params_of(Dry, **keys))
-        first, second = both(dry, Dry, dry._lower_by_torch, dry._lower_by_kernel, draw)
+        first, second = both(dry, Dry, dry._change_by_torch, dry._change_by_kernel, draw)
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
 
 
@@ -115,8 +115,8 @@ def check_longest():
     rows = rows_of({0: 0}, Tensors({0: [7] * 300}))
     first = torch.zeros(1, VOCABULARY)
     second = first.clone()
-    dry._lower_by_torch(first, rows, rows.history.tokens(rows, 300))
-    dry._lower_by_kernel(second, rows, rows.history.tokens(rows, 300))
+    dry._change_by_torch(first, rows, rows.history.tokens(rows, 300))
+    dry._change_by_kernel(second, rows, rows.history.tokens(rows, 300))
     assert math.isclose(first[0, 7].item(), -(1e-8 * 1.2**126), rel_tol=1e-3), first[0, 7]
     torch.testing.assert_close(first, second, rtol=1e-4, atol=0)
 
@@ -128,7 +128,7 @@ def check_tokens_that_are_not_known():
     dry.open(0, params_of(Dry, dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=1, dry_sequence_breakers=[]))
     for text, expected in (([4, -1, 5, 4, -1], []), ([4, -1, 2, 5, 4, -1, 2], [[0, 5]])):
         rows = rows_of({0: 0}, Tensors({0: text}))
-        for way in (dry._lower_by_torch, dry._lower_by_kernel):
+        for way in (dry._change_by_torch, dry._change_by_kernel):
             logits = torch.zeros(1, VOCABULARY)
             way(logits, rows, rows.history.tokens(rows, 20))
             assert logits.nonzero().tolist() == expected, (text, way)
@@ -149,7 +149,7 @@ def check_no_repeat_ngram():
                 "no_repeat_ngram_whitelist": draw.choice([[], [0], [1, 2]]),
             }
             strategy.open(slot, params_of(NoRepeatNgram, **keys))
-        first, second = both(strategy, NoRepeatNgram, strategy._ban_by_torch, strategy._ban_by_kernel, draw)
+        first, second = both(strategy, NoRepeatNgram, strategy._change_by_torch, strategy._change_by_kernel, draw)
         assert torch.equal(first, second)
         kept += int((first > -math.inf).any(1).sum())
     assert kept
@@ -159,7 +159,7 @@ def check_bans_that_would_leave_nothing():
     """The row is as it was, a token that is named twice included."""
     before = torch.tensor([[1.0, 2.0, -math.inf, 3.0], [1.0, 2.0, 5.0, -math.inf]])
     tokens = torch.tensor([[0, 1, 0, 3, -1], [0, 1, 0, -1, -1]])
-    for ban in (writes.ban, kernels.ban):
+    for ban in (by_torch.ban, kernels.ban):
         logits = before.clone()
         ban(logits, torch.arange(2), tokens)
         assert logits.tolist() == [before[0].tolist(), [-math.inf, -math.inf, 5.0, -math.inf]]
@@ -268,7 +268,7 @@ def check_whole_strategies():
     for kind, keys in asked.items():
         found = []
         for answer in (True, False):
-            for module in (building_blocks, dry_module, no_repeat_ngram, xtc):
+            for module in (building_blocks, matching_strategy, xtc):
                 module.has_triton = lambda tensor, answer=answer: answer
             strategy = made(kind, VOCABULARY, slots=2)
             strategy.open(1, params_of(kind, **keys))
