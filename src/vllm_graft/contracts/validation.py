@@ -69,19 +69,19 @@ level of a body such a name is vLLM's, and a sampler would never see it."""
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What is wrong with a class, as the end of a sentence that begins with its name, and the next step."""
+    """A mistake in a class, as the end of a sentence that begins with its name, and the next step."""
 
     what: str
     fix: str
 
 
 def find_mistake(kind: type, options: Mapping[str, OptionValue] | None = None) -> Mistake | None:
-    """The first mistake in the class of an item; None where it fulfils its contract."""
+    """Return the first mistake in the class of an item; None where it fulfils its contract."""
     return next(_mistakes(kind, options or {}), None)
 
 
 def place_of(kind: type) -> str:
-    """The file and line of a class; its module where there is no source."""
+    """Return the file and line of a class; its module where there is no source."""
     try:
         file = inspect.getsourcefile(kind) or ""
         return f"{file}:{inspect.getsourcelines(kind)[1]}"
@@ -135,7 +135,7 @@ def _class_method(kind: type, written: str) -> Iterator[Mistake]:
 
 def _call(written: str, called: Callable[..., object], arguments: Sequence[str]) -> Iterator[Mistake]:
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
-        yield Mistake(f"has {written} as a coroutine or generator, which nobody runs", "make it a plain method")
+        yield Mistake(f"has {written} as a coroutine or generator, which is never awaited", "make it a plain method")
         return
     try:
         signature = inspect.signature(called)
@@ -206,7 +206,7 @@ def _key(key: Key, seen: set[str]) -> Iterator[Mistake]:
 
 
 def shared_key(kinds: Mapping[str, Collection[Key]]) -> tuple[str, str, str] | None:
-    """Two samplers that declare one key: its name and theirs; None where each has its own."""
+    """Find a key that two samplers declare: its name and theirs; None where each has its own."""
     owners: dict[str, str] = {}
     for owner, keys in kinds.items():
         for name in (name for key in keys for name in (key.name, *key.aliases)):
@@ -216,6 +216,6 @@ def shared_key(kinds: Mapping[str, Collection[Key]]) -> tuple[str, str, str] | N
 
 
 def _parts(written: str) -> tuple[str, list[str]]:
-    """The name of a method and those of its arguments."""
+    """Split ``name(arguments)`` into the name of a method and those of its arguments."""
     name, _, inside = written.rstrip(")").partition("(")
     return name, [each.strip() for each in inside.split(",") if each.strip()]

@@ -34,24 +34,24 @@ class TopNSigma(Truncation):
 
     @classmethod
     def is_requested(cls, params: Mapping[str, KeyValue]) -> bool:
-        """Clients say -1 for off as well as 0."""
+        """Return whether the value is above 0: clients send -1 for off as well as 0."""
         value = params.get("top_n_sigma", 0.0)
         return isinstance(value, int | float) and value > 0
 
     def setup(self, model: ServedModel) -> None:
-        """Make room for what requests ask for."""
+        """Make the table of requests' values."""
         self._sigmas = model.per_slot(_OFF)
         warm_up(model, lambda logits, rows: mask_below(logits, rows.rows, statistics(logits, rows.rows).max))
 
     def open(self, slot: int, params: Params) -> bool:
-        """Read the request's key; a greedy request has nothing to lose."""
+        """Read the request's key; a greedy request takes its most probable token anyway."""
         sigmas = params.number("top_n_sigma")
         meant = sigmas > 0 and not params.greedy
         self._sigmas[slot] = min(sigmas, _GREATEST) if meant else _OFF
         return meant
 
     def threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor:
-        """That many standard deviations below the greatest."""
+        """Return the greatest logit less as many standard deviations as the request says."""
         import torch
 
         sigmas = self._sigmas.of(rows)

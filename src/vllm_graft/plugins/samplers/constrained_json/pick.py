@@ -1,9 +1,8 @@
 """A token for each row, by the temperature, top_k and top_p of its request and one random number.
 
-On an accelerator every call counts and a row is read in no time, so all rows are worked on at once, and nothing waits
-for the device. On a CPU it is numpy, row by row: torch shares out every operation on a row among its threads and waits
-for all of them, and where the machine has other work each wait is a time slice of somebody else. vLLM's CPU worker does
-not let anybody set the number of threads.
+On an accelerator calls cost more than rows do, so all rows are worked on at once, and nothing waits for the device.
+On a CPU it is numpy, row by row: torch shares out every operation on a row among its threads and waits for all of them,
+which on a busy machine takes a time slice of another process. vLLM's CPU worker fixes the number of threads.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _ROUNDING: Final = 1.00001
 
 
 def pick(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float]) -> torch.Tensor:
-    """The token of each row: ``scores`` is [rows, vocabulary], -inf for what may not come, and is used up.
+    """Pick the token of each row: ``scores`` is [rows, vocabulary], -inf for what may not come, and is used up.
 
     ``numbers`` are in [0, 1), one for each row. A row gets the same token whatever other rows there are. A token that
     may not come is returned only for a row of which nothing may.
@@ -45,7 +44,7 @@ def pick(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float
 
 
 def _pick_on_host(row: Any, params: Params, number: float) -> int:
-    """The token of one row, a numpy array."""
+    """Pick the token of one row, a numpy array."""
     import numpy as np
 
     best = int(row.argmax())
@@ -61,7 +60,7 @@ def _pick_on_host(row: Any, params: Params, number: float) -> int:
 
 
 def _pass(weights: Any, number: float) -> int:
-    """The index at which the running sum passes a share of the whole; first the block, then the place in it."""
+    """Find the index at which the running sum passes a share of the whole; first the block, then the place in it."""
     import numpy as np
 
     blocks = weights.reshape(-1, math.gcd(256, len(weights)))
@@ -75,7 +74,7 @@ def _pass(weights: Any, number: float) -> int:
 
 
 def _pass_among_heaviest(weights: Any, params: Params, number: float) -> int:
-    """As ``_pass``, among the tokens that top_k and top_p leave."""
+    """Find that index among the tokens that top_k and top_p leave."""
     heavy, tokens, total = _heaviest_on_host(weights, params)
     edges = heavy.cumsum(dtype="float64")
     # The first stays, and each whose forerunners do not make up top_p.
@@ -84,7 +83,7 @@ def _pass_among_heaviest(weights: Any, params: Params, number: float) -> int:
 
 
 def _heaviest_on_host(weights: Any, params: Params) -> tuple[Any, Any, float]:
-    """The heaviest tokens in falling order, enough of them to hold top_p, and what top_p is a share of."""
+    """Return the heaviest tokens in falling order, enough to hold top_p, and the total that top_p is a share of."""
     import numpy as np
     import torch
 
@@ -123,7 +122,7 @@ def _drawn(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[flo
 
 
 def _passed(weights: torch.Tensor, lots: torch.Tensor) -> torch.Tensor:
-    """The index at which the running sum of each row passes its lot, a share of the whole."""
+    """Find the index at which the running sum of each row passes its lot, a share of the whole."""
     import torch
 
     edges = weights.cumsum(dim=-1)
@@ -140,7 +139,7 @@ class _Heaviest(NamedTuple):
 
 
 def _passed_among_heaviest(weights: torch.Tensor, lots: torch.Tensor, params: Sequence[Params]) -> torch.Tensor:
-    """As ``_passed``, among the tokens that top_k and top_p leave."""
+    """Find those indices among the tokens that top_k and top_p leave."""
     import torch
 
     heaviest = _heaviest(weights, params)
@@ -153,7 +152,7 @@ def _passed_among_heaviest(weights: torch.Tensor, lots: torch.Tensor, params: Se
 
 
 def _heaviest(weights: torch.Tensor, params: Sequence[Params]) -> _Heaviest:
-    """Of all rows at once."""
+    """Return the heaviest tokens of all rows at once."""
     import torch
 
     vocabulary = weights.shape[1]

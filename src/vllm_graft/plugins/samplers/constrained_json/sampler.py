@@ -41,7 +41,7 @@ class _Document:
 
 
 class _Choice(NamedTuple):
-    """What one row may be: its mask, a token on the shortest way to the end, and its random number."""
+    """The choice of one row: its mask, a token on the shortest way to the end, and its random number."""
 
     mask: torch.Tensor
     way_out: int
@@ -94,7 +94,7 @@ class ConstrainedJSONSampler(Sampler):
         self._requests = itertools.count()
 
     def sample(self, logits: torch.Tensor, params: Sequence[Params]) -> torch.Tensor:
-        """The token of each row: one mask over the logits, then a draw from what is left."""
+        """Pick the token of each row: one mask over the logits, then a draw from what is left."""
         import torch
 
         choices = [self._choice(one) for one in params]
@@ -120,7 +120,7 @@ class ConstrainedJSONSampler(Sampler):
         return _Choice(allowed.mask(budget), allowed.way_out, number)
 
     def _document(self, params: Params) -> _Document:
-        """The request's document, up to its last token; begun anew where its state was lost."""
+        """Return the request's document, up to its last token; begun anew where its state was lost."""
         tokens = params.generated
         document = params.state.get(_PLACE)
         if not isinstance(document, _Document) or document.read > len(tokens):
@@ -151,6 +151,6 @@ class ConstrainedJSONSampler(Sampler):
 
 
 def _number(seed: str, at: int) -> float:
-    """A random number in [0, 1) that seed and place alone decide, of as many bits as float32 tells apart."""
+    """Return a random number in [0, 1) that seed and place alone decide, of as many bits as float32 tells apart."""
     digest = hashlib.blake2b(f"{seed}/{at}".encode(), digest_size=4).digest()
     return (int.from_bytes(digest, "big") >> 9) / (1 << 23)

@@ -19,7 +19,7 @@ _FIRST: Final = 4096
 
 
 def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Tensor | None = None) -> torch.Tensor:
-    """How many tokens right before each column equal the end of its row.
+    """Count the tokens right before each column that equal the end of its row.
 
     tokens:  [rows, columns], the newest in the last column, negative where there is none
     windows: how many of a row's last columns count, for each row
@@ -47,12 +47,12 @@ def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Ten
 
 
 def newest_first(tokens: torch.Tensor) -> torch.Tensor:
-    """The last tokens of each row, as many as a match can be long, the newest in the first column."""
+    """Return the last tokens of each row, as many as a match can be long, the newest in the first column."""
     return tokens[:, -LONGEST:].flip(1)
 
 
 def no_tokens(model: ServedModel, window: int) -> torch.Tensor:
-    """The history of one row that has none."""
+    """Return the history of one row without tokens, for warm-up."""
     import torch
 
     return torch.full((1, window), -1, dtype=torch.int32, device=model.device)
@@ -111,7 +111,7 @@ def ban_each(logits: torch.Tensor, bans: Mapping[int, Sequence[int]]) -> None:
 
 
 def _dead(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Whether nothing is possible in a row."""
+    """Return for each row whether all of its logits are -inf."""
     import torch
 
     if logits.device.type != "cpu":
@@ -125,7 +125,7 @@ def _is_dead(row: torch.Tensor) -> bool:
 
 
 def _flat(logits: torch.Tensor) -> torch.Tensor:
-    """The logits as one line that shares their memory, also where rows lie apart."""
+    """Return the logits as one line that shares their memory, also where rows lie apart."""
     rows, columns = logits.shape
     size = (rows - 1) * logits.stride(0) + (columns - 1) * logits.stride(1) + 1
     return logits.as_strided((size,), (1,), logits.storage_offset())

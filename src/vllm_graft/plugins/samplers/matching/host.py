@@ -58,16 +58,16 @@ class Matcher:
             self.extend(fresh[1:])
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these."""
+        """Append tokens to the text."""
         if len(tokens) == 1:
             self._follow(tokens[0])
         elif len(tokens) > 1:
             self._push(tokens)
             self._dense, self._many = None, False
-            self._live = self._found_anew()
+            self._live = self._find_all()
 
     def followers(self) -> Mapping[int, int]:
-        """The tokens that came after a match, each with the length of its longest match."""
+        """Return the tokens that came after a match, each with the length of its longest match."""
         if self._shortest == 0:
             return dict.fromkeys(self._tokens[-self._window :], 0)
         if self._dense is not None and self._many:
@@ -96,7 +96,7 @@ class Matcher:
         self._live, self._dense, self._many = {}, None, False
 
     def _follow(self, token: int) -> None:
-        """One token more."""
+        """Append one token and move all matches on."""
         self._push((token,))
         if self._dense is not None and self._many:
             self._dense.push(token, broken=self._run == 0)
@@ -110,13 +110,13 @@ class Matcher:
             return
         ends = self._ends()
         if ends is None:
-            self._live = self._found_anew()
+            self._live = self._find_all()
             return
         before, shorter = self._live, self._size - 1
         self._live = {end: before.get(end - 1, shorter) + 1 for end in ends}
 
     def _push(self, tokens: Sequence[int]) -> None:
-        """Into the index."""
+        """Append tokens to the index."""
         breakers, known, size, mask = self._breakers, len(self._breakers), self._size, self._mask
         index, older, before = self._index, self._older, self._before
         at, run, key = self._seen, self._run, self._key
@@ -148,7 +148,7 @@ class Matcher:
         self._base += drop
 
     def _ends(self) -> list[int] | None:
-        """Where in the window the sequence at the text's end ended before; None where that is often."""
+        """Return where in the window the sequence at the text's end ended before; None where there are many places."""
         found: list[int] = []
         least = self._start + self._size - 1
         end = self._before[-1]
@@ -159,8 +159,8 @@ class Matcher:
             end = self._before[end - self._base]
         return found
 
-    def _found_anew(self) -> dict[int, int]:
-        """The matches, without knowledge of those before; many of them become dense."""
+    def _find_all(self) -> dict[int, int]:
+        """Find the matches from scratch; many of them become dense."""
         if not self._tokens or self._run < self._size or self._shortest == 0:
             return {}
         ends = self._ends()
@@ -182,7 +182,7 @@ class Matcher:
 
 
 class DenseMatches:
-    """How many tokens up to each place of the window equal the end of the text."""
+    """The lengths of matches at every place of the window: tokens up to there that equal the end of the text."""
 
     def __init__(self, tokens: Sequence[int], window: int) -> None:
         self._window = window
@@ -193,14 +193,14 @@ class DenseMatches:
         self._reach = np.minimum(np.arange(1, window + 1), LONGEST).astype(np.int16)
 
     def append(self, token: int) -> None:
-        """The text goes on, and lengths are not asked for."""
+        """Append a token without moving the lengths on."""
         if self._count == len(self._text):
             self._make_room()
         self._text[self._count] = token
         self._count += 1
 
     def push(self, token: int, *, broken: bool) -> None:
-        """The text goes on, and the lengths with it; ``broken``: all matches end here."""
+        """Append a token and move the lengths on; at a ``broken`` one all matches end."""
         if self._count == len(self._text):
             self._make_room()
         low, count, lengths = max(0, self._count - self._window), self._count, self._lengths
@@ -216,7 +216,7 @@ class DenseMatches:
         self._count += 1
 
     def measure(self, run: int) -> None:
-        """Find the lengths without knowledge of those before; ``run``: tokens at the end that are no breakers."""
+        """Find the lengths from scratch; ``run`` counts the tokens at the end that are no breakers."""
         low, last, text, lengths = max(0, self._count - self._window), self._count - 1, self._text, self._lengths
         lengths[low : last + 1] = 0
         at = low + np.flatnonzero(text[low:last] == text[last])
@@ -228,18 +228,18 @@ class DenseMatches:
             at = at[text[at - length] == text[last - length]]
 
     def count(self, shortest: int) -> int:
-        """How many matches are at least this long."""
+        """Count the matches that are at least this long."""
         return int(np.count_nonzero(self._within() >= shortest))
 
     def ends(self, shortest: int, seen: int) -> dict[int, int]:
-        """Where the matches end, in a text of ``seen`` tokens, and their lengths."""
+        """Return where the matches end, in a text of ``seen`` tokens, and their lengths."""
         lengths = self._within()
         (at,) = np.nonzero(lengths >= shortest)
         first = seen - 1 - len(lengths)
         return dict(zip((at + first).tolist(), lengths[at].tolist(), strict=True))
 
     def followers(self, shortest: int) -> Mapping[int, int]:
-        """The tokens that came after a match, each with the length of its longest match."""
+        """Return the tokens that came after a match, each with the length of its longest match."""
         lengths = self._within()
         (at,) = np.nonzero(lengths >= shortest)
         tokens = self._text[at + (self._count - len(lengths))]
@@ -259,7 +259,7 @@ class DenseMatches:
         return found
 
     def _within(self) -> np.ndarray:
-        """The lengths of all places in the window but the last, none reaching out of the window."""
+        """Return the lengths at all places of the window but the last, none reaching out of the window."""
         low, count = max(0, self._count - self._window), self._count - 1
         return np.minimum(self._lengths[low:count], self._reach[: count - low])
 
