@@ -2,7 +2,7 @@
 
     python scripts/sampler_pictures.py [FOLDER]
 
-Nothing is invented: the strategies themselves run, in the multiplexer that a worker has. The pictures are static SVG in
+Nothing is invented: the strategies themselves run, in the pipeline that a worker has. The pictures are static SVG in
 the colours of the audit's, for light and for dark screens.
 """
 

@@ -745,7 +745,7 @@ class TestSamplers:
         assert rows == [(row["case"], f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.3f}") for row in served]
 
     def test_the_strategy_of_the_tutorial_works_as_a_package(self, site: Path):
-        """In the multiplexer of a worker, on a row whose limit is known."""
+        """In the pipeline of a worker, on a row whose limit is known."""
         import torch
 
         package(site, "samplers/write-your-own.md", "samplers")

@@ -235,34 +235,29 @@ class GuardedSampler:
             return False
 
     def _run_step(self, logits: torch.Tensor, rows: Rows) -> None:
-        strategy = cast("SamplingStrategy", self.sampler)
+        change = cast("SamplingStrategy", self.sampler).step if self._in_place else self._step_on_copy
         try:
-            if self._in_place:
-                strategy.step(logits, rows)
-            else:
-                self._step_on_copy(strategy, logits, rows)
+            change(logits, rows)
         except BaseException as error:
             self._raise_unless_requests_pay(error)
             for each in _split(rows):
                 try:
-                    if self._in_place:
-                        strategy.step(logits, each)
-                    else:
-                        self._step_on_copy(strategy, logits, each)
+                    change(logits, each)
                 except BaseException as of_one:
                     self._end_request(each.pairs[0][1], of_one)
 
-    def _step_on_copy(self, strategy: SamplingStrategy, logits: torch.Tensor, rows: Rows) -> None:
+    def _step_on_copy(self, logits: torch.Tensor, rows: Rows) -> None:
         """Run a step that leaves the logits as they were if it raises, and other rows whatever it does."""
         mine = rows.slots != self._unowned if rows.known is None else None
         own = self._copies.take(logits, rows.rows)
         form = form_of(own)
         try:
-            result = read_result(strategy.step(own, self._own_view(rows)), own, form)
+            answer = cast("SamplingStrategy", self.sampler).step(own, self._own_view(rows))
+            result = read_result(answer, own, form)
         except BaseException:
             self._copies = CopyBuffer()  # the step may have resized or freed the memory
             raise
-        forbidden = not strategy.atomic
+        forbidden = not self._atomic
         if self._spoilt is None:
             _refuse(write_back_on_host(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden), "step")
         else:
