@@ -2,7 +2,7 @@
 
     python scripts/sampler_pictures.py [FOLDER]
 
-Nothing is invented: the strategies themselves run, in the multiplexer that a worker has. The pictures are static SVG in
+Nothing is invented: the strategies themselves run, in the pipeline that a worker has. The pictures are static SVG in
 the colours of the audit's, for light and for dark screens.
 """
 
@@ -19,11 +19,11 @@ from xml.sax.saxutils import escape
 import torch
 
 from vllm_graft.audit.render.colours import variables
-from vllm_graft.bindings.sampling.mux import Mux
-from vllm_graft.bindings.sampling.planned import Planned
-from vllm_graft.bindings.sampling.steps import HostStep, Tokens
+from vllm_graft.bindings.sampling.guarded import GuardedSampler
+from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
+from vllm_graft.bindings.sampling.step import HostStep, Tokens
 from vllm_graft.contracts import ServedModel
-from vllm_graft.contracts.sampling import Chosen
+from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
 from vllm_graft.plan.catalogue import SHIPPED, load
@@ -199,19 +199,19 @@ def run(name: str, logits: torch.Tensor, words: Sequence[str] = (), **keys: obje
     tokenizer = Words([*known, *[""] * (len(logits) - len(known))])
     model = ServedModel("a picture", len(logits), 1, torch.device("cpu"), load_tokenizer=lambda: tokenizer)
     kind = load(SHIPPED[name], name, "vllm-graft")
-    assert issubclass(kind, Chosen)
+    assert issubclass(kind, OptInSampler)
     ledger = Ledger()
     ledger.set_item("sampler", name, "applied")
     item = PlanItem("sampler", name, SHIPPED[name], "vllm-graft", ("worker",), kind.options)
-    planned = Planned(item, kind(), model, ledger, None)
-    planned.made.setup(model)
-    mux = Mux([planned], model, 0)
+    guarded = GuardedSampler(item, kind(), model, ledger, None)
+    guarded.sampler.setup(model)
+    pipeline = SamplerPipeline([guarded], model, 0)
     asked = SimpleNamespace(extra_args=keys, temperature=1.0, top_p=1.0, top_k=0, seed=1, max_tokens=None)
-    assert mux.enter(0, asked, tuple), f"{name} has nothing to do with {keys}"
+    assert pipeline.enter(0, asked, tuple), f"{name} has nothing to do with {keys}"
     text = Tokens([known.index(word) for word in words], ())
     changed: torch.Tensor = logits.clone()[None]
-    mux.run(changed, HostStep(mux.seeds, {0: text}), [0])
-    assert not planned.aside, f"{name} has failed"
+    pipeline.run(changed, HostStep(pipeline.seeds, {0: text}), [0])
+    assert not guarded.aside, f"{name} has failed"
     return changed[0]
 
 

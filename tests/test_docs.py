@@ -21,17 +21,17 @@ import pytest
 
 import vllm_graft
 from vllm_graft import contracts
-from vllm_graft.bindings.sampling.mux import Mux
-from vllm_graft.bindings.sampling.planned import Planned
-from vllm_graft.bindings.sampling.requests import Catalogue, listing, offered
-from vllm_graft.bindings.sampling.steps import HostStep, Tokens
+from vllm_graft.bindings.sampling.guarded import GuardedSampler
+from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
+from vllm_graft.bindings.sampling.requests import SamplerKeys, list_samplers, listing
+from vllm_graft.bindings.sampling.step import HostStep, Tokens
 from vllm_graft.cli import COMMANDS, main
 from vllm_graft.cli.queues import render_queues
 from vllm_graft.cli.serve import check_plugins_variable
 from vllm_graft.cli.status import render
 from vllm_graft.contracts import BatchRecord, Key, RequestRecord, ServedModel
 from vllm_graft.contracts.request_keys import read_keys
-from vllm_graft.contracts.sampling import Chosen
+from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import GraftError
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import LabelStatistics, Ledger, QueueSnapshot, missing, runs
@@ -687,15 +687,15 @@ class TestNames:
         rows = [(name, shown.lower() if shown in ("True", "False") else shown) for name, shown in rows]
         expected = [(name, _in_toml(default)) for name, default in options.items()]
         # What every sampler has is on the page of all samplers, and may be left out.
-        assert [row for row in rows if row[0] not in Chosen.options] == [
-            row for row in expected if row[0] not in Chosen.options
+        assert [row for row in rows if row[0] not in OptInSampler.options] == [
+            row for row in expected if row[0] not in OptInSampler.options
         ]
         assert set(rows) <= set(expected)
 
     def test_the_options_of_every_sampler_are_in_their_table(self):
         text = section(page("reference/samplers.md"), "Options of every sampler")
         rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", text, re.MULTILINE)
-        assert rows == [(name, _in_toml(default)) for name, default in Chosen.options.items()]
+        assert rows == [(name, _in_toml(default)) for name, default in OptInSampler.options.items()]
 
     def test_every_method_of_a_session_is_in_its_table(self, tmp_path: Path):
         rows = re.findall(r"^\| `(\w+)(\(?)", section(page("how-to/testing.md"), "Session"), re.MULTILINE)
@@ -710,11 +710,13 @@ class TestNames:
         text = section(page("explanation/how-it-works.md"), "Our own places in vLLM")
         assert re.findall(r"^\| (`vllm.+?`) \|", text, re.MULTILINE) == places
 
-    def test_the_places_of_the_sampler_point_are_listed(self):
-        from vllm_graft.bindings.sampling.places import PLACES
+    def test_the_patches_of_the_sampler_point_are_listed(self):
+        from vllm_graft.bindings.sampling.patches import SAMPLER_PATCHES
 
-        hooks = [(place.declaration.target, hook.attribute) for place in PLACES for hook in place.declaration.hooks]
-        text = section(page("explanation/how-it-works.md"), "The places of the sampler point")
+        hooks = [
+            (patch.declaration.target, hook.attribute) for patch in SAMPLER_PATCHES for hook in patch.declaration.hooks
+        ]
+        text = section(page("explanation/how-it-works.md"), "The patches of the sampler point")
         listed = re.findall(r"^\| (`vllm.+?`) \|", text, re.MULTILINE)
         assert listed == [f"`{target}.{attribute}`" for target, attribute in hooks]
 
@@ -755,7 +757,7 @@ class TestSamplers:
         kind = sampler(name)
         found = read_keys(kind.request_keys(), {**request, **request.get("vllm_xargs", {})})
         kind.check(found)
-        assert kind.asked(found)
+        assert kind.is_requested(found)
 
     def test_every_one_that_ships_is_in_the_table_with_its_stage(self):
         text = section(page("reference/samplers.md"), "What ships")
@@ -768,7 +770,7 @@ class TestSamplers:
             assert stage == getattr(kind, "stage", "picks")
 
     def test_a_bad_request_gets_the_message(self):
-        catalogue = Catalogue(offered(_samplers("dry", "xtc"), None))
+        catalogue = SamplerKeys(list_samplers(_samplers("dry", "xtc"), None))
         rows = rows_of("reference/samplers.md", "bad requests")
         assert len(rows) == 7
         for row in rows:
@@ -796,7 +798,7 @@ class TestSamplers:
         assert rows == [(row["case"], f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.3f}") for row in served]
 
     def test_the_strategy_of_the_tutorial_works_as_a_package(self, site: Path):
-        """In the multiplexer of a worker, on a row whose limit is known."""
+        """In the pipeline of a worker, on a row whose limit is known."""
         import torch
 
         package(site, "how-to/write-a-sampler.md", "samplers")
@@ -828,10 +830,10 @@ class TestSamplers:
         _step(scope["Fresh"], logits, [{"fresh": 2.0}, {}, {"fresh": 2.0, "fresh_chance": 0.0}], [1, 3, 3])
         assert logits.tolist() == [[0, -2, 0, -2, 0], [0] * 5, [0] * 5]
         logits = torch.ones(2, 5)
-        mux = _step(scope["Settle"], logits, [{"settle": 0.5}, {}])
+        pipeline = _step(scope["Settle"], logits, [{"settle": 0.5}, {}])
         assert logits.tolist() == [[1] * 5] * 2
-        mux.after(torch.tensor([0, 0]))
-        mux.run(logits, HostStep(mux.seeds, {0: Tokens([], []), 1: Tokens([], [])}), [0, 1])
+        pipeline.after(torch.tensor([0, 0]))
+        pipeline.run(logits, HostStep(pipeline.seeds, {0: Tokens([], []), 1: Tokens([], [])}), [0, 1])
         assert logits.tolist() == [[1.5] * 5, [1] * 5]
 
 
@@ -1021,7 +1023,7 @@ class TestGuides:
         assert logits[2].exp().tolist() == pytest.approx([0.5, 0.3, 0.15, 0])
 
 
-def sampler(name: str) -> type[Chosen]:
+def sampler(name: str) -> type[OptInSampler]:
     """The class behind a name that ships."""
     return load(SHIPPED[name], name, "vllm-graft")
 
@@ -1047,23 +1049,25 @@ def _in_toml(default: object) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
-def _step(kind: type[Chosen], logits: object, requests: list[dict[str, object]], text: list[int] | None = None) -> Mux:
+def _step(
+    kind: type[OptInSampler], logits: object, requests: list[dict[str, object]], text: list[int] | None = None
+) -> SamplerPipeline:
     """One step of a sampler over these logits, a row for each request, all with the same text before it."""
     import torch
 
     model = ServedModel("m", logits.shape[1], len(requests), torch.device("cpu"))
     book = Ledger()
     book.set_item("sampler", "one", "applied")
-    made = Planned(PlanItem("sampler", "one", "m:C", "p", ("worker",), kind.options), kind(), model, book, None)
-    made.made.setup(model)
-    mux = Mux([made], model, 0)
+    made = GuardedSampler(PlanItem("sampler", "one", "m:C", "p", ("worker",), kind.options), kind(), model, book, None)
+    made.sampler.setup(model)
+    pipeline = SamplerPipeline([made], model, 0)
     for slot, extra in enumerate(requests):
         asked = SimpleNamespace(extra_args=extra, temperature=1.0, top_p=1.0, top_k=0, seed=1, max_tokens=9)
-        assert mux.enter(slot, asked, tuple) == bool(extra)
+        assert pipeline.enter(slot, asked, tuple) == bool(extra)
     texts = {slot: Tokens(text or [], []) for slot in range(len(requests))}
-    mux.run(logits, HostStep(mux.seeds, texts), list(range(len(requests))))
+    pipeline.run(logits, HostStep(pipeline.seeds, texts), list(range(len(requests))))
     assert not made.aside
-    return mux
+    return pipeline
 
 
 class TestLinks:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.sampling.requests
 
-Needs vLLM, and no engine: vLLM makes sampling parameters of its own request classes, with our places in and without.
+Needs vLLM, and no engine: vLLM makes sampling parameters of its own request classes, with our patches in and without.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from vllm_graft.bindings.sampling import places, requests
+from vllm_graft.bindings.sampling import patches, requests
 from vllm_graft.ledger import current
 from vllm_graft.ledger.record import Record
 from vllm_graft.patching import default_engine
@@ -54,7 +54,7 @@ def cost_us(make: Callable[[], object], ask: Callable[[object], None], number: i
 
 
 def measure(number: int) -> list[dict[str, object]]:
-    """Each case, for one prompt and for 300, without our places and with them."""
+    """Each case, for one prompt and for 300, without our patches and with them."""
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
     def ask(prompts: int, *, checked: bool) -> Callable[[object], None]:
@@ -83,7 +83,7 @@ def measure(number: int) -> list[dict[str, object]]:
     carry(plan, run)
     current().begin_run(run.id, plan)
     current().open(Record.of_this_process(run.id, plan.hash, "m", ["frontend"], "", ""))
-    places.install(default_engine())
+    patches.install(default_engine())
     ours = rows(checked=True)
     current().close()
     return [

@@ -6,7 +6,7 @@ Needs torch, and on a GPU Triton; no vLLM. Every row of the batch asks for the s
 On a GPU a step's time is what the device takes, the median between two events, while the host is ahead of it; what the
 host takes is beside it. On the host it is CPU time of one thread. Logits are put back before each step and that is not
 counted. For the single strategies the history is at hand: where tokens are "on the device" as a tensor, where they are
-"on the host" each step finds one token more. "all four" goes through the multiplexer as in a worker: with guards,
+"on the host" each step finds one token more. "all four" goes through the pipeline as in a worker: with guards,
 meters, and on a GPU the last tokens kept near the device. So does "another package's", a strategy that scales its rows:
 on a copy of them, as strategies of other packages work, beside in place, as those that ship do. The rows "json" are
 constrained-json, with a vocabulary made of random words and documents that grow.
@@ -28,9 +28,9 @@ from benchmarks.sampling.batch import Batch, lists, rows_of, tensors
 from benchmarks.sampling.documents import Documents
 from benchmarks.sampling.worker import Worker
 
-from vllm_graft.bindings.sampling.truncation import has_triton, mask_below
-from vllm_graft.bindings.sampling.truncation import statistics as row_statistics
 from vllm_graft.contracts import Key, SamplingStrategy
+from vllm_graft.contracts.kernels import has_triton, mask_below
+from vllm_graft.contracts.kernels import statistics as row_statistics
 from vllm_graft.plugins.samplers.dry import Dry
 from vllm_graft.plugins.samplers.no_repeat_ngram import NoRepeatNgram
 from vllm_graft.plugins.samplers.top_n_sigma import TopNSigma
@@ -67,7 +67,7 @@ class Scaled(SamplingStrategy):
 class ScaledInPlace(Scaled):
     """The same without a net."""
 
-    whole = True
+    atomic = True
 
 
 Step = Callable[[torch.Tensor], None]
@@ -159,13 +159,14 @@ def history_ways(batch: Batch, kind: type, device: tensors, host: lists, loop: S
     """On a GPU the device has the tokens first of all, on the host the host."""
     by_kernel, by_torch, by_host = (opened(kind, batch) for _ in range(3))
     at = rows_of(batch, device)
-    plainly = by_torch._lower_by_torch if kind is Dry else by_torch._ban_by_torch
     ways: list[Way] = [
         ("ours, tokens on the device", lambda logits: by_kernel.step(logits, at), nothing),
         ("ours, tokens on the host", lambda logits: by_host.step(logits, rows_of(batch, host)), host.grow),
     ]
     if has_triton(batch.logits):
-        ways.append(("eager torch", lambda logits: plainly(logits, at, device.tokens(at, WINDOW)), nothing))
+        ways.append(
+            ("eager torch", lambda logits: by_torch._change_by_torch(logits, at, device.tokens(at, WINDOW)), nothing)
+        )
     else:
         ways.reverse()
     return [*ways, ("a loop over rows in Python", loop, nothing)] if loop is not None else ways

@@ -1,4 +1,4 @@
-"""The multiplexer as a worker has it, without an engine around it."""
+"""The samplers' pipeline as a worker has it, without an engine around it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import torch
 from benchmarks.sampling.batch import Batch
 
-from vllm_graft.bindings.sampling.mux import Mux
-from vllm_graft.bindings.sampling.planned import Planned
-from vllm_graft.bindings.sampling.steps import DeviceHistory, DeviceStep, HostStep, Tokens
+from vllm_graft.bindings.sampling.guarded import GuardedSampler
+from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
+from vllm_graft.bindings.sampling.step import DeviceHistory, DeviceStep, HostStep, Tokens
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
 
@@ -21,34 +21,34 @@ class Worker:
         self._batch, self._package = batch, package
         book = Ledger()
         made = [self._planned(kind, book) for kind in keys]
-        self._mux = Mux(made, batch.model, 0)
+        self._pipeline = SamplerPipeline(made, batch.model, 0)
         asked = {key: value for each in keys.values() for key, value in each.items()}
         for slot in range(batch.size):
             sampling = SimpleNamespace(
                 extra_args=asked, temperature=1.0, top_p=1.0, top_k=0, seed=slot, max_tokens=None
             )
-            assert self._mux.enter(slot, sampling, tuple)
+            assert self._pipeline.enter(slot, sampling, tuple)
         self._layout = list(range(batch.size))
         self._on_device = batch.device.type != "cpu"
         if self._on_device:
             self._begin_on_device()
         else:
             self._tokens = {slot: Tokens([], list(text)) for slot, text in enumerate(batch.texts)}
-            self._host = HostStep(self._mux.seeds, self._tokens)
+            self._host = HostStep(self._pipeline.seeds, self._tokens)
 
-    def _planned(self, kind: type, book: Ledger) -> Planned:
+    def _planned(self, kind: type, book: Ledger) -> GuardedSampler:
         name = kind.__name__
         book.set_item("sampler", name, "applied")
         # A budget that nobody overruns: what is measured here must not be put aside.
         options = {**kind.options, "budget_us": 10**9}
-        made = Planned(
+        made = GuardedSampler(
             PlanItem("sampler", name, "m:C", self._package, ("worker",), options),
             kind(options),
             self._batch.model,
             book,
             None,
         )
-        made.made.setup(self._batch.model)
+        made.sampler.setup(self._batch.model)
         return made
 
     def _begin_on_device(self) -> None:
@@ -61,7 +61,7 @@ class Worker:
             all_token_ids=SimpleNamespace(gpu=batch.tokens),
         )
         self._history = DeviceHistory(states, batch.window)
-        self._device = DeviceStep(self._mux.seeds, self._history)
+        self._device = DeviceStep(self._pipeline.seeds, self._history)
         self._positions = torch.full((batch.size,), batch.window, device=device)
         self._fed = batch.tokens[:, -1].contiguous()
         for slot in self._layout:
@@ -81,6 +81,6 @@ class Worker:
             self._device.begin(self._positions)
             read = ((slot, self._batch.window) for slot in self._layout)
             self._history.begin(self._batch.rows, self._positions, self._fed, read)
-            self._mux.run(logits, self._device, self._layout)
+            self._pipeline.run(logits, self._device, self._layout)
         else:
-            self._mux.run(logits, self._host, self._layout)
+            self._pipeline.run(logits, self._host, self._layout)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.errors import ConfigError
+from vllm_graft.hashing import splitmix64
 from vllm_graft.plugins.platforms.simulated.models import find_model, shipped
-from vllm_graft.plugins.platforms.simulated.tokens import mix
 from vllm_graft.plugins.platforms.simulated.workload import Prefix, Report, Request, Result, Spread, Workload, read
 from vllm_graft.plugins.platforms.simulated.workload.description import generate
 from vllm_graft.plugins.platforms.simulated.workload.prompts import invented, prompt_of
@@ -316,7 +316,7 @@ class TestPrompts:
 
     def test_the_sequence_is_the_one_of_the_simulated_tokens(self):
         key = int.from_bytes(__import__("hashlib").blake2b(b"a", digest_size=8).digest(), "little")
-        assert invented("a", 3, 2**40) == [mix(key, index) % 2**40 for index in range(3)]
+        assert invented("a", 3, 2**40) == [splitmix64(key, index) % 2**40 for index in range(3)]
 
     def test_a_prefix_is_shared_and_the_rest_is_not(self):
         first, second = (

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.sampling import Chosen
+from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import GraftError, StartError
 from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
@@ -103,7 +103,7 @@ def _arguments(
 def _refuse_lost_options(kind: type, options: Mapping[str, OptionValue]) -> None:
     """Refuse a constructor without options if the plan sets one; the binding reads those that every sampler has."""
     defaults: Mapping[str, OptionValue] = getattr(kind, "options", {})
-    lost = [name for name, value in options.items() if name not in Chosen.options and value != defaults.get(name)]
+    lost = [name for name, value in options.items() if name not in OptInSampler.options and value != defaults.get(name)]
     if lost:
         raise TypeError(f"the constructor of {kind.__name__} takes no options, and the plan sets {', '.join(lost)}")
 

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Final
 
 from vllm_graft import ledger
-from vllm_graft.bindings.sampling import places
+from vllm_graft.bindings.sampling import patches as sampler_patches
 from vllm_graft.boot import disabled, names
 from vllm_graft.boot.role import child_role, named_role
 from vllm_graft.errors import GraftError, PatchError, StartError, join
@@ -118,7 +118,7 @@ class Process:
             if item.point != "patch" and not book.knows(item.name):
                 self._await(item)
         if plan.of("sampler"):
-            places.install(self.engine)
+            sampler_patches.install(self.engine)
         return refused
 
     def _await(self, item: PlanItem) -> None:
@@ -141,6 +141,7 @@ class Process:
     def _patch_refused(self, patch: Patch, error: PatchError) -> None:
         """A module that a patch waited for does not fit it: raise, unless nobody depends on it."""
         if patch.declaration.name.startswith(OWN_PREFIX):
+            sampler_patches.log_refusal(patch, error)
             return
         planned = patch in self._classes.values()
         if planned:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
-from vllm_graft.bindings.sampling import injection as sampling
+from vllm_graft.bindings.sampling import arguments as sampling
 from vllm_graft.bindings.scheduling import scheduler
 from vllm_graft.boot import disabled, injections, lastline, platforms
 from vllm_graft.boot.process import LOG, process

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from vllm_graft.cli.table import show_findings, table
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.sampling import Chosen
+from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.findings import Finding, exit_status
 from vllm_graft.plan.catalogue import Registered, catalogue
@@ -91,7 +91,7 @@ def describe(entry: Registered) -> Row:
         )
     declaration = getattr(kind, "declaration", None)
     roles = point.roles if declaration is None else tuple(role for role in ROLES if role in declaration.processes)
-    keys = kind.request_keys() if issubclass(kind, Chosen) else ()
+    keys = kind.request_keys() if issubclass(kind, OptInSampler) else ()
     return Row(
         name=entry.name,
         point=point.name,

@@ -5,7 +5,10 @@
 - ``SamplingStrategy``: changes the logits of the requests that ask for it; ``Truncation`` by a limit per row
 - ``Sampler``: picks the tokens of the requests that ask for it
 - ``StatSink``: is told of every finished request
+- ``ConfigError``: an item that cannot work as it is configured
 - ``OptionError``: refuses the value of an option (``OptionValue``); ``nearest`` suggests a name in its message
+
+``vllm_graft.contracts.kernels`` has building blocks for samplers: statistics of rows, truncation, copies to the device.
 
 Contracts of further points join as their bindings land; ``vllm-graft points`` shows which are bound.
 """
@@ -18,12 +21,13 @@ from vllm_graft.contracts.rows import History, PerSlot, Rows, ServedModel, Stati
 from vllm_graft.contracts.sampling import STAGES, Sampler, SamplerBase, SamplingStrategy, Truncation
 from vllm_graft.contracts.scheduling import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.contracts.stats import BatchRecord, RequestRecord, StatSink
-from vllm_graft.errors import OptionError, nearest
+from vllm_graft.errors import ConfigError, OptionError, nearest
 
 __all__ = [
     "STAGES",
     "AdmissionQueue",
     "BatchRecord",
+    "ConfigError",
     "History",
     "Item",
     "KVState",

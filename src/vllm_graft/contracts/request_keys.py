@@ -61,7 +61,7 @@ class Key:
             object.__setattr__(self, "default", _EMPTY.get(str(self.kind), int)())
 
     def read(self, value: object, name: str = "") -> KeyValue:
-        """The value as the strategy gets it; a ValueError names key, value and what is allowed."""
+        """Return the value as the sampler gets it; raise a ValueError that names key, value and what is allowed."""
         read = _READERS[self.kind](value)
         if read is None or not self._in_range(read):
             raise ValueError(f"{name or self.name} must be {self.allowed}, and is {_shown(value)}")
@@ -71,7 +71,7 @@ class Key:
         return read
 
     def takes(self, value: object) -> bool:
-        """Whether a value has the key's type; its range does not count."""
+        """Return whether a value has the key's type; its range is not checked."""
         return _READERS[self.kind](value) is not None
 
     @property
@@ -93,7 +93,7 @@ class Key:
         return words
 
     def as_dict(self) -> dict[str, object]:
-        """The key with stable lower-case names, for ``GET /graft/samplers``."""
+        """Return the key with stable lower-case names, for ``GET /graft/samplers``."""
         return {
             "name": self.name,
             "type": self.kind,
@@ -158,7 +158,7 @@ class Params:
         return name in self.values
 
     def number(self, name: str) -> float:
-        """A key of kind int or float, as a float."""
+        """Return a key of kind int or float, as a float."""
         value = self.values[name]
         assert isinstance(value, int | float)
         return float(value)
@@ -168,12 +168,12 @@ _FIELDS: Final = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens
 
 
 def declared(keys: Sequence[Key | str]) -> tuple[Key, ...]:
-    """The keys of a strategy; a bare name stands for a key of any type."""
+    """Return the declared keys; a bare name stands for a key of any type."""
     return tuple(Key(key) if isinstance(key, str) else key for key in keys)
 
 
 def read_keys(keys: Sequence[Key], carried: Mapping[str, object]) -> dict[str, KeyValue]:
-    """The declared keys that a request carries, under their own names; a ValueError for what cannot be."""
+    """Read the declared keys that a request carries, under their own names; raise a ValueError for a bad value."""
     found: dict[str, KeyValue] = {}
     for key in keys:
         said = [name for name in (key.name, *key.aliases) if name in carried]
@@ -196,7 +196,7 @@ def refuse_unsendable(carried: Mapping[str, object]) -> None:
 
 
 def _unsendable(value: object, depth: int = 0) -> str:
-    """Why a value cannot be sent, as the end of a sentence; empty where it can."""
+    """Return why a value cannot be sent, as the end of a sentence; empty where it can."""
     if isinstance(value, str):
         return "" if value.isascii() or not _SURROGATE.search(value) else "has half of a surrogate pair in its text"
     if isinstance(value, int):
@@ -210,10 +210,10 @@ def _unsendable(value: object, depth: int = 0) -> str:
 
 
 def find_unsendable(value: object) -> str:
-    """Why a field of vLLM's own cannot be sent, as the end of a sentence; empty where it can.
+    """Return why a field of vLLM's own cannot be sent, as the end of a sentence; empty where it can.
 
-    However deep it is, such as the schema of an answer, and with the lists, tables and objects in it. Long lists of
-    numbers or texts are looked at as a whole: a request may list every token of a vocabulary.
+    Lists, tables and objects are followed however deep they are: a field may hold a JSON schema. Long lists of numbers
+    or texts are checked in one go: a request may list every token of a vocabulary.
     """
     waiting: list[Collection[object]] = [(value,)]
     seen: set[int] = set()
@@ -240,7 +240,7 @@ def find_unsendable(value: object) -> str:
 
 
 def _contents(value: object) -> tuple[Collection[object], ...]:
-    """What is in a list, a table or an object with declared fields, such as vLLM's StructuredOutputsParams."""
+    """Return what is in a list, a table or an object with declared fields, such as vLLM's StructuredOutputsParams."""
     if isinstance(value, Mapping):
         return value.keys(), value.values()
     if isinstance(value, list | tuple | set | frozenset):
@@ -255,7 +255,7 @@ _DEEPEST: Final = 64
 
 
 def _short_repr() -> reprlib.Repr:
-    """A repr that costs the same however large the value is."""
+    """Make a repr that costs the same however large the value is."""
     short = reprlib.Repr()
     short.maxlevel, short.maxlist, short.maxtuple, short.maxdict, short.maxstring = 3, 20, 20, 5, 200
     return short
@@ -265,7 +265,7 @@ _SHORT: Final = _short_repr()
 
 
 def _shown(value: object) -> str:
-    """A value for a message: one short line that any terminal and any encoder can take."""
+    """Return a value for a message: one short line that any terminal and any encoder can take."""
     try:
         text = _SHORT.repr(value)
     except (RecursionError, ValueError):

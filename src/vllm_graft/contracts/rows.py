@@ -1,4 +1,4 @@
-"""What a sampler works with in one step: rows of logits, whose they are, where they stand and what came before."""
+"""What a sampler is given in a step: rows of logits, the slot and position of each, and the tokens before."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ class History(Protocol):
         ...
 
     def length(self, slot: int) -> int:
-        """How many tokens the slot's request has so far. On the V2 model runner it waits for the device."""
+        """Return how many tokens the slot's request has so far. On the V2 model runner it waits for the device."""
         ...
 
     def since(self, slot: int, start: int) -> Sequence[int]:
-        """The tokens of the slot's request from index ``start`` on. On the V2 model runner it waits for the device."""
+        """Return the tokens of the slot's request from index ``start`` on. On the V2 runner it waits for the device."""
         ...
 
     def tokens(self, rows: Rows, window: int) -> torch.Tensor:
-        """The last tokens of each row, [rows, window] on the logits' device: the newest in the last column, -1 where
-        a request has fewer."""
+        """Return the last tokens of each row, [rows, window] on the logits' device: the newest in the last column, -1
+        where a request has fewer."""
         ...
 
 
 class Step(Protocol):
-    """What a binding offers behind ``Rows``: computed when asked for."""
+    """The part of ``Rows`` that a binding implements: computed on demand."""
 
     def pairs(self, rows: Rows) -> Sequence[tuple[int, int]]:
-        """Row and slot on the host, where ``Rows`` does not know them."""
+        """Return row and slot on the host, where ``Rows`` does not hold them."""
         ...
 
     def positions(self, rows: Rows) -> torch.Tensor:
-        """Tokens before the one to be picked."""
+        """Return how many tokens stand before the one to be picked, for each row."""
         ...
 
     def uniform(self, rows: Rows, salt: int) -> torch.Tensor:
-        """Random numbers."""
+        """Return a random number in [0, 1) for each row."""
         ...
 
     @property
@@ -62,12 +62,14 @@ class Step(Protocol):
 class Rows:
     """The rows of a step's logits that are a strategy's to change.
 
-    rows:  which rows of the logits, whole numbers on their device
-    slots: whose each row is, of equal length
+    rows:  indices of rows in the logits, on their device
+    slots: the slot of each row's request
+    step:  computes the rest on demand
+    known: row and slot of each on the host, where the host knows them
 
     Rows change from step to step; a slot stays a request's own until it is opened again. With speculative decoding a
-    request has several rows, and since only the device knows which, rows of other requests may be among them: their
-    slot is then one that nobody has, for which ``PerSlot`` has its default.
+    request has several rows, and since only the device knows which, rows of other requests may be among them: they have
+    the slot number ``ServedModel.slots``, which no request has and for which ``PerSlot`` holds its default.
     """
 
     rows: torch.Tensor
@@ -77,8 +79,8 @@ class Rows:
 
     @property
     def pairs(self) -> Sequence[tuple[int, int]]:
-        """Row and slot of each, on the host, nobody else's among them. Free, but with speculative decoding it waits
-        for the device."""
+        """Row and slot of each, on the host, without those of other requests. Free, but with speculative decoding it
+        waits for the device."""
         return self.step.pairs(self) if self.known is None else self.known
 
     @property
@@ -92,7 +94,7 @@ class Rows:
         return self.step.history
 
     def uniform(self, salt: int = 0) -> torch.Tensor:
-        """A random number in [0, 1) for each row: a hash of the request's seed, the position and ``salt``.
+        """Return a random number in [0, 1) for each row: a hash of the request's seed, the position and ``salt``.
 
         Nothing is drawn from a generator, so every rank gets the same number, and a step that is computed twice too.
         """
@@ -101,7 +103,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """What a truncation may want to know of each row's logits; entries that are -inf count nowhere.
+    """Statistics of each row's logits, for truncations; entries that are -inf do not count.
 
     max:       the greatest logit
     logsumexp: the logarithm of the sum of all exponentials: ``logit - logsumexp`` is a log-probability
@@ -117,11 +119,11 @@ class Statistics:
 class PerSlot:
     """One number per slot: written on the host when a request enters, read on the device for each row.
 
-    ``default`` is what rows of nobody get (see ``Rows``): choose the number that changes nothing.
+    ``default`` is for rows of other requests (see ``Rows``): choose the number that changes nothing.
     """
 
     def __init__(self, slots: int, default: float, device: torch.device, *, whole: bool = False) -> None:
-        # Who has a device has imported torch; this room, which every process imports, never does.
+        # Every process imports this module, and it must stay free of torch; a caller that has a device has imported it.
         torch = sys.modules["torch"]
         self._host = torch.full((slots + 1,), default, dtype=torch.int64 if whole else torch.float32)
         self._device = self._host if device.type == "cpu" else self._host.to(device)
@@ -135,21 +137,22 @@ class PerSlot:
         return float(self._host[slot])
 
     def of(self, rows: Rows) -> torch.Tensor:
-        """The number of each row, on the device."""
+        """Return the number of each row, on the device."""
         return self.all()[rows.slots]
 
     def all(self) -> torch.Tensor:
-        """The numbers of all slots, on the device; the last is nobody's."""
+        """Return the numbers of all slots, on the device, and last the default."""
         if self._stale and self._device is not self._host:
-            # Through pinned memory of its own, which torch keeps until the copy is done: the host may write on.
-            self._device.copy_(self._host.pin_memory(), non_blocking=True)
+            from vllm_graft.contracts.kernels import copy_into
+
+            copy_into(self._device, self._host)
         self._stale = False
         return self._device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
-    """What a sampler may know of the model it works for; given once, before the first request.
+    """The model, as samplers are told of it once, before the first request.
 
     name:           as the server was told it
     vocabulary:     how many logits a row has
@@ -171,7 +174,7 @@ class ServedModel:
     at_a_time: int = 0
 
     def per_slot(self, default: float = 0.0, *, whole: bool = False) -> PerSlot:
-        """A number for each slot, on the device: in float32, or a whole number in int64."""
+        """Return a table with a number for each slot, on the device: float32, or int64 where ``whole``."""
         return PerSlot(self.slots, default, self.device, whole=whole)
 
     @property

@@ -25,8 +25,8 @@ ON_ERROR: Final = ("quarantine", "request")
 """What an exception of a sampler may cost: the sampler, or the request it was raised for."""
 
 
-class Chosen(Item):
-    """What strategies and samplers share: the requests that carry one of ``keys`` are theirs, all others are not.
+class OptInSampler(Item):
+    """The base of strategies and samplers, which work only on requests that carry one of their ``keys``.
 
     ``keys`` declares what a request may carry, in ``vllm_xargs`` or at the top level of its body; see ``Key``. A bad
     value is answered with a 400 that names key, value and what is allowed, before it reaches the engine.
@@ -53,7 +53,7 @@ class Chosen(Item):
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        cls.options = {**Chosen.options, **cls.options}
+        cls.options = {**OptInSampler.options, **cls.options}
 
     @classmethod
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
@@ -69,7 +69,7 @@ class Chosen(Item):
             try:
                 defaults = read_defaults(cls, options)
                 cls.check(defaults)
-                cls.asked(defaults)
+                cls.is_requested(defaults)
             except ValueError as error:
                 raise OptionError(f"cannot be what requests carry: {error}", option="defaults") from error
         if options["every_request"] and cls.request_keys():
@@ -78,12 +78,15 @@ class Chosen(Item):
 
     @classmethod
     def request_keys(cls) -> tuple[Key, ...]:
-        """The keys, each in full."""
+        """Return the keys, a bare name as a ``Key`` of any type."""
         return declared(cls.keys)
 
     @classmethod
-    def asked(cls, params: Mapping[str, KeyValue]) -> bool:
-        """Whether a request that carries these keys asks for this at all, and does not merely say so with defaults."""
+    def is_requested(cls, params: Mapping[str, KeyValue]) -> bool:
+        """Return whether a request with these keys asks for the sampler; values that mean off do not.
+
+        Override it where comparing switches with their defaults is not enough.
+        """
         switches = [key for key in cls.request_keys() if key.switch]
         if not switches:
             return bool(params)
@@ -91,16 +94,16 @@ class Chosen(Item):
 
     @classmethod
     def check(cls, params: Mapping[str, KeyValue]) -> None:
-        """Refuse with a ValueError what no key alone can tell, such as two values that contradict one another.
+        """Validate combinations of keys: raise a ValueError for two values that contradict one another, say.
 
         ``params`` holds the keys that the request carries, already read. Called in the front end.
         """
 
     def setup(self, model: ServedModel) -> None:
-        """Told of the model once, before the first request: the place to make tables."""
+        """Prepare for the model, once and before the first request: the place to make tables."""
 
 
-class SamplingStrategy(Chosen):
+class SamplingStrategy(OptInSampler):
     """Changes the logits of the requests that ask for it. Lives in each worker.
 
     ``open`` takes a request in; ``step`` changes its rows, once per step for the whole batch. ::
@@ -125,13 +128,13 @@ class SamplingStrategy(Chosen):
     """
 
     stage: ClassVar[Stage] = "transform"
-    whole: ClassVar[bool] = False
-    """Whether ``step`` never lets a token come back that is -inf. Without this promise each step is compared with the
-    rows as they were, so that what a grammar or vLLM has forbidden stays forbidden. vllm-graft's own strategies that
-    promise it work on vLLM's logits in place; with them a step that raises has changed nothing, too."""
+    atomic: ClassVar[bool] = False
+    """Promise that ``step`` leaves every logit at -inf that is -inf. Without it each step is compared with the rows as
+    they were, so that tokens which a grammar or vLLM has forbidden stay forbidden. Strategies that ship with vllm-graft
+    and promise this work on vLLM's logits in place: a step of theirs that raises has changed nothing, too."""
 
     def open(self, slot: int, params: Params) -> bool:
-        """A request enters under this slot, whoever had it before; returns whether its logits are to be changed."""
+        """Take in a request under this slot, which another may have had before; return whether to change its logits."""
         raise NotImplementedError(f"{type(self).__name__} must implement open(slot, params)")
 
     def step(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
@@ -144,8 +147,8 @@ class SamplingStrategy(Chosen):
         raise NotImplementedError(f"{type(self).__name__} must implement step(logits, rows)")
 
     def sampled(self, tokens: torch.Tensor, rows: Rows) -> None:
-        """Told what was picked for each row. Optional; a strategy that has it cannot be used with speculative
-        decoding, where several tokens are picked at a time."""
+        """Take in the tokens that were picked for each row. Optional; a strategy that has it cannot be used with
+        speculative decoding, where several tokens are picked at a time."""
 
 
 class Truncation(SamplingStrategy):
@@ -170,18 +173,18 @@ class Truncation(SamplingStrategy):
     """
 
     stage: ClassVar[Stage] = "truncate"
-    whole: ClassVar[bool] = True
+    atomic: ClassVar[bool] = True
 
     def threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor:
-        """The least logit that stays, for each row; -inf lets all stay."""
+        """Return the least logit that stays, for each row; -inf lets all stay."""
         raise NotImplementedError(f"{type(self).__name__} must implement threshold(stats, rows)")
 
     def step(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
-        """Not called: the binding merges the thresholds of all truncations."""
+        """Never called: the binding merges the thresholds of all truncations."""
         raise NotImplementedError("truncations are merged: implement threshold(stats, rows)")
 
 
-class Sampler(Chosen):
+class Sampler(OptInSampler):
     """Picks the tokens of the requests that ask for it: the simplest contract, and the most powerful.
 
     ``sample`` is given the logits of its rows, after vLLM's penalties and the strategies, before temperature, and the
@@ -198,17 +201,17 @@ class Sampler(Chosen):
     Not with speculative decoding, where rows are no requests: such a request is answered with a 400.
     """
 
-    waits: ClassVar[bool] = True
-    """Whether ``sample`` looks at values on the host. A device is then waited for before the call, and the wait is not
-    counted as this sampler's; set it to False where all of ``sample`` is work that the device does by itself."""
+    syncs_device: ClassVar[bool] = True
+    """Whether ``sample`` looks at values on the host, and so waits for the device. The wait for the model then happens
+    before the call and is not held against the budget; set it to False where ``sample`` only queues work."""
 
     def sample(self, logits: torch.Tensor, params: Sequence[Params]) -> Sequence[int] | torch.Tensor:
-        """The token id of each row: ``logits`` is [rows, vocabulary] in float32, a copy."""
+        """Return the token id of each row: ``logits`` is [rows, vocabulary] in float32, a copy."""
         raise NotImplementedError(f"{type(self).__name__} must implement sample(logits, params)")
 
 
-def read_defaults(kind: type[Chosen], options: Mapping[str, OptionValue]) -> dict[str, KeyValue]:
-    """The keys that the option ``defaults`` gives to requests without them; a ValueError where one cannot be."""
+def read_defaults(kind: type[OptInSampler], options: Mapping[str, OptionValue]) -> dict[str, KeyValue]:
+    """Read the option ``defaults``: values for requests without these keys; raise a ValueError for a bad one."""
     table = options.get("defaults", {})
     if not isinstance(table, Mapping):
         raise ValueError(f"{table!r} is no table of keys")
@@ -226,7 +229,7 @@ SamplerBase = Sampler
 __all__ = [
     "ON_ERROR",
     "STAGES",
-    "Chosen",
+    "OptInSampler",
     "Sampler",
     "SamplerBase",
     "SamplingStrategy",

@@ -13,7 +13,7 @@ from typing import Final
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.policy import SchedulingPolicy
 from vllm_graft.contracts.request_keys import KINDS, Key
-from vllm_graft.contracts.sampling import STAGES, Chosen, Sampler, SamplingStrategy, Truncation
+from vllm_graft.contracts.sampling import STAGES, OptInSampler, Sampler, SamplingStrategy, Truncation
 from vllm_graft.contracts.scheduling import AdmissionQueue
 from vllm_graft.contracts.stats import StatSink
 from vllm_graft.errors import nearest
@@ -30,7 +30,7 @@ REQUIRED: Final[Mapping[type[Item], Sequence[str]]] = {
 
 OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
     SamplingStrategy: ("sampled(tokens, rows)",),
-    Chosen: ("setup(model)",),
+    OptInSampler: ("setup(model)",),
     AdmissionQueue: (
         "limited_to(slots)", "put_back(request)", "served(request, tokens)", "ended(request)", "admit(request, load)",
         "ready()", "labels(request)", "rank(request)",
@@ -39,7 +39,7 @@ OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
 }  # fmt: skip
 """What a class may override, with the arguments that it is called with."""
 
-_ON_THE_CLASS: Final = ("check(params)", "asked(params)")
+_ON_THE_CLASS: Final = ("check(params)", "is_requested(params)")
 """What a sampler may override that is called on the class itself, in the front end."""
 
 PROVIDED: Final = ("tokenizer", "model")
@@ -69,19 +69,19 @@ level of a body such a name is vLLM's, and a sampler would never see it."""
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What is wrong with a class, as the end of a sentence that begins with its name, and the next step."""
+    """A mistake in a class, as the end of a sentence that begins with its name, and the next step."""
 
     what: str
     fix: str
 
 
 def find_mistake(kind: type, options: Mapping[str, OptionValue] | None = None) -> Mistake | None:
-    """The first mistake in the class of an item; None where it fulfils its contract."""
+    """Return the first mistake in the class of an item; None where it fulfils its contract."""
     return next(_mistakes(kind, options or {}), None)
 
 
 def place_of(kind: type) -> str:
-    """The file and line of a class; its module where there is no source."""
+    """Return the file and line of a class; its module where there is no source."""
     try:
         file = inspect.getsourcefile(kind) or ""
         return f"{file}:{inspect.getsourcelines(kind)[1]}"
@@ -99,7 +99,7 @@ def _mistakes(kind: type, options: Mapping[str, OptionValue]) -> Iterator[Mistak
         for method in methods if issubclass(kind, base) else ():
             yield from _method(kind, base, method, required=False)
     yield from _constructor(kind)
-    if issubclass(kind, Chosen):
+    if issubclass(kind, OptInSampler):
         yield from _keys(kind, options)
         for method in _ON_THE_CLASS:
             yield from _class_method(kind, method)
@@ -124,7 +124,7 @@ def _method(kind: type, contract: type, written: str, *, required: bool) -> Iter
 
 def _class_method(kind: type, written: str) -> Iterator[Mistake]:
     name, arguments = _parts(written)
-    if inspect.getattr_static(kind, name) is inspect.getattr_static(Chosen, name):
+    if inspect.getattr_static(kind, name) is inspect.getattr_static(OptInSampler, name):
         return
     if not isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod):
         yield Mistake(f"has {written} as a method of its instances, and there are none in the front end",
@@ -135,7 +135,7 @@ def _class_method(kind: type, written: str) -> Iterator[Mistake]:
 
 def _call(written: str, called: Callable[..., object], arguments: Sequence[str]) -> Iterator[Mistake]:
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
-        yield Mistake(f"has {written} as a coroutine or generator, which nobody runs", "make it a plain method")
+        yield Mistake(f"has {written} as a coroutine or generator, which is never awaited", "make it a plain method")
         return
     try:
         signature = inspect.signature(called)
@@ -158,7 +158,7 @@ def _constructor(kind: type) -> Iterator[Mistake]:
         for each in parameters
         if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
-    provided = PROVIDED if issubclass(kind, Chosen) else ()
+    provided = PROVIDED if issubclass(kind, OptInSampler) else ()
     first = next((each.name for each in positional if each.name not in provided), None)
     missing = [name for name in needed if name not in provided and name != first]
     if missing:
@@ -168,7 +168,7 @@ def _constructor(kind: type) -> Iterator[Mistake]:
         )
 
 
-def _keys(kind: type[Chosen], options: Mapping[str, OptionValue]) -> Iterator[Mistake]:
+def _keys(kind: type[OptInSampler], options: Mapping[str, OptionValue]) -> Iterator[Mistake]:
     keys = kind.keys
     if isinstance(keys, str) or not isinstance(keys, Iterable) or not all(isinstance(key, Key | str) for key in keys):
         what = f"has keys that are no list of Key or names: {keys!r}"
@@ -206,7 +206,7 @@ def _key(key: Key, seen: set[str]) -> Iterator[Mistake]:
 
 
 def shared_key(kinds: Mapping[str, Collection[Key]]) -> tuple[str, str, str] | None:
-    """Two samplers that declare one key: its name and theirs; None where each has its own."""
+    """Find a key that two samplers declare: its name and theirs; None where each has its own."""
     owners: dict[str, str] = {}
     for owner, keys in kinds.items():
         for name in (name for key in keys for name in (key.name, *key.aliases)):
@@ -216,6 +216,6 @@ def shared_key(kinds: Mapping[str, Collection[Key]]) -> tuple[str, str, str] | N
 
 
 def _parts(written: str) -> tuple[str, list[str]]:
-    """The name of a method and those of its arguments."""
+    """Split ``name(arguments)`` into the name of a method and those of its arguments."""
     name, _, inside = written.rstrip(")").partition("(")
     return name, [each.strip() for each in inside.split(",") if each.strip()]

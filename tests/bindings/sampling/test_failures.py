@@ -29,7 +29,7 @@ def answers(*names: str) -> dict[int, SimpleNamespace]:
 def test_a_request_ends_in_the_step_it_is_named():
     """With the state that vLLM has for errors, and the reason."""
     scheduler, found = Scheduler("a", "b"), answers("a", "b")
-    assert failures.end(scheduler, SimpleNamespace(graft_failed={"a": "why"}), found) is found
+    assert failures.finish(scheduler, SimpleNamespace(graft_failed={"a": "why"}), found) is found
     ended, other = found[0].outputs
     assert (str(ended.finish_reason), ended.stop_reason, other.finish_reason) == ("error", "why", None)
     assert scheduler.finished == ["a"]
@@ -38,11 +38,11 @@ def test_a_request_ends_in_the_step_it_is_named():
 def test_one_whose_prompt_is_still_being_read_ends_with_its_first_answer():
     """It has no answer in the step it failed in, and must not go on without its sampler."""
     scheduler = Scheduler("a", "b", "gone")
-    failures.end(scheduler, SimpleNamespace(graft_failed={"a": "why", "gone": "why"}), answers("b"))
+    failures.finish(scheduler, SimpleNamespace(graft_failed={"a": "why", "gone": "why"}), answers("b"))
     assert not scheduler.finished
     del scheduler.requests["gone"]
-    failures.end(scheduler, SimpleNamespace(), answers("b"))
-    failures.end(scheduler, SimpleNamespace(), late := answers("a"))
+    failures.finish(scheduler, SimpleNamespace(), answers("b"))
+    failures.finish(scheduler, SimpleNamespace(), late := answers("a"))
     assert str(late[0].outputs[0].finish_reason) == "error"
     assert scheduler.finished == ["a"]
     assert not scheduler.graft_failed

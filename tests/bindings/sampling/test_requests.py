@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from vllm_graft.bindings.sampling.requests import (
-    Catalogue,
     Mentions,
-    Offered,
     PutAsideError,
+    SamplerInfo,
+    SamplerKeys,
     check,
     check_early,
+    list_samplers,
     listing,
-    offered,
     prepare,
     refuse_beams,
     with_status,
@@ -47,8 +47,8 @@ class Warm(SamplingStrategy):
             raise KeyError("boom")
 
 
-def made(refused: str = "") -> Catalogue:
-    return Catalogue([Offered("warm", "acme", Warm, Warm.request_keys(), refused)])
+def made(refused: str = "") -> SamplerKeys:
+    return SamplerKeys([SamplerInfo("warm", "acme", Warm, Warm.request_keys(), refused)])
 
 
 GOOD = [
@@ -102,10 +102,10 @@ def test_bad_values_name_key_value_and_what_is_allowed(extra: dict[str, object],
 
 def test_a_sampler_that_cannot_be_used_refuses_only_those_who_ask_for_it():
     """Clients send every key they know, most of them with the value that means off."""
-    catalogue = made(refused="not today")
-    catalogue.check({"warm_factor": 0, "warm_steps": 9})
+    keys = made(refused="not today")
+    keys.check({"warm_factor": 0, "warm_steps": 9})
     with pytest.raises(ValueError, match="warm_factor: the sampler 'warm' cannot be used: not today"):
-        catalogue.check({"warm_factor": 0.1})
+        keys.check({"warm_factor": 0.1})
 
 
 class Picks(Sampler):
@@ -131,11 +131,11 @@ def test_drafts_leave_out_who_works_token_by_token(monkeypatch: pytest.MonkeyPat
     """With speculative decoding several tokens are picked at a time."""
     monkeypatch.setitem(sys.modules, Picks.__module__, sys.modules[__name__])
     plan = Plan((item("warm", Warm), item("picks", Picks), item("listens", Listens)))
-    refused = {each.name: each.refused for each in offered(plan, Run("r", 1, speculative=True))}
+    refused = {each.name: each.refused for each in list_samplers(plan, Run("r", 1, speculative=True))}
     assert refused["warm"] == ""
     assert "picks tokens one at a time" in refused["picks"]
     assert "told each token" in refused["listens"]
-    assert not any(each.refused for each in offered(plan, Run("r", 1))[:3])
+    assert not any(each.refused for each in list_samplers(plan, Run("r", 1))[:3])
 
 
 class Request:
@@ -182,8 +182,8 @@ def test_top_level_keys_are_lifted_and_xargs_count_more():
 def test_a_request_is_checked_once_however_many_prompts_it_has(monkeypatch: pytest.MonkeyPatch):
     """vLLM makes parameters for each prompt, and asks its processors about each of them again."""
     looks: list[object] = []
-    checked = Catalogue.check
-    monkeypatch.setattr(Catalogue, "check", lambda self, extra: (looks.append(extra), checked(self, extra)))
+    checked = SamplerKeys.check
+    monkeypatch.setattr(SamplerKeys, "check", lambda self, extra: (looks.append(extra), checked(self, extra)))
     request = Request(warm_factor=0.5)
     for _ in range(300):
         made = params(somebody=1)
@@ -317,30 +317,32 @@ def test_a_value_too_large_to_be_shown_is_refused_all_the_same():
 
 def test_names_of_vllms_own_processors_are_left_to_them():
     """An OCR model's own keys pass where no-repeat-ngram is not loaded; others are refused as the client said them."""
-    catalogue = Catalogue(offered(Plan((PlanItem("sampler", "dry", SHIPPED["dry"], "vllm-graft", ("worker",)),)), None))
-    catalogue.check({"ngram_size": 20, "window_size": 90, "whitelist_token_ids": [1]})
+    keys = SamplerKeys(
+        list_samplers(Plan((PlanItem("sampler", "dry", SHIPPED["dry"], "vllm-graft", ("worker",)),)), None)
+    )
+    keys.check({"ngram_size": 20, "window_size": 90, "whitelist_token_ids": [1]})
     with pytest.raises(ValueError, match="no_repeat_ngram_size: the sampler 'no-repeat-ngram' cannot be used"):
-        catalogue.check({"no_repeat_ngram_size": 3})
+        keys.check({"no_repeat_ngram_size": 3})
     with pytest.raises(
         ValueError, match="nsigma: the sampler 'top-n-sigma' cannot be used: this server does not load it"
     ):
-        catalogue.check({"nsigma": 1.0})
+        keys.check({"nsigma": 1.0})
 
 
 def shipped(*names: str) -> Plan:
     return Plan(tuple(PlanItem("sampler", name, SHIPPED[name], "vllm-graft", ("worker",)) for name in names))
 
 
-def everything() -> Catalogue:
+def everything() -> SamplerKeys:
     names = [name for name, target in SHIPPED.items() if ".samplers." in target]
-    return Catalogue(offered(shipped(*names), None))
+    return SamplerKeys(list_samplers(shipped(*names), None))
 
 
 def test_other_packages_keys_pass():
     """A word of one of our keys is no misspelling of it; nor is a key of a sampler that is not loaded."""
     for name in ("threshold", "probability", "my_threshold", "size", "window", "multiplier", "base", "my_base"):
         everything().check({name: 0.5})
-    only_dry = Catalogue(offered(shipped("dry"), None))
+    only_dry = SamplerKeys(list_samplers(shipped("dry"), None))
     only_dry.check({"xtc_treshold": 0.5, "sigma": 1.0})
     with pytest.raises(ValueError, match="did you mean 'dry_multiplier'"):
         only_dry.check({"dryMultiplier": 0.5})
@@ -348,18 +350,18 @@ def test_other_packages_keys_pass():
 
 def test_the_plan_says_how_strict_the_server_is():
     """By the setting ``unknown_keys``, and by name."""
-    rows = offered(shipped("dry"), None)
-    lax = Catalogue(rows, unknown="pass")
+    rows = list_samplers(shipped("dry"), None)
+    lax = SamplerKeys(rows, unknown="pass")
     lax.check({"dry_bsae": 2.0, "xtc_threshold": 0.1, "whatever": 1})
     with pytest.raises(ValueError, match="dry_base must be a number"):
         lax.check({"dry_base": "x"})
-    strict = Catalogue(rows, unknown="refuse", others=["tenant"])
+    strict = SamplerKeys(rows, unknown="refuse", others=["tenant"])
     strict.check({"dry_base": 2.0, "tenant": "a", "kv_transfer_params": {"x": 1}})
     for name in ("whatever", "w" * 1000):
         with pytest.raises(ValueError, match=r"is no key of this server's samplers; .* `other_keys`"):
             strict.check({name: 1})
     assert strict.lifted({"whatever": 1, "nothing": None}) == {"whatever": 1}
-    named = Catalogue(rows, others=["dry_bsae", "top_n_sigma"])
+    named = SamplerKeys(rows, others=["dry_bsae", "top_n_sigma"])
     named.check({"dry_bsae": 1, "top_n_sigma": 5})
 
 
@@ -367,7 +369,9 @@ def test_a_name_that_the_users_own_processor_reads_passes(tmp_path: Path, monkey
     """It has the name as a text in its source."""
     (tmp_path / "own_processor.py").write_text('def read(params):\n    return params.extra_args["dry_bsae"]\n')
     monkeypatch.syspath_prepend(tmp_path)
-    mine = Catalogue(offered(shipped("dry"), None), mentions=Mentions(["own_processor:Mine", "gone.module:X", ""]))
+    mine = SamplerKeys(
+        list_samplers(shipped("dry"), None), mentions=Mentions(["own_processor:Mine", "gone.module:X", ""])
+    )
     mine.check({"dry_bsae": 1})
     with pytest.raises(ValueError, match="did you mean 'dry_base'"):
         mine.check({"dry_bse": 1})
@@ -376,7 +380,7 @@ def test_a_name_that_the_users_own_processor_reads_passes(tmp_path: Path, monkey
 def test_a_sampler_that_was_put_aside_is_no_fault_of_the_request():
     """Who asks for it is told; an API server answers with a 503. Everybody else is served."""
     failed = {"dry": "RuntimeError: no such table"}
-    known = Catalogue(offered(shipped("dry", "xtc"), None), put_aside=lambda: failed)
+    known = SamplerKeys(list_samplers(shipped("dry", "xtc"), None), put_aside=lambda: failed)
     known.check({"dry_multiplier": 0, "xtc_probability": 0.5})
     with pytest.raises(PutAsideError, match=r"dry_multiplier: the sampler 'dry' .* put aside .*no such table"):
         known.check({"dry_multiplier": 1})
@@ -393,8 +397,8 @@ def test_keys_that_requests_have_by_default():
     options = {"defaults": {"warm_factor": 0.5, "warm_mode": "y"}}
     plan = Plan((PlanItem("sampler", "warm", f"{__name__}:Warm", "acme", ("worker",), options),))
     sys.modules.setdefault(Warm.__module__, sys.modules[__name__])
-    rows = offered(plan, None)
-    known = Catalogue(rows)
+    rows = list_samplers(plan, None)
+    known = SamplerKeys(rows)
     known.check({"warm_steps": 3})
     with pytest.raises(ValueError, match="warm_mode y takes no 7 warm_steps"):
         known.check({"warm_steps": 7})

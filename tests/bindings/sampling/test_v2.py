@@ -17,8 +17,8 @@ import torch
 
 from vllm_graft import ledger
 from vllm_graft.bindings.sampling import processor as room
-from vllm_graft.bindings.sampling.injection import v2_takes_samplers
-from vllm_graft.bindings.sampling.steps import DeviceStep, FedHistory, Ring
+from vllm_graft.bindings.sampling.arguments import v2_takes_samplers
+from vllm_graft.bindings.sampling.step import DeviceStep, FedHistory, Ring
 from vllm_graft.contracts import Key, SamplingStrategy
 from vllm_graft.errors import StartError
 from vllm_graft.plan import Plan, PlanItem, Run, carry, drop
@@ -364,7 +364,7 @@ def test_what_fails_around_samplers_puts_them_aside_and_the_engine_goes_on(
     changed = device.apply(logits.clone(), ["a"])
     assert changed.isneginf().any(), "who looks at no tokens works on"
     assert not Shows.seen
-    monkeypatch.setattr(device.processor.mux, "run", _fail)
+    monkeypatch.setattr(device.processor.pipeline, "run", _fail)
     assert torch.equal(device.apply(logits.clone(), ["a"]), logits)
     assert device.processor.add_request(3, sampling(shows=1)) is False
     states = {item.name: item.state for item in ledger.current()._items.values()}
@@ -377,7 +377,7 @@ def test_v1_a_token_that_is_not_known_costs_no_engine(planned: None, monkeypatch
     host.add("a", [1, 2], shows=1, top_n_sigma=1.0)
     processor = host.processor
     processor._fed = FedHistory(processor._tokens, 2 * SLOTS, 12, torch.device("cpu"))
-    processor._device = DeviceStep(processor.mux.seeds, processor._fed)
+    processor._device = DeviceStep(processor.pipeline.seeds, processor._fed)
     host.outputs["a"].append(-1)
     assert host.apply(torch.arange(VOCABULARY).float()[None]).isneginf().any()
     assert not Shows.seen
@@ -448,7 +448,7 @@ def test_a_sampler_that_cannot_be_set_up_is_refused(
             with pytest.raises(StartError, match=f"'unfit' cannot be set up for m: {reason}"):
                 HostBatch()
         else:
-            assert HostBatch().processor.mux.planned == []
+            assert HostBatch().processor.pipeline.samplers == []
         assert ledger.current()._items["unfit"].state == "refused"
     finally:
         drop()

@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(scope="module", params=["all rows at once", "row by row"])
 def both_host_paths(request) -> Iterator[None]:
     """Run a module's tests on each of the two ways in which logits on the host are worked on."""
-    from vllm_graft.bindings.sampling import truncation
+    from vllm_graft.contracts import kernels
 
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "row by row":
-            patch.setattr(truncation, "_LONG_ROW", 0)
+            patch.setattr(kernels, "_LONG_ROW", 0)
         yield

@@ -15,17 +15,14 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from sampler_steps import Tensors, made, params_of, rows_of
 
-from vllm_graft.bindings.sampling import (
-    isolation,
-    isolation_kernels,
-    step_kernels,
-    steps,
-    truncation,
-    truncation_kernels,
-)
-from vllm_graft.plugins.samplers import xtc_kernels
+from vllm_graft.bindings.sampling import isolation, step
+from vllm_graft.bindings.sampling import triton_kernels as binding_kernels
+from vllm_graft.contracts import kernels as building_blocks
+from vllm_graft.contracts import triton_kernels
+from vllm_graft.plugins.samplers import xtc, xtc_kernels
 from vllm_graft.plugins.samplers.dry import Dry
-from vllm_graft.plugins.samplers.matching import kernels, writes
+from vllm_graft.plugins.samplers.matching import by_torch, kernels
+from vllm_graft.plugins.samplers.matching import strategy as matching_strategy
 from vllm_graft.plugins.samplers.no_repeat_ngram import NoRepeatNgram
 from vllm_graft.plugins.samplers.top_n_sigma import TopNSigma
 from vllm_graft.plugins.samplers.xtc import Xtc, exclude_top
@@ -51,21 +48,21 @@ def check_randomness():
         seeds = torch.tensor([draw.randrange(-(2**63), 2**63) for _ in range(count)])
         positions = torch.tensor([draw.randrange(2**20) for _ in range(count)])
         for salt in (0, 1, 0x585443):
-            found = step_kernels.uniform_by_triton(seeds, positions, salt)
-            assert torch.equal(found, steps.uniform(seeds, positions, salt))
+            found = triton_kernels.uniform_by_triton(seeds, positions, salt)
+            assert torch.equal(found, building_blocks.uniform(seeds, positions, salt))
 
 
 def check_last_tokens():
     """Out of a ring that has turned, for texts that are shorter than the window too."""
     draw = random.Random(5)
-    step_kernels._COLUMNS = 16
+    binding_kernels._COLUMNS = 16
     for window in (1, 16, 40):
-        ring = steps.Ring(6, window, torch.device("cpu"))
+        ring = step.Ring(6, window, torch.device("cpu"))
         slots, positions = torch.tensor([5, 0, 3]), torch.tensor([draw.randrange(1, 400) for _ in range(3)])
         for slot, end in zip(slots.tolist(), positions.tolist(), strict=True):
             at = torch.arange(max(0, end - ring.size), end)
             ring.write(torch.full_like(at, slot), at, at + 1000 * slot)
-        found = step_kernels.last_by_triton(ring._tokens, slots, positions, window)
+        found = binding_kernels.last_by_triton(ring._tokens, slots, positions, window)
         assert torch.equal(found, ring.last(slots, positions, window)), window
 
 
@@ -106,7 +103,7 @@ def check_dry():
                 "dry_sequence_breakers": draw.choice([[], ["a"], ["b", "c"]]),
             }
             dry.open(slot, params_of(Dry, **keys))
-        first, second = both(dry, Dry, dry._lower_by_torch, dry._lower_by_kernel, draw)
+        first, second = both(dry, Dry, dry._change_by_torch, dry._change_by_kernel, draw)
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
 
 
@@ -118,8 +115,8 @@ def check_longest():
     rows = rows_of({0: 0}, Tensors({0: [7] * 300}))
     first = torch.zeros(1, VOCABULARY)
     second = first.clone()
-    dry._lower_by_torch(first, rows, rows.history.tokens(rows, 300))
-    dry._lower_by_kernel(second, rows, rows.history.tokens(rows, 300))
+    dry._change_by_torch(first, rows, rows.history.tokens(rows, 300))
+    dry._change_by_kernel(second, rows, rows.history.tokens(rows, 300))
     assert math.isclose(first[0, 7].item(), -(1e-8 * 1.2**126), rel_tol=1e-3), first[0, 7]
     torch.testing.assert_close(first, second, rtol=1e-4, atol=0)
 
@@ -131,7 +128,7 @@ def check_tokens_that_are_not_known():
     dry.open(0, params_of(Dry, dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=1, dry_sequence_breakers=[]))
     for text, expected in (([4, -1, 5, 4, -1], []), ([4, -1, 2, 5, 4, -1, 2], [[0, 5]])):
         rows = rows_of({0: 0}, Tensors({0: text}))
-        for way in (dry._lower_by_torch, dry._lower_by_kernel):
+        for way in (dry._change_by_torch, dry._change_by_kernel):
             logits = torch.zeros(1, VOCABULARY)
             way(logits, rows, rows.history.tokens(rows, 20))
             assert logits.nonzero().tolist() == expected, (text, way)
@@ -152,7 +149,7 @@ def check_no_repeat_ngram():
                 "no_repeat_ngram_whitelist": draw.choice([[], [0], [1, 2]]),
             }
             strategy.open(slot, params_of(NoRepeatNgram, **keys))
-        first, second = both(strategy, NoRepeatNgram, strategy._ban_by_torch, strategy._ban_by_kernel, draw)
+        first, second = both(strategy, NoRepeatNgram, strategy._change_by_torch, strategy._change_by_kernel, draw)
         assert torch.equal(first, second)
         kept += int((first > -math.inf).any(1).sum())
     assert kept
@@ -162,7 +159,7 @@ def check_bans_that_would_leave_nothing():
     """The row is as it was, a token that is named twice included."""
     before = torch.tensor([[1.0, 2.0, -math.inf, 3.0], [1.0, 2.0, 5.0, -math.inf]])
     tokens = torch.tensor([[0, 1, 0, 3, -1], [0, 1, 0, -1, -1]])
-    for ban in (writes.ban, kernels.ban):
+    for ban in (by_torch.ban, kernels.ban):
         logits = before.clone()
         ban(logits, torch.arange(2), tokens)
         assert logits.tolist() == [before[0].tolist(), [-math.inf, -math.inf, 5.0, -math.inf]]
@@ -194,10 +191,13 @@ def check_statistics():
     """Rows of -inf, several pieces, means far from zero."""
     for seed in range(8):
         draw = random.Random(seed)
-        truncation_kernels._PIECE = draw.choice([16, 32, 128])
+        triton_kernels._PIECE = draw.choice([16, 32, 128])
         logits = some_logits(draw, 8, step=draw.choice([0, 3])) + draw.choice([0.0, 300.0])
         rows = torch.tensor(draw.sample(range(8), 6))
-        expected, found = truncation._by_torch(logits, rows), truncation_kernels.statistics_by_triton(logits, rows)
+        expected, found = (
+            building_blocks._statistics_by_torch(logits, rows),
+            triton_kernels.statistics_by_triton(logits, rows),
+        )
         for name in ("max", "logsumexp", "mean", "std"):
             torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
 
@@ -206,13 +206,13 @@ def check_mask():
     """The limit itself stays, -inf leaves a row alone."""
     for seed in range(8):
         draw = random.Random(seed)
-        truncation_kernels._PIECE = draw.choice([16, 128])
+        triton_kernels._PIECE = draw.choice([16, 128])
         logits = some_logits(draw, 8, step=draw.choice([0, 3]))
         rows = torch.tensor(draw.sample(range(8), 6))
         limits = torch.tensor([draw.choice([-math.inf, 0.5, logits[row, 3].item()]) for row in rows.tolist()])
         expected, found = logits.clone(), logits.clone()
-        truncation._mask_by_row(expected, rows, limits)
-        truncation_kernels.mask_by_triton(found, rows, limits)
+        building_blocks._mask_by_row(expected, rows, limits)
+        triton_kernels.mask_by_triton(found, rows, limits)
         assert torch.equal(expected, found)
 
 
@@ -221,7 +221,7 @@ def check_write_back():
     outcomes = set()
     for seed in range(24):
         draw = random.Random(seed)
-        isolation_kernels._PIECE = draw.choice([16, 32, 128])
+        binding_kernels._PIECE = draw.choice([16, 32, 128])
         logits = some_logits(draw, 8, step=draw.choice([0, 3]))
         logits[draw.randrange(8), 5] = draw.choice([math.nan, math.inf, 0.0])
         rows = torch.tensor(draw.sample(range(8), 6))
@@ -233,7 +233,7 @@ def check_write_back():
         expected, found = logits.clone(), logits.clone()
         seen = torch.zeros(2, 1, dtype=torch.int32)
         given = {"mine": mine, "keep_forbidden": forbidden}
-        isolation_kernels.write_back_by_triton(found, rows, result, **given, seen=seen[0])
+        binding_kernels.write_back_by_triton(found, rows, result, **given, seen=seen[0])
         before = logits[rows]
         after = torch.where(before == -math.inf, before, result) if forbidden else result
         bad = (after.isnan() | (after == math.inf)).any(1)
@@ -257,7 +257,7 @@ def check_write_back():
 
 def check_whole_strategies():
     """As on a GPU: set up, opened, and a step by kernels alone, beside the same by torch."""
-    kernels._BLOCK = xtc_kernels._PIECE = truncation_kernels._PIECE = 64
+    kernels._BLOCK = xtc_kernels._PIECE = triton_kernels._PIECE = 64
     text = [1, 2, 3, 1, 2, 3, 1, 2]
     asked = {
         Dry: {"dry_multiplier": 1.0},
@@ -268,7 +268,8 @@ def check_whole_strategies():
     for kind, keys in asked.items():
         found = []
         for answer in (True, False):
-            truncation.has_triton = lambda tensor, answer=answer: answer
+            for module in (building_blocks, matching_strategy, xtc):
+                module.has_triton = lambda tensor, answer=answer: answer
             strategy = made(kind, VOCABULARY, slots=2)
             strategy.open(1, params_of(kind, **keys))
             logits = torch.linspace(0, 4, VOCABULARY).repeat(3, 1)
@@ -276,8 +277,8 @@ def check_whole_strategies():
             logits[:, 7] = 9.5
             rows = rows_of({2: 1, 0: 2}, Tensors({1: text, 2: text}), {1: 0.0, 2: 0.0})
             if kind is TopNSigma:
-                stats = truncation.statistics(logits, rows.rows)
-                truncation.mask_below(logits, rows.rows, strategy.threshold(stats, rows))
+                stats = building_blocks.statistics(logits, rows.rows)
+                building_blocks.mask_below(logits, rows.rows, strategy.threshold(stats, rows))
             else:
                 strategy.step(logits, rows)
             found.append(logits)

@@ -152,8 +152,8 @@ def test_keys_as_clients_send_them():
         read_keys(keys, {"dry_sequence_breakers": ["a"] * 65})
     with pytest.raises(ValueError, match="64 characters"):
         Dry.check({"dry_sequence_breakers": ["a" * 65]})
-    assert Dry.asked({"dry_multiplier": 0.8})
-    assert not Dry.asked({"dry_multiplier": 0.0, "dry_base": 2.0})
+    assert Dry.is_requested({"dry_multiplier": 0.8})
+    assert not Dry.is_requested({"dry_multiplier": 0.0, "dry_base": 2.0})
 
 
 def test_a_window_that_holds_no_text_is_refused():

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sampler_steps import Lists, lengths_of
 
 from vllm_graft.plugins.samplers.matching import LONGEST
+from vllm_graft.plugins.samplers.matching.by_torch import match_lengths, newest_first
 from vllm_graft.plugins.samplers.matching.host import Matcher
-from vllm_graft.plugins.samplers.matching.lengths import match_lengths, newest_first
 
 texts = st.one_of(
     st.lists(st.integers(0, 2), max_size=60),

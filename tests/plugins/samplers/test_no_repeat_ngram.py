@@ -140,4 +140,4 @@ def test_keys_as_clients_of_ocr_models_send_them():
         "no_repeat_ngram_window": 90,
         "no_repeat_ngram_whitelist": [128821, 128822],
     }
-    assert not NoRepeatNgram.asked({"no_repeat_ngram_size": 0, "no_repeat_ngram_window": 90})
+    assert not NoRepeatNgram.is_requested({"no_repeat_ngram_size": 0, "no_repeat_ngram_window": 90})

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_steps import Lists, made, params_of, rows_of
 
-from vllm_graft.bindings.sampling import truncation
+from vllm_graft.contracts import kernels
 from vllm_graft.contracts.request_keys import read_keys
 from vllm_graft.plugins.samplers.top_n_sigma import TopNSigma
 
@@ -40,8 +40,8 @@ def test_statistics_of_rows(rows, draw):
     which = draw.sample(range(len(rows)), draw.randint(1, len(rows)))
     wanted = torch.tensor([expected(rows[row]) for row in which])
     for found in (
-        truncation.statistics(logits, torch.tensor(which)),
-        truncation._by_torch(logits, torch.tensor(which)),
+        kernels.statistics(logits, torch.tensor(which)),
+        kernels._statistics_by_torch(logits, torch.tensor(which)),
     ):
         torch.testing.assert_close(table(found), wanted, rtol=1e-4, atol=1e-4)
     assert torch.equal(logits, torch.tensor(rows))
@@ -53,7 +53,7 @@ def test_statistics_far_from_zero_and_far_apart():
     rows = torch.stack([torch.randn(4000, generator=draw) * 0.01 + 900.0, torch.randn(4000, generator=draw) * 40])
     rows[1, 7] = 500.0
     wanted = torch.tensor([expected(row) for row in rows.tolist()])
-    for way in (truncation.statistics, truncation._by_torch):
+    for way in (kernels.statistics, kernels._statistics_by_torch):
         torch.testing.assert_close(table(way(rows, torch.arange(2))), wanted, rtol=1e-3, atol=1e-4)
 
 
@@ -69,7 +69,7 @@ def test_what_is_below_goes_and_the_greatest_stays(rows, data):
         after[row] = [value if value >= least else -math.inf for value in rows[row]]
     for greatest in (None, torch.tensor([max(rows[row]) for row in which])):
         logits = torch.tensor(rows)
-        truncation.mask_below(logits, torch.tensor(which), torch.tensor(limits), greatest)
+        kernels.mask_below(logits, torch.tensor(which), torch.tensor(limits), greatest)
         assert torch.equal(logits, torch.tensor(after))
 
 
@@ -79,9 +79,9 @@ def test_top_n_sigma_keeps_what_is_near_the_greatest():
     assert strategy.open(1, params_of(TopNSigma, top_n_sigma=1.0))
     logits = torch.tensor([[4.0, 3.0, 1.0, 0.0, -math.inf], [5.0, 5.0, 5.0, 5.0, 5.0], [-math.inf] * 5])
     rows = rows_of({0: 1, 1: 1, 2: 1}, Lists({}))
-    limits = strategy.threshold(truncation.statistics(logits, rows.rows), rows)
+    limits = strategy.threshold(kernels.statistics(logits, rows.rows), rows)
     assert limits.tolist() == [pytest.approx(4.0 - reference.pstdev([4.0, 3.0, 1.0, 0.0])), 5.0, -math.inf]
-    truncation.mask_below(logits, rows.rows, limits)
+    kernels.mask_below(logits, rows.rows, limits)
     assert (logits > -math.inf).tolist() == [[True, True] + [False] * 3, [True] * 5, [False] * 5]
 
 
@@ -93,9 +93,9 @@ def test_top_n_sigma_for_nobody_and_for_those_who_switch_it_off():
     assert not strategy.open(2, params_of(TopNSigma, top_n_sigma=1.0, temperature=0.0))
     logits = torch.tensor([[2.0, 2.0, 2.0, 2.0]]).repeat(4, 1)
     rows = rows_of({0: 0, 1: 1, 2: 2, 3: 3}, Lists({}))
-    limits = strategy.threshold(truncation.statistics(logits, rows.rows), rows)
+    limits = strategy.threshold(kernels.statistics(logits, rows.rows), rows)
     assert limits.tolist() == [2.0, -math.inf, -math.inf, -math.inf]
-    assert not TopNSigma.asked({"top_n_sigma": -1.0})
-    assert not TopNSigma.asked({"top_n_sigma": 0.0})
-    assert TopNSigma.asked(read_keys(TopNSigma.request_keys(), {"nsigma": 1.5}))
-    assert TopNSigma.asked(read_keys(TopNSigma.request_keys(), {"top_nsigma": 1}))
+    assert not TopNSigma.is_requested({"top_n_sigma": -1.0})
+    assert not TopNSigma.is_requested({"top_n_sigma": 0.0})
+    assert TopNSigma.is_requested(read_keys(TopNSigma.request_keys(), {"nsigma": 1.5}))
+    assert TopNSigma.is_requested(read_keys(TopNSigma.request_keys(), {"top_nsigma": 1}))

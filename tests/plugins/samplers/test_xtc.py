@@ -80,4 +80,4 @@ def test_who_is_taken_in():
     logits = torch.tensor([[2.0, 1.9, 1.8, -1.0, -2.0]])
     xtc.step(logits, rows_of({0: 0}, Lists({})))
     assert not torch.isneginf(logits).any()
-    assert not Xtc.asked({"xtc_probability": 0.0, "xtc_threshold": 0.2})
+    assert not Xtc.is_requested({"xtc_probability": 0.0, "xtc_threshold": 0.2})

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from vllm_graft.hashing import splitmix64
 from vllm_graft.plugins.platforms.simulated.lengths import LengthModel
-from vllm_graft.plugins.platforms.simulated.tokens import HashedTokens, allowed_tokens, mix, skewed
+from vllm_graft.plugins.platforms.simulated.tokens import HashedTokens, allowed_tokens, skewed
 from vllm_graft.plugins.platforms.simulated.vocabulary import Vocabulary, read_tokenizer, vocabulary
 
 
@@ -46,7 +47,7 @@ class TestTokens:
         assert first(3, trace_decode_token_ids=[9, 8, 7]) == [9, 8, 7]
 
     def test_numbers_are_stable_for_good(self):
-        assert mix(0, 0) == 0xE220A8397B1DCDAF
+        assert splitmix64(0, 0) == 0xE220A8397B1DCDAF
 
 
 class TestDemands:
@@ -83,7 +84,7 @@ class TestLengths:
         assert make.eos not in first(400)
 
     def test_the_mean_is_the_one_asked_for_and_no_length_is_below_one(self):
-        lengths = [LengthModel(100).length(mix(1, index)) for index in range(20_000)]
+        lengths = [LengthModel(100).length(splitmix64(1, index)) for index in range(20_000)]
         assert 98 < sum(lengths) / len(lengths) < 102
         assert 76 < sorted(lengths)[10_000] < 80
         assert LengthModel(1).length(0) == 1
@@ -161,7 +162,7 @@ class TestGrammar:
 
     @pytest.mark.parametrize("count", [1, 2, 64, 65, 128_000])
     def test_a_choice_stays_in_range(self, count):
-        picks = {skewed(number, count) for number in (0, 1, 2**63, 2**64 - 1, *(mix(1, i) for i in range(500)))}
+        picks = {skewed(number, count) for number in (0, 1, 2**63, 2**64 - 1, *(splitmix64(1, i) for i in range(500)))}
         assert min(picks) >= 0
         assert max(picks) < count
 

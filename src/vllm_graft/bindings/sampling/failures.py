@@ -1,7 +1,7 @@
-"""A request that ends with an error because its sampler raised: told by the worker, ended by the engine.
+"""Requests that end with an error because their sampler raised: reported by the worker, ended by the engine.
 
-vLLM has no way to end a request from where its logits are. The worker therefore puts the names of such requests beside
-its output of the step, and the engine, when it takes that output in, finishes them with the state it has for errors.
+vLLM has no way to end a request from where its logits are. The worker therefore puts the ids of such requests beside
+its output of the step, and the engine finishes them, with vLLM's own status for errors, when it takes that output in.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from vllm_graft.bindings.sampling.processor import Processor
 
 NAME: Final = "graft_failed"
-"""The attribute of a step's output that names the requests which are to end, each with the reason."""
+"""The attribute of a step's output that holds the ids of requests which are to end, each with the reason."""
 
 _processors: weakref.WeakSet[Processor] = weakref.WeakSet()
 
 
-def remember(processor: Processor) -> None:
-    """A processor of this worker, which is to be asked after each step."""
+def register(processor: Processor) -> None:
+    """Add a processor of this worker whose failed requests are reported after each step."""
     _processors.add(processor)
 
 
-def tell(runner: Any, output: Any) -> Any:
-    """The worker's output of a step, with the requests that are to end named beside it."""
+def report(runner: Any, output: Any) -> Any:
+    """Return the worker's output of a step, with the ids of requests that are to end beside it."""
     failed: dict[str, str] = {}
     for processor in _processors:
         for slot, reason in processor.failed.items():
@@ -33,16 +33,16 @@ def tell(runner: Any, output: Any) -> Any:
                 failed[name] = reason
         processor.failed.clear()
     if failed and output is not None:
-        # With asynchronous scheduling the output is yet to come, and its frame is already there.
-        frame = getattr(output, "_model_runner_output", None) or getattr(output, "model_runner_output", None)
-        setattr(frame if frame is not None else output, NAME, failed)
+        # With asynchronous scheduling the output is a future; the ModelRunnerOutput that it will return is in it.
+        inner = getattr(output, "_model_runner_output", None) or getattr(output, "model_runner_output", None)
+        setattr(inner if inner is not None else output, NAME, failed)
     return output
 
 
-def end(scheduler: Any, output: Any, answers: Any) -> Any:
-    """The engine has taken an output in: requests that are to end do so with their first answer from now on.
+def finish(scheduler: Any, output: Any, answers: Any) -> Any:
+    """End the requests that a worker's output reports, each with its first answer from now on.
 
-    One whose prompt is still being read has none yet, and is kept in mind until it has.
+    A request whose prompt is still being read has no answer yet; it is remembered until it has.
     """
     failed: dict[str, str] = {**getattr(scheduler, NAME, {}), **(getattr(output, NAME, None) or {})}
     if not failed:

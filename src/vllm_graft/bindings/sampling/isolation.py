@@ -1,8 +1,8 @@
-"""What a strategy of another package works on: a copy of its own rows, of which only what may count goes back.
+"""Copies of rows for strategies of other packages, of which only valid results are written back.
 
-So it cannot reach rows of other requests or vLLM's own storage, and a step that raises has changed nothing. Nothing
-here waits for a device: there, rows that hold no numbers are left out at once, and the host hears of them some steps
-later.
+Such a strategy cannot reach rows of other requests or vLLM's own storage, and a step that raises has changed nothing.
+Nothing here waits for a device: there, rows that hold NaN or +inf are left out at once, and the host learns of them
+some steps later.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from vllm_graft.bindings.sampling.steps import tensor
-from vllm_graft.bindings.sampling.truncation import has_triton
 from vllm_graft.contracts import Rows
+from vllm_graft.contracts.kernels import has_triton, indices
 from vllm_graft.contracts.rows import History
 
 if TYPE_CHECKING:
@@ -30,20 +29,20 @@ class IsolatedStep:
         self.isolated = Rows(numbers, rows.slots.clone(), self, known)
 
     def pairs(self, rows: Rows) -> Sequence[tuple[int, int]]:
-        """Row and slot of a selection that the strategy made itself."""
+        """Return row and slot of a selection that the strategy made itself."""
         return list(zip(rows.rows.tolist(), rows.slots.tolist(), strict=True))
 
     def positions(self, rows: Rows) -> torch.Tensor:
-        """Tokens before the one to be picked."""
+        """Return how many tokens stand before the one to be picked."""
         return self._rows.step.positions(self._original(rows))
 
     def uniform(self, rows: Rows, salt: int) -> torch.Tensor:
-        """Random numbers."""
+        """Return the random numbers of the original rows."""
         return self._rows.step.uniform(self._original(rows), salt)
 
     @property
     def history(self) -> History:
-        """The tokens so far; it goes by slots and positions, not by rows."""
+        """The tokens so far: they are found by slot and position, so renumbered rows need no translation."""
         return self._rows.step.history
 
     def _original(self, rows: Rows) -> Rows:
@@ -53,27 +52,27 @@ class IsolatedStep:
 
 
 def isolate(rows: Rows) -> Rows:
-    """The same requests' rows as rows of a copy that holds nothing else.
+    """Renumber rows for a copy that holds nothing else.
 
-    Where only the device knows whose each row is, the copy holds all rows, under their own numbers.
+    With speculative decoding only the device knows whose each row is: the copy then holds all rows, numbered as before.
     """
     if rows.known is None:
         return Rows(rows.rows.clone(), rows.slots.clone(), rows.step)
     known = [(number, slot) for number, (_, slot) in enumerate(rows.known)]
-    return IsolatedStep(rows, tensor(range(len(known)), rows.rows.device), known).isolated
+    return IsolatedStep(rows, indices(range(len(known)), rows.rows.device), known).isolated
 
 
-class Copy:
-    """Copies rows of the logits, on the host into the same memory again and again: fresh memory takes as long.
+class CopyBuffer:
+    """Memory for copies of rows on the host, used again in every step: to allocate it takes as long as the copy.
 
-    By numpy there: torch would share out each operation among threads, and wait for all of them.
+    Filled by numpy: torch would share out each operation among threads, and wait for all of them.
     """
 
     def __init__(self) -> None:
         self._memory: torch.Tensor | None = None
 
     def take(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """The rows as a tensor of their own."""
+        """Return a copy of these rows of the logits."""
         if logits.device.type != "cpu":
             return logits[rows]
         import numpy as np
@@ -82,7 +81,7 @@ class Copy:
         size = len(rows) * logits.shape[1]
         if self._memory is None or self._memory.numel() < size or self._memory.dtype != logits.dtype:
             self._memory = torch.empty(size, dtype=logits.dtype)
-        # A tensor of its own over that memory: what a strategy does to it, but for its numbers, ends with it.
+        # detach() makes a new tensor over that memory: a strategy that resizes or replaces its data spoils only that.
         own = self._memory.detach()[:size].view(len(rows), logits.shape[1])
         np.take(logits.numpy(), rows.numpy(), axis=0, out=own.numpy(), mode="clip")
         return own
@@ -92,14 +91,14 @@ Form = tuple["torch.Size", "torch.dtype", "torch.device"]
 
 
 def form_of(logits: torch.Tensor) -> Form:
-    """Shape, type and place of logits."""
+    """Return shape, type and device of logits."""
     return logits.shape, logits.dtype, logits.device
 
 
 def read_result(answer: object, own: torch.Tensor, form: Form) -> torch.Tensor:
-    """The logits that a step has made: those it was given, changed in place, or those it returned.
+    """Return the logits that a step made, in place or as its result, or raise where they do not fit.
 
-    ``form`` is that of the logits it was given, before it could resize them.
+    ``form`` is that of the logits the step was given, taken before it could resize them.
     """
     import torch
 
@@ -124,21 +123,21 @@ def write_back(
     keep_forbidden: bool,
     seen: torch.Tensor,
 ) -> None:
-    """Put a strategy's result into the logits; ``seen`` becomes 1 where a row held something that is no number.
+    """Write a strategy's result into the logits; ``seen`` becomes 1 where a row holds NaN or +inf.
 
     Such a row, one in which no token would be left, and one that is not ``mine`` stay as they were. With
-    ``keep_forbidden`` so does a logit that was -inf. What was no number before is not the strategy's doing.
+    ``keep_forbidden`` so does a logit that was -inf. NaN that the model itself gave is not held against the strategy.
     """
     import torch
 
     if has_triton(logits):
-        from vllm_graft.bindings.sampling.isolation_kernels import write_back_by_triton
+        from vllm_graft.bindings.sampling.triton_kernels import write_back_by_triton
 
         write_back_by_triton(logits, rows, result, mine=mine, keep_forbidden=keep_forbidden, seen=seen)
         return
     before = logits[rows]
     after = torch.where(before == -torch.inf, before, result) if keep_forbidden else result
-    # The greatest of a row is NaN where any is: one pass tells all there is to know.
+    # amax gives NaN where any entry is NaN: one pass tells all there is to know.
     top = after.amax(1)
     numbers = top < torch.inf
     broken = ~numbers & (before.amax(1) < torch.inf)
@@ -152,9 +151,9 @@ def write_back(
 def write_back_on_host(
     logits: torch.Tensor, rows: torch.Tensor, result: torch.Tensor, *, mine: torch.Tensor | None, keep_forbidden: bool
 ) -> list[bool]:
-    """As ``write_back``, but it tells which rows are broken, and writes nothing where any is.
+    """Write a result as ``write_back`` does, but return which rows hold NaN or +inf, and write none if any does.
 
-    Row after row by numpy, while each is in the cache; most have nothing that is forbidden.
+    Row after row by numpy, while each is in the cache; few rows have a logit that is -inf.
     """
     import numpy as np
 
@@ -178,10 +177,10 @@ def write_back_on_host(
     return broken
 
 
-class Watch:
-    """Learns of rows that held no numbers on a device without waiting for it.
+class DeviceFlag:
+    """A flag that kernels set on a device, read on the host without waiting for it.
 
-    Steps leave a 1 in ``seen``; every so many of them it is copied, and read once the copy has arrived.
+    Steps leave a 1 in ``seen``; every ``EVERY`` steps it is copied, and read once the copy has arrived.
     """
 
     EVERY: Final = 8
@@ -196,7 +195,7 @@ class Watch:
         self._under_way = False
 
     def stepped(self) -> None:
-        """A step is on its way to the device."""
+        """Count a step that is on its way to the device."""
         self._steps += 1
         if self._steps % self.EVERY == 1 and not self._under_way:
             self._host.copy_(self.seen, non_blocking=True)
@@ -204,7 +203,7 @@ class Watch:
             self._under_way = True
 
     def found(self) -> bool:
-        """Whether a copy has arrived that tells of such rows."""
+        """Return whether a copy has arrived in which the flag is set."""
         if not self._under_way or not self._arrived.query():
             return False
         self._under_way = False

@@ -1,8 +1,8 @@
-"""Requests in the front end: which sampler their keys are for, and a clear refusal of what no sampler takes.
+"""Request keys in the front end: which sampler each is for, and a clear refusal of what no sampler takes.
 
-A ValueError here becomes a 400. A key counts in ``vllm_xargs`` and at the top level of a request's body, where vLLM
-drops what it does not know without a word: keys of ours, and names that could be one misspelt, are lifted from there.
-A request is checked once, before anything of it is streamed, however many prompts it has.
+A ValueError here becomes a 400. Keys count in ``vllm_xargs`` and at the top level of a request's body, where vLLM
+drops names that it does not know without a word: keys of ours, and names that could be one misspelt, are lifted from
+there. A request is read and checked once, before anything of it is streamed, however many prompts it has.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from vllm_graft.bindings.sampling.spelling import is_similar
 from vllm_graft.contracts import Key, Sampler, SamplingStrategy, Truncation
 from vllm_graft.contracts.request_keys import KeyValue, find_unsendable, read_keys, refuse_unsendable
-from vllm_graft.contracts.sampling import Chosen, read_defaults
+from vllm_graft.contracts.sampling import OptInSampler, read_defaults
 from vllm_graft.contracts.validation import RESERVED
 from vllm_graft.ledger import current
 from vllm_graft.ledger.asides import Asides
@@ -33,35 +32,37 @@ from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.plan.plan import UnknownKeys
 
 _COMPARED: Final = 100
-"""How many names that are none of ours are compared with ours, in one request: no client sends so many."""
+"""How many unknown names of one request are compared with our keys, at most."""
 _REMEMBERED: Final = 4096
-"""How many names that were compared are remembered with the outcome: clients send the same ones again and again."""
+"""For how many unknown names the outcome is cached: clients send the same ones again and again."""
 _CONTRACTS: Final = (Sampler, Truncation, SamplingStrategy)
 _OF_OTHERS: Final = frozenset({"ngram_size", "window_size", "whitelist_token_ids"})
-"""Names by which vLLM's own processor for OCR models is asked for: nobody's business where ours is not loaded."""
+"""Keys of vLLM's own processor for OCR models (``NGramPerReqLogitsProcessor``), which ours accepts as aliases."""
 _HOME: Final = "vllm_graft.plugins.samplers."
 _GROUP: Final = "vllm.logits_processors"
 _CHECKED: Final = "graft_checked"
-"""The attribute by which sampling parameters are known to have been checked with the request they were made of."""
+"""The attribute that marks sampling parameters as checked with the request they were made of."""
+_SHORTEST: Final = 6
+"""The length up to which a name is too short for one different letter to be a slip rather than another word."""
 
 
 class PutAsideError(ValueError):
-    """A request asks for a sampler that has failed since the server was started: an API server answers with a 503."""
+    """A request asks for a sampler that was put aside: an API server answers with a 503, not a 400."""
 
 
 @dataclass(frozen=True)
-class Offered:
+class SamplerInfo:
     """One sampler as requests see it: planned, or shipped and not planned.
 
     refused:  why no request may ask for it; empty where one may
     planned:  whether it is loaded, so that a name like one of its keys may be a misspelling
-    defaults: the keys of requests that do not carry them, by the plan
-    always:   whether every request is its own, by the plan
+    defaults: values that the plan gives to requests without these keys
+    always:   whether the plan gives it every request
     """
 
     name: str
     package: str
-    kind: type[Chosen]
+    kind: type[OptInSampler]
     keys: tuple[Key, ...]
     refused: str = ""
     planned: bool = True
@@ -69,12 +70,12 @@ class Offered:
     always: bool = False
 
     def read(self, extra: Mapping[str, object]) -> dict[str, KeyValue]:
-        """This sampler's keys that a request carries; a ValueError for bad values, or where it cannot be asked for."""
+        """Return the keys of this sampler that a request carries; raise a ValueError where one cannot be used."""
         found = read_keys(self.keys, extra)
         if not found:
             return found
         if self.refused:
-            if self.asks(found):
+            if self.is_requested(found):
                 said = ", ".join(self.names_in(extra))
                 raise ValueError(f"{said}: the sampler {self.name!r} cannot be used: {self.refused}")
         else:
@@ -83,19 +84,19 @@ class Offered:
 
     @property
     def by_default(self) -> bool:
-        """Whether requests that say nothing of it are its own."""
-        return self.always or (bool(self.defaults) and self.kind.asked(self.defaults))
+        """Whether requests without its keys are its own."""
+        return self.always or (bool(self.defaults) and self.kind.is_requested(self.defaults))
 
-    def asks(self, found: Mapping[str, KeyValue]) -> bool:
-        """Whether a request that carries these keys asks for this sampler."""
-        return bool(found) and self.kind.asked({**self.defaults, **found})
+    def is_requested(self, found: Mapping[str, KeyValue]) -> bool:
+        """Return whether a request that carries these keys asks for this sampler."""
+        return bool(found) and self.kind.is_requested({**self.defaults, **found})
 
     def names_in(self, extra: Mapping[str, object]) -> list[str]:
-        """The names in a request that are this sampler's keys, as the client said them."""
+        """Return the names of this sampler's keys that a request carries, as the client spelt them."""
         return [name for key in self.keys for name in (key.name, *key.aliases) if name in extra]
 
     def as_dict(self) -> dict[str, object]:
-        """The sampler with stable lower-case keys, for ``GET /graft/samplers``."""
+        """Return the sampler with stable lower-case keys, for ``GET /graft/samplers``."""
         doc = inspect.cleandoc(self.kind.__doc__ or "").split("\n\n")
         return {
             "name": self.name,
@@ -118,27 +119,27 @@ class Offered:
             raise ValueError(f"{', '.join(found)}: {type(error).__name__}: {error}") from error
 
 
-class Catalogue:
-    """All samplers of this server, and every name a request may use for their keys.
+class SamplerKeys:
+    """All samplers of this server, and every name that a request may use for one of their keys.
 
     unknown:     what becomes of a name that is no key, see ``Plan``
-    others:      names that are somebody else's, and pass
-    mentions:    whether a logits processor of the user's own mentions a name, which is then its key
-    put_aside:   the samplers that have failed since the start, with the reason
+    others:      names that belong to something else and pass
+    mentions:    tells whether a logits processor of the user's own mentions a name, which is then its key
+    put_aside:   returns the samplers that have failed since the start, each with the reason
     """
 
     def __init__(
         self,
-        offered: Iterable[Offered],
+        samplers: Iterable[SamplerInfo],
         *,
         unknown: UnknownKeys = "refuse-similar",
         others: Collection[str] = (),
         mentions: Callable[[str], bool] = lambda name: False,
         put_aside: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        self.offered = tuple(offered)
+        self.samplers = tuple(samplers)
         self._owners = {
-            name: each for each in reversed(self.offered) for key in each.keys for name in (key.name, *key.aliases)
+            name: each for each in reversed(self.samplers) for key in each.keys for name in (key.name, *key.aliases)
         }
         self.names = frozenset(self._owners)
         self._planned = [name for name, each in self._owners.items() if each.planned]
@@ -149,28 +150,35 @@ class Catalogue:
         self._put_aside = put_aside
         self._complaints: dict[str, str] = {}
 
-    def check(self, extra: Mapping[str, object]) -> None:
-        """Refuse a request whose keys cannot be right."""
+    def check(self, extra: Mapping[str, object], unusable: str = "") -> None:
+        """Refuse a request whose keys cannot be right; with a reason why samplers are ``unusable``, one that asks."""
         if not extra:
             return
         refuse_unsendable(extra)
+        requested: list[tuple[SamplerInfo, Mapping[str, KeyValue]]] = []
         for each in self._concerned(extra):
             found = each.read(extra)
-            if each.planned and each.asks(found) and (reason := self._put_aside().get(each.name)):
+            if not each.is_requested(found):
+                continue
+            if each.planned and (reason := self._put_aside().get(each.name)):
                 raise PutAsideError(
                     f"{', '.join(each.names_in(extra))}: the sampler {each.name!r} cannot be used: it was put aside "
                     f"after a failure ({reason}); send the request without it, or restart the server"
                 )
+            requested.append((each, found))
         for name in self._strange(extra):
             if complaint := self.complaint(name):
                 raise ValueError(complaint)
+        if unusable and requested:
+            first, keys = requested[0]
+            raise ValueError(f"{', '.join(keys)}: the sampler {first.name!r} cannot be used: {unusable}")
 
     def complaint(self, name: str) -> str:
-        """What is wrong with a name that is no key of ours; empty where it passes."""
+        """Return what is wrong with a name that is no key of ours; empty where it passes."""
         if self._unknown == "pass":
             return ""
         if len(name) > self._longest:
-            # Too long to be compared or remembered.
+            # Too long to be a key misspelt; a client that sends many such names must not fill the cache.
             return self._complain(name) if self._unknown == "refuse" else ""
         found = self._complaints.get(name)
         if found is None:
@@ -181,23 +189,17 @@ class Catalogue:
         return found
 
     def lifted(self, top_level: Mapping[str, object]) -> dict[str, object]:
-        """What of a request's unknown top-level keys is ours, or was meant to be; null and an empty list where no name
-        of ours stands say nothing."""
+        """Return the top-level keys that are ours, or were probably meant to be.
+
+        Clients send keys that they do not use as null, and those of other servers as an empty list or text.
+        """
         ours = {name: value for name, value in top_level.items() if name in self.names and value is not None}
         meant = (name for name in self._strange(top_level) if top_level[name] not in (None, [], ""))
         return ours | {name: top_level[name] for name in meant if self.complaint(name)}
 
-    def refuse(self, extra: Mapping[str, object], why: str) -> None:
-        """Refuse a request that asks for any sampler, where none can work."""
-        self.check(extra)
-        for each in self._concerned(extra):
-            found = each.read(extra)
-            if each.asks(found):
-                raise ValueError(f"{', '.join(found)}: the sampler {each.name!r} cannot be used: {why}")
-
-    def _concerned(self, extra: Mapping[str, object]) -> Iterator[Offered]:
-        """The samplers whose keys a request carries; names that may be somebody else's do not count."""
-        seen: dict[str, Offered] = {}
+    def _concerned(self, extra: Mapping[str, object]) -> Iterator[SamplerInfo]:
+        """List the samplers whose keys a request carries; a name that may belong to something else does not count."""
+        seen: dict[str, SamplerInfo] = {}
         for name in extra:
             owner = self._owners.get(name)
             if owner is not None and owner.name not in seen and (owner.planned or not self._passes(name)):
@@ -205,6 +207,7 @@ class Catalogue:
         return iter(seen.values())
 
     def _strange(self, names: Iterable[object]) -> Iterator[str]:
+        """List the names that are no keys of ours, up to a limit."""
         found = (name for name in names if isinstance(name, str) and name not in self.names)
         return islice(found, _COMPARED)
 
@@ -226,18 +229,56 @@ class Catalogue:
         )
 
 
-def catalogue() -> Catalogue:
-    """The samplers of the plan that this process carries; kept for as long as it stays the same."""
-    return _catalogue(os.environ.get(PLAN_VARIABLE, ""), os.environ.get(RUN_VARIABLE, ""))
+def is_similar(name: str, known: str) -> bool:
+    """Return whether a name is probably a known one misspelt: a few letters wrong, missing, added or exchanged.
+
+    Case, ``-`` and ``_`` do not count. One letter in eight may be wrong at most, so that ``threshold`` is not taken for
+    ``xtc_threshold``; in a name of up to six letters none: ``sigma`` is another word than ``nsigma``.
+    """
+    one, other = (text.lower().replace("_", "").replace("-", "") for text in (name, known))
+    limit = (len(other) + 3) // 8 if len(other) > _SHORTEST else 0
+    return abs(len(one) - len(other)) <= limit and _edits(one, other, limit) <= limit
+
+
+def _edits(one: str, other: str, limit: int) -> int:
+    """Count the edits from one text to the other, swaps of neighbours included; ``limit + 1`` stands for any more.
+
+    The optimal string alignment distance, row by row; it stops early, so that its cost is bounded by the limit.
+    """
+    start = 0
+    while start < min(len(one), len(other)) and one[start] == other[start]:
+        start += 1
+    one, other = one[start:], other[start:]
+    end = 0
+    while end < min(len(one), len(other)) and one[-1 - end] == other[-1 - end]:
+        end += 1
+    one, other = one[: len(one) - end], other[: len(other) - end]
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for number, letter in enumerate(one, 1):
+        before, last, row = row, before, [number]
+        for at, theirs in enumerate(other, 1):
+            cost = min(row[-1] + 1, before[at] + 1, before[at - 1] + (letter != theirs))
+            if number > 1 and at > 1 and letter == other[at - 2] and one[number - 2] == theirs:
+                cost = min(cost, last[at - 2] + 1)
+            row.append(cost)
+        if min(row) > limit:
+            return limit + 1
+    return row[-1]
+
+
+def sampler_keys() -> SamplerKeys:
+    """Return the keys of the plan that this process carries, kept as long as the plan stays the same."""
+    return _sampler_keys(os.environ.get(PLAN_VARIABLE, ""), os.environ.get(RUN_VARIABLE, ""))
 
 
 @functools.lru_cache(maxsize=2)
-def _catalogue(plan_text: str, run_text: str) -> Catalogue:
+def _sampler_keys(plan_text: str, run_text: str) -> SamplerKeys:
     plan, run = carried(), carried_run()
     if plan is None or not plan.of("sampler"):
-        return Catalogue(())
-    return Catalogue(
-        offered(plan, run),
+        return SamplerKeys(())
+    return SamplerKeys(
+        list_samplers(plan, run),
         unknown=plan.unknown_keys,
         others=plan.other_keys,
         mentions=Mentions(run.processors if run is not None else ()),
@@ -245,37 +286,37 @@ def _catalogue(plan_text: str, run_text: str) -> Catalogue:
     )
 
 
-def offered(plan: Plan, run: Run | None) -> list[Offered]:
-    """The planned samplers, then those that ship and are not planned."""
-    made = []
+def list_samplers(plan: Plan, run: Run | None) -> list[SamplerInfo]:
+    """List the planned samplers, then those that ship and are not planned."""
+    found = []
     for item in plan.of("sampler"):
-        kind = _loaded(item.target, item.name, item.package)
-        refused = (run.left_out.get(item.name, "") if run is not None else "") or _draftless(kind, run)
+        kind = _load(item.target, item.name, item.package)
+        refused = (run.left_out.get(item.name, "") if run is not None else "") or _refusal_with_drafts(kind, run)
         defaults = read_defaults(kind, item.options)
         always = bool(item.options.get("every_request"))
         keys = kind.request_keys()
-        made.append(Offered(item.name, item.package, kind, keys, refused, defaults=defaults, always=always))
-    loaded = ", ".join(each.name for each in made)
+        found.append(SamplerInfo(item.name, item.package, kind, keys, refused, defaults=defaults, always=always))
+    loaded = ", ".join(each.name for each in found)
     for name, target in SHIPPED.items():
-        if target.startswith(_HOME) and all(each.name != name for each in made):
-            kind = _loaded(target, name, "vllm-graft")
+        if target.startswith(_HOME) and all(each.name != name for each in found):
+            kind = _load(target, name, "vllm-graft")
             refused = f"this server does not load it (it has: {loaded}); add it to `samplers` in graft.toml"
-            keys = tuple(replace(key, aliases=_without_others(key.aliases)) for key in kind.request_keys())
-            made.append(Offered(name, "vllm-graft", kind, keys, refused, planned=False))
-    return made
+            keys = tuple(
+                replace(key, aliases=tuple(alias for alias in key.aliases if alias not in _OF_OTHERS))
+                for key in kind.request_keys()
+            )
+            found.append(SamplerInfo(name, "vllm-graft", kind, keys, refused, planned=False))
+    return found
 
 
-def _without_others(aliases: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(alias for alias in aliases if alias not in _OF_OTHERS)
-
-
-def _loaded(target: str, name: str, package: str) -> type[Chosen]:
+def _load(target: str, name: str, package: str) -> type[OptInSampler]:
     kind = load(target, name, package)
-    assert issubclass(kind, Chosen), f"{target} is no sampler"
+    assert issubclass(kind, OptInSampler), f"{target} is no sampler"
     return kind
 
 
-def _draftless(kind: type[Chosen], run: Run | None) -> str:
+def _refusal_with_drafts(kind: type[OptInSampler], run: Run | None) -> str:
+    """Return why a sampler cannot be used where drafts are verified; empty where it can."""
     if run is None or not run.speculative:
         return ""
     if issubclass(kind, Sampler):
@@ -286,7 +327,7 @@ def _draftless(kind: type[Chosen], run: Run | None) -> str:
 
 
 class Mentions:
-    """Whether the source of a logits processor that is not ours has a name as a text, by which it reads its keys.
+    """Tells whether the source of a logits processor that is not ours has a name as a string: probably its key.
 
     processors: those of the engine's arguments, as ``module:Class``; those under vLLM's entry points are added
     """
@@ -296,7 +337,7 @@ class Mentions:
         self._text: str | None = None
 
     def __call__(self, name: str) -> bool:
-        """Whether one of them mentions the name; the files are read with the first question."""
+        """Return whether one of them mentions the name; the files are read at the first call."""
         if self._text is None:
             targets = [*self._processors, *(entry.value for entry in metadata.entry_points(group=_GROUP))]
             modules = dict.fromkeys(target.partition(":")[0].strip() for target in targets)
@@ -309,28 +350,28 @@ def _source(module: str) -> str:
         spec = importlib.util.find_spec(module)
         return Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin else ""
     except (ImportError, ValueError, OSError):
-        return ""  # compiled, or not a module: it mentions nothing that could be read
+        return ""  # compiled, or no module
 
 
 def check(params: Any) -> None:
     """Refuse a request with bad values for a planned sampler: a ValueError, which becomes a 400."""
     extra = getattr(params, "extra_args", None)
     if extra and not getattr(params, _CHECKED, False):
-        catalogue().check(extra)
+        sampler_keys().check(extra)
 
 
 def prepare(request: Any, params: Any) -> None:
-    """Take over a request's top-level keys that are ours, and check all of them before anything is answered.
+    """Add a request's top-level keys of ours to its parameters, and check all keys before anything is answered.
 
-    vLLM makes parameters for each prompt of a request, which differ in their length at most; they are looked at with
-    the first. What ``vllm_xargs`` says counts more.
+    vLLM makes parameters for each prompt of a request, which differ in ``max_tokens`` at most: the first are checked.
+    A key in ``vllm_xargs`` counts more than one at the top level.
     """
     extra: dict[str, object] = getattr(params, "extra_args", None) or {}
     found = _memory.get(request)
     if found is None:
         found = {}
         if request.model_extra or extra:
-            known = catalogue()
+            known = sampler_keys()
             found = known.lifted(request.model_extra or {})
             known.check({**found, **extra})
         _refuse_unsendable_fields(params)
@@ -341,7 +382,7 @@ def prepare(request: Any, params: Any) -> None:
 
 
 class _Memory:
-    """What was found in requests that are being served, by their identity: they are no keys of a dictionary."""
+    """The keys found in requests that are being served, by identity: pydantic models are not hashable."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[object], dict[str, object]]] = {}
@@ -355,7 +396,7 @@ class _Memory:
         self._found[number] = (weakref.ref(request, lambda gone: self._forget(number, gone)), found)
 
     def _forget(self, number: int, gone: weakref.ref[object]) -> None:
-        # Another request may have the number by now.
+        # Another request may have the same id by now.
         if number in self._found and self._found[number][0] is gone:
             del self._found[number]
 
@@ -364,18 +405,18 @@ _memory: Final = _Memory()
 
 
 def _refuse_unsendable_fields(params: Any) -> None:
-    """Refuse what stands in vLLM's own fields and cannot be sent to an engine: vLLM 0.32 fails with a 500 there."""
+    """Refuse values of vLLM's own fields that cannot be sent to an engine: vLLM 0.32 answers those with a 500."""
     for name in getattr(params, "__struct_fields__", ()):
-        # The catalogue has looked at the extra arguments.
+        # The check of keys has covered the extra arguments.
         if name != "extra_args" and (reason := find_unsendable(getattr(params, name))):
             raise ValueError(f"{name} {reason}, and cannot be sent to the engine")
 
 
 def check_early(client: Any) -> None:
-    """Have an engine client check parameters when it is asked to generate, and not when the first answer is wanted.
+    """Make an engine client check parameters when ``generate`` is called.
 
-    ``generate`` is an asynchronous generator, whose first line runs when its caller has begun to stream. Most requests
-    are checked before (``prepare``); those that bring whole sampling parameters, and uploads, come this way.
+    vLLM's ``generate`` is an asynchronous generator, whose first line runs when its caller has begun to stream. Most
+    requests are checked before (``prepare``); those with complete sampling parameters, and uploads, come this way.
     """
     generate = client.generate
 
@@ -390,7 +431,7 @@ def check_early(client: Any) -> None:
 
 
 def with_status(call: Callable[..., None], *args: Any) -> None:
-    """Make a check in an API server, where a sampler that was put aside is a 503 and not the request's fault."""
+    """Run a check in an API server, where a sampler that was put aside is answered with a 503."""
     try:
         call(*args)
     except PutAsideError as error:
@@ -398,11 +439,11 @@ def with_status(call: Callable[..., None], *args: Any) -> None:
 
 
 def _unavailable(message: str) -> Exception:
-    """What vLLM answers with a 503."""
+    """Return the exception that vLLM answers with a 503."""
     try:
         from vllm.exceptions import GracefulHTTPError
     except ImportError:
-        # Before vLLM had an error of its own for it; /v1/messages makes a 500 of this one.
+        # Older releases have no error of their own for it; their /v1/messages makes a 500 of this one.
         from fastapi import HTTPException
 
         return HTTPException(503, message)
@@ -411,18 +452,18 @@ def _unavailable(message: str) -> Exception:
 
 
 def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, object] | None) -> None:
-    """Refuse a request for beam search that asks for a sampler: vLLM hands none of its keys on, and says nothing."""
+    """Refuse a request for beam search that asks for a sampler: vLLM drops all of its keys without a word."""
     if top_level or xargs:
-        known = catalogue()
+        known = sampler_keys()
         extra = {**known.lifted(top_level or {}), **(xargs or {})}
-        known.refuse(extra, "beam search picks the tokens (use_beam_search)")
+        known.check(extra, "beam search picks the tokens (use_beam_search)")
 
 
 def listing(
     plan: Plan, run: Run | None, put_aside: Mapping[str, str] | None = None
 ) -> dict[str, Sequence[dict[str, object]]]:
-    """The document of ``GET /graft/samplers``: what is loaded, and what ships besides."""
-    rows = offered(plan, run) if plan.of("sampler") else []
+    """Return the document of ``GET /graft/samplers``: the samplers that are loaded, and those that ship besides."""
+    rows = list_samplers(plan, run) if plan.of("sampler") else []
     failed = put_aside or {}
     rows = [
         replace(row, refused=f"it was put aside: {failed[row.name]}") if row.name in failed else row for row in rows

@@ -6,13 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from vllm_graft.contracts import Key, Params, Rows, SamplingStrategy, ServedModel
-from vllm_graft.contracts.item import OptionValue
-from vllm_graft.contracts.request_keys import KeyValue
-from vllm_graft.contracts.sampling import Stage
+from vllm_graft.contracts import Key, KeyValue, Params, Rows, ServedModel
 from vllm_graft.plugins.samplers.matching import LONGEST
-from vllm_graft.plugins.samplers.matching.options import read_window
-from vllm_graft.plugins.samplers.warming import warm_up
+from vllm_graft.plugins.samplers.matching.strategy import MatchingStrategy
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +26,7 @@ _BREAKERS: Final = ("\n", ":", '"', "*")
 _LONGEST_BREAKER: Final = 64
 
 
-class Dry(SamplingStrategy):
+class Dry(MatchingStrategy):
     """Penalises a token that would continue a sequence which stands in the text already.
 
     Where the last L tokens stand before a token of the window too, L >= ``dry_allowed_length``, that token is lowered
@@ -40,7 +36,7 @@ class Dry(SamplingStrategy):
     Option ``window``: how many of the last tokens are looked at at most.
     """
 
-    options: ClassVar[Mapping[str, OptionValue]] = {"window": 4096}
+    item = "dry"
     keys: ClassVar[tuple[Key, ...]] = (
         Key("dry_multiplier", "float", 0.0, low=0, switch=True, help="how strong; 0 switches it off"),
         Key("dry_base", "float", 1.75, low=1, help="how much stronger with each further token of a repetition"),
@@ -61,18 +57,6 @@ class Dry(SamplingStrategy):
             help="how many of the last tokens count; 0 and -1: as many as the server looks at",
         ),
     )
-    stage: ClassVar[Stage] = "penalty"
-    whole: ClassVar[bool] = True
-
-    def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
-        super().__init__(options)
-        self.window = read_window(self.option("window"), "dry")
-
-    @classmethod
-    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
-        """The window too."""
-        super().check_options(options)
-        read_window(options["window"], "dry")
 
     @classmethod
     def check(cls, params: Mapping[str, KeyValue]) -> None:
@@ -86,27 +70,22 @@ class Dry(SamplingStrategy):
             )
 
     def setup(self, model: ServedModel) -> None:
-        """Make room for what requests ask for; the tokenizer is asked with the first list of breakers."""
+        """Make the tables of all requests, and decode the vocabulary for sequence breakers."""
         from vllm_graft.plugins.samplers.matching.breakers import Breakers
-        from vllm_graft.plugins.samplers.matching.lengths import no_tokens
-        from vllm_graft.plugins.samplers.matching.sets import TokenSets
 
-        self._vocabulary = model.vocabulary
         self._breaks = model.load_tokenizer is not None
         if not self._breaks:
             _LOG.warning("vllm-graft: dry: %s is served without a tokenizer, so no sequence breaker holds", model.name)
         self._breakers = Breakers(lambda: model.tokenizer, model.vocabulary)
         if self._breaks:
-            # The vocabulary is decoded once: now, and not while requests wait.
+            # The vocabulary is decoded at the first call: now, and not while requests wait.
             self._breakers.tokens(_BREAKERS)
-        self._sets = TokenSets(model)
         self._multipliers = model.per_slot(0.0)
         self._bases = model.per_slot(1.0)
         self._allowed = model.per_slot(LONGEST + 1, whole=True)
-        self._windows = model.per_slot(0, whole=True)
         self._matchers: dict[int, Matcher] = {}
         self._penalties: dict[int, list[float]] = {}
-        warm_up(model, lambda logits, rows: self._lower_by_kernel(logits, rows, no_tokens(model, self.window)))
+        super().setup(model)
 
     def open(self, slot: int, params: Params) -> bool:
         """Read the request's keys."""
@@ -130,27 +109,13 @@ class Dry(SamplingStrategy):
         self._allowed[slot], self._windows[slot] = allowed, window
         return True
 
-    def step(self, logits: torch.Tensor, rows: Rows) -> None:
-        """Lower what would continue a repetition."""
-        if rows.history.on_host:
-            self._lower_few(logits, rows)
-            return
-        from vllm_graft.bindings.sampling.truncation import has_triton
-
-        tokens = rows.history.tokens(rows, self.window)
-        if has_triton(logits):
-            self._lower_by_kernel(logits, rows, tokens)
-        else:
-            self._lower_by_torch(logits, rows, tokens)
-
     def _close(self, slot: int) -> None:
         self._matchers.pop(slot, None)
         self._penalties.pop(slot, None)
         self._multipliers[slot] = 0.0
 
-    def _lower_few(self, logits: torch.Tensor, rows: Rows) -> None:
-        """The tokens are on the host: send the few changes that follow from them."""
-        from vllm_graft.plugins.samplers.matching.writes import lower_each
+    def _change_from_host(self, logits: torch.Tensor, rows: Rows) -> None:
+        from vllm_graft.plugins.samplers.matching.by_torch import lower_each
 
         at_rows, at_tokens, by = [], [], []
         for row, slot in rows.pairs:
@@ -164,11 +129,10 @@ class Dry(SamplingStrategy):
         if by:
             lower_each(logits, at_rows, at_tokens, by)
 
-    def _lower_by_torch(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
+    def _change_by_torch(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
         import torch
 
-        from vllm_graft.plugins.samplers.matching.lengths import match_lengths, newest_first
-        from vllm_graft.plugins.samplers.matching.writes import lower
+        from vllm_graft.plugins.samplers.matching.by_torch import lower, match_lengths, newest_first
 
         broken = self._sets.contains(rows.slots, newest_first(tokens))
         lengths = match_lengths(tokens, self._windows.of(rows), broken)
@@ -178,7 +142,7 @@ class Dry(SamplingStrategy):
         meant = (beyond >= 0) & (tokens >= 0) & (tokens < self._vocabulary) & (penalties > 0)
         lower(logits, rows.rows, torch.where(meant, tokens, -1), penalties)
 
-    def _lower_by_kernel(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
+    def _change_by_kernel(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
         from vllm_graft.plugins.samplers.matching import kernels
 
         kernels.lower_repetitions(

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm_graft.contracts import Key, Params, Rows, SamplingStrategy, ServedModel
-from vllm_graft.contracts.item import OptionValue
-from vllm_graft.contracts.sampling import Stage
+from vllm_graft.contracts import Key, Params, Rows, ServedModel
 from vllm_graft.plugins.samplers.matching import LONGEST
-from vllm_graft.plugins.samplers.matching.options import read_window
-from vllm_graft.plugins.samplers.warming import warm_up
+from vllm_graft.plugins.samplers.matching.strategy import MatchingStrategy
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +15,7 @@ if TYPE_CHECKING:
     from vllm_graft.plugins.samplers.matching.sets import TokenSet
 
 
-class NoRepeatNgram(SamplingStrategy):
+class NoRepeatNgram(MatchingStrategy):
     """No sequence of ``no_repeat_ngram_size`` tokens stands twice within the window, prompt and answer taken together.
 
     A size of 1 forbids every token of the window. Tokens of ``no_repeat_ngram_whitelist`` are never forbidden. Where
@@ -28,7 +24,7 @@ class NoRepeatNgram(SamplingStrategy):
     Option ``window``: how many of the last tokens are looked at at most.
     """
 
-    options: ClassVar[Mapping[str, OptionValue]] = {"window": 4096}
+    item = "no-repeat-ngram"
     keys: ClassVar[tuple[Key, ...]] = (
         Key(
             "no_repeat_ngram_size",
@@ -57,30 +53,12 @@ class NoRepeatNgram(SamplingStrategy):
             help="tokens that are never forbidden",
         ),
     )
-    stage: ClassVar[Stage] = "penalty"
-    whole: ClassVar[bool] = True
-
-    def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
-        super().__init__(options)
-        self.window = read_window(self.option("window"), "no-repeat-ngram")
-
-    @classmethod
-    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
-        """The window too."""
-        super().check_options(options)
-        read_window(options["window"], "no-repeat-ngram")
 
     def setup(self, model: ServedModel) -> None:
-        """Make room for what requests ask for."""
-        from vllm_graft.plugins.samplers.matching.lengths import no_tokens
-        from vllm_graft.plugins.samplers.matching.sets import TokenSets
-
-        self._vocabulary = model.vocabulary
-        self._sets = TokenSets(model)
+        """Make the tables of all requests."""
         self._needed = model.per_slot(LONGEST + 1, whole=True)
-        self._windows = model.per_slot(0, whole=True)
         self._matchers: dict[int, tuple[Matcher, TokenSet]] = {}
-        warm_up(model, lambda logits, rows: self._ban_by_kernel(logits, rows, no_tokens(model, self.window)))
+        super().setup(model)
 
     def open(self, slot: int, params: Params) -> bool:
         """Read the request's keys."""
@@ -102,22 +80,8 @@ class NoRepeatNgram(SamplingStrategy):
         self._windows[slot] = window
         return True
 
-    def step(self, logits: torch.Tensor, rows: Rows) -> None:
-        """Forbid what would complete a sequence."""
-        from vllm_graft.bindings.sampling.truncation import has_triton
-
-        if rows.history.on_host:
-            self._ban_few(logits, rows)
-            return
-        tokens = rows.history.tokens(rows, self.window)
-        if has_triton(logits):
-            self._ban_by_kernel(logits, rows, tokens)
-        else:
-            self._ban_by_torch(logits, rows, tokens)
-
-    def _ban_few(self, logits: torch.Tensor, rows: Rows) -> None:
-        """The tokens are on the host: send the few bans that follow from them."""
-        from vllm_graft.plugins.samplers.matching.writes import ban_each
+    def _change_from_host(self, logits: torch.Tensor, rows: Rows) -> None:
+        from vllm_graft.plugins.samplers.matching.by_torch import ban_each
 
         bans: dict[int, list[int]] = {}
         for row, slot in rows.pairs:
@@ -129,11 +93,10 @@ class NoRepeatNgram(SamplingStrategy):
         if bans:
             ban_each(logits, bans)
 
-    def _ban_by_torch(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
+    def _change_by_torch(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
         import torch
 
-        from vllm_graft.plugins.samplers.matching.lengths import match_lengths
-        from vllm_graft.plugins.samplers.matching.writes import ban
+        from vllm_graft.plugins.samplers.matching.by_torch import ban, match_lengths
 
         windows = self._windows.of(rows)
         columns = torch.arange(tokens.shape[1], device=tokens.device)
@@ -143,7 +106,7 @@ class NoRepeatNgram(SamplingStrategy):
         meant = within & enough & known & ~self._sets.contains(rows.slots, tokens)
         ban(logits, rows.rows, torch.where(meant, tokens, -1))
 
-    def _ban_by_kernel(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
+    def _change_by_kernel(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
         from vllm_graft.plugins.samplers.matching import kernels
 
         kernels.ban_repetitions(

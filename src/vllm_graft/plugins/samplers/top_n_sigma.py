@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from vllm_graft.contracts import Key, Params, Rows, ServedModel, Statistics, Truncation
-from vllm_graft.contracts.request_keys import KeyValue
-from vllm_graft.plugins.samplers.warming import warm_up
+from vllm_graft.contracts import Key, KeyValue, Params, Rows, ServedModel, Statistics, Truncation
+from vllm_graft.contracts.kernels import mask_below, statistics, warm_up
 
 if TYPE_CHECKING:
     import torch
@@ -34,27 +33,25 @@ class TopNSigma(Truncation):
     )
 
     @classmethod
-    def asked(cls, params: Mapping[str, KeyValue]) -> bool:
-        """Clients say -1 for off as well as 0."""
+    def is_requested(cls, params: Mapping[str, KeyValue]) -> bool:
+        """Return whether the value is above 0: clients send -1 for off as well as 0."""
         value = params.get("top_n_sigma", 0.0)
         return isinstance(value, int | float) and value > 0
 
     def setup(self, model: ServedModel) -> None:
-        """Make room for what requests ask for."""
-        from vllm_graft.bindings.sampling.truncation import mask_below, statistics
-
+        """Make the table of requests' values."""
         self._sigmas = model.per_slot(_OFF)
         warm_up(model, lambda logits, rows: mask_below(logits, rows.rows, statistics(logits, rows.rows).max))
 
     def open(self, slot: int, params: Params) -> bool:
-        """Read the request's key; a greedy request has nothing to lose."""
+        """Read the request's key; a greedy request takes its most probable token anyway."""
         sigmas = params.number("top_n_sigma")
         meant = sigmas > 0 and not params.greedy
         self._sigmas[slot] = min(sigmas, _GREATEST) if meant else _OFF
         return meant
 
     def threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor:
-        """That many standard deviations below the greatest."""
+        """Return the greatest logit less as many standard deviations as the request says."""
         import torch
 
         sigmas = self._sigmas.of(rows)

@@ -6,8 +6,7 @@ import math
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from vllm_graft.contracts import Key, Params, Rows, SamplingStrategy, ServedModel
-from vllm_graft.contracts.sampling import Stage
-from vllm_graft.plugins.samplers.warming import warm_up
+from vllm_graft.contracts.kernels import has_triton, log_of_sum, warm_up, works_by_row
 
 if TYPE_CHECKING:
     import torch
@@ -27,11 +26,11 @@ class Xtc(SamplingStrategy):
         Key("xtc_probability", "float", 0.0, low=0, high=1, switch=True, help="how often; 0 switches it off"),
         Key("xtc_threshold", "float", 0.1, low=0, high=1, help="from which probability on a token is probable"),
     )
-    stage: ClassVar[Stage] = "transform"
-    whole: ClassVar[bool] = True
+    stage = "transform"
+    atomic = True
 
     def setup(self, model: ServedModel) -> None:
-        """Make room for what requests ask for."""
+        """Make the tables of requests' values."""
         self._chances = model.per_slot(0.0)
         self._logarithms = model.per_slot(math.inf)
         warm_up(model, lambda logits, rows: self._exclude(logits, rows, self._chances.of(rows)))
@@ -45,12 +44,10 @@ class Xtc(SamplingStrategy):
         return meant
 
     def step(self, logits: torch.Tensor, rows: Rows) -> None:
-        """Draw for each row, and take away where the draw says so."""
+        """Draw for each row, and exclude tokens where the draw is below the probability."""
         self._exclude(logits, rows, rows.uniform(_SALT))
 
     def _exclude(self, logits: torch.Tensor, rows: Rows, draws: torch.Tensor) -> None:
-        from vllm_graft.bindings.sampling.truncation import has_triton, works_by_row
-
         if has_triton(logits):
             from vllm_graft.plugins.samplers.xtc_kernels import exclude
 
@@ -64,7 +61,7 @@ class Xtc(SamplingStrategy):
             exclude_top(logits, rows.rows, drawn, self._logarithms.of(rows))
 
     def _exclude_drawn(self, logits: torch.Tensor, rows: Rows, drawn: torch.Tensor) -> None:
-        """On the host: row after row, while it is in the cache, and only those that were drawn."""
+        """Work on drawn rows alone, one after another on the host, while each is in the cache."""
         import torch
 
         which = drawn.nonzero().flatten()
@@ -75,10 +72,8 @@ class Xtc(SamplingStrategy):
 
 
 def _exclude_in_row(row: torch.Tensor, logarithm: float, scratch: torch.Tensor) -> None:
-    """One row on the host: the probable tokens are few, and only blocks that have one are looked at twice."""
+    """Exclude tokens in one row on the host: only the few blocks that hold a probable token are read twice."""
     import torch
-
-    from vllm_graft.bindings.sampling.truncation import log_of_sum
 
     size = min(_BLOCK, row.shape[0])
     whole = row.shape[0] - row.shape[0] % size
@@ -100,7 +95,7 @@ def _exclude_in_row(row: torch.Tensor, logarithm: float, scratch: torch.Tensor) 
 
 
 def exclude_top(logits: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor, logarithms: torch.Tensor) -> None:
-    """On any device without waiting for it: of the probable tokens only the least probable stays, where drawn."""
+    """Keep only the least probable of the probable tokens, in rows that were drawn, without waiting for a device."""
     import torch
 
     own = logits[rows]

@@ -1,6 +1,6 @@
 """XTC by Triton: one pass over the rows that were drawn, and a second look at the few pieces with probable tokens."""
 
-# What a kernel is given are pointers and numbers, whose types Triton takes from each call.
+# Kernels take pointers and numbers, whose types Triton infers from each call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -73,11 +73,13 @@ def exclude(
     chances: torch.Tensor,
     logarithms: torch.Tensor,
 ) -> None:
-    """Of the tokens that are at least as probable as the threshold only the least probable stays, where a row's draw is
-    below its chance; ``chances`` and ``logarithms`` have an entry for each slot."""
+    """Keep only the least probable of the tokens above the threshold, in rows whose draw is below their chance.
+
+    ``chances`` and ``logarithms``, of the thresholds, have an entry for each slot.
+    """
     vocabulary = logits.shape[1]
     count, pieces = rows.shape[0], triton.cdiv(vocabulary, _PIECE)
-    # Apart, because halves of one would lie at addresses that Triton compiles for one by one.
+    # Two allocations: Triton compiles anew for pointers that are not aligned to 16 bytes, as halves of one may be.
     greatest, sums = (torch.empty((count, pieces), dtype=torch.float32, device=logits.device) for _ in range(2))
     _pieces_kernel[(count, pieces)](
         logits, logits.stride(0), rows, slots, draws, chances, vocabulary, pieces, greatest, sums, _PIECE

@@ -13,9 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, ClassVar, Final
 
-from vllm_graft.contracts import BatchRecord, RequestRecord, StatSink
-from vllm_graft.contracts.item import OptionValue
-from vllm_graft.errors import ConfigError, OptionError
+from vllm_graft.contracts import BatchRecord, ConfigError, OptionError, OptionValue, RequestRecord, StatSink
 
 _EVERY_S: Final = 0.2
 _NAME: Final = "request-log"

@@ -157,8 +157,8 @@ class TestRefusals:
         ConstrainedJSONSampler.check({"json_root": "any"})
 
     def test_only_the_switch_asks_for_it(self):
-        assert ConstrainedJSONSampler.asked({"json_sampler": True})
-        assert not ConstrainedJSONSampler.asked({"json_sampler": False, "json_max_depth": 3})
+        assert ConstrainedJSONSampler.is_requested({"json_sampler": True})
+        assert not ConstrainedJSONSampler.is_requested({"json_sampler": False, "json_max_depth": 3})
 
     def test_a_model_without_an_end_token_is_refused(self, tokenizer):
         model = ServedModel("m", len(tokenizer), 8, torch.device("cpu"), (), load_tokenizer=lambda: tokenizer)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm_graft.plugins.platforms.simulated.tokens import mix
+from vllm_graft.hashing import splitmix64
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,9 +40,9 @@ class Drafter:
         return [self._draft(stream.token(position, None), position) for position in range(index, index + count)]
 
     def _draft(self, right: int, position: int) -> int:
-        if mix(right ^ _RIGHT_SALT, position) < self._acceptance * _WORDS:
+        if splitmix64(right ^ _RIGHT_SALT, position) < self._acceptance * _WORDS:
             return right
-        away = 1 + mix(right ^ _WRONG_SALT, position) % max(self._vocab_size - 1, 1)
+        away = 1 + splitmix64(right ^ _WRONG_SALT, position) % max(self._vocab_size - 1, 1)
         return (right + away) % self._vocab_size
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm_graft.plugins.platforms.simulated.tokens import mix, request_key
+from vllm_graft.hashing import finalize_array, splitmix64
+from vllm_graft.plugins.platforms.simulated.tokens import request_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +116,7 @@ class Distribution:
 
     def _draw(self, words: NDArray[np.uint64], limits: NDArray[np.int64]) -> NDArray[np.int64]:
         """The chosen tokens' places from 0 on, as often a late one as its probability says."""
-        shares = (_mixed(words) >> np.uint64(11)).astype(np.float64) * 2.0**-53 * self._cumulated[limits - 1]
+        shares = (finalize_array(words) >> np.uint64(11)).astype(np.float64) * 2.0**-53 * self._cumulated[limits - 1]
         return np.minimum(np.searchsorted(self._cumulated, shares, side="right"), limits - 1).astype(np.int64)
 
 
@@ -137,9 +138,9 @@ class Scores:
         if self._prompt_count is None or not len(self._prompt):
             return None
         places = np.arange(len(self._prompt), dtype=np.uint64)
-        steps = _mixed(self._prompt.astype(np.uint64) * np.uint64(0x2545F4914F6CDD1D) + _mixed(places))
+        steps = finalize_array(self._prompt.astype(np.uint64) * np.uint64(0x2545F4914F6CDD1D) + finalize_array(places))
         # Sums of what is before a position: the same for all prompts that begin alike.
-        words = _mixed(np.cumsum(steps)[:-1] ^ np.uint64(_PROMPT_SALT))
+        words = finalize_array(np.cumsum(steps)[:-1] ^ np.uint64(_PROMPT_SALT))
         limits = np.full(len(words), self.distribution.limit(None))
         return self.distribution.table(words, self._prompt[1:], limits, top=self.distribution.width(self._prompt_count))
 
@@ -170,7 +171,7 @@ def _rows(outputs: Sequence[tuple[Scores, int, Sequence[int]]], asked: Sequence[
     distribution = outputs[0][0].distribution
     places = [(scores, index + place) for scores, index, tokens in outputs for place in range(len(tokens))]
     return distribution.table(
-        np.array([mix(scores.key, place) for scores, place in places], dtype=np.uint64),
+        np.array([splitmix64(scores.key, place) for scores, place in places], dtype=np.uint64),
         np.array([token for _, _, tokens in outputs for token in tokens], dtype=np.int64),
         np.array([scores.limit for scores, _ in places], dtype=np.int64),
         top=max(distribution.width(scores.count or 0) for scores, _, _ in outputs),
@@ -187,10 +188,3 @@ def _stacked(tables: Sequence[Table]) -> Table:
         np.concatenate([np.pad(values, margin, constant_values=-np.inf) for (_, values, _), margin in wide]),
         np.concatenate([ranks for _, _, ranks in tables]),
     )
-
-
-def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Well-spread numbers for other numbers, each for itself (the last steps of splitmix64)."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))

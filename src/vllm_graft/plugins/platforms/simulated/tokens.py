@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from vllm_graft.hashing import splitmix64
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from vllm.sampling_params import SamplingParams
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from vllm_graft.plugins.platforms.simulated.lengths import LengthModel
     from vllm_graft.plugins.platforms.simulated.vocabulary import Vocabulary
 
-_WORD = (1 << 64) - 1
+_WORDS = 1 << 64
 _FEW = 64
 _STRONG_BIAS = 100.0
 _LENGTH_SALT = 0x6C656E677468
@@ -58,7 +60,7 @@ class HashedTokens:
     def open(self, request: NewRequestData) -> HashedStream:
         """The tokens of one request, by its prompt, its adapter, and its own seed where it has one."""
         key = request_key(request, self._seed)
-        length = self._lengths.length(mix(key ^ _LENGTH_SALT, 0)) if self._lengths is not None else None
+        length = self._lengths.length(splitmix64(key ^ _LENGTH_SALT, 0)) if self._lengths is not None else None
         return HashedStream(key, self._vocabulary, request.sampling_params, length)
 
 
@@ -86,7 +88,7 @@ class HashedStream:
         """The output token at ``index``, one of those ``mask`` allows."""
         if self._trace and index < len(self._trace):
             return self._trace[index]
-        number = mix(self._key, index)
+        number = splitmix64(self._key, index)
         # A row with all bits set is vLLM's way to say "no constraint here" (while a model still reasons).
         if mask is not None and not bool((mask == -1).all()):
             return self._constrained(index, number, allowed_tokens(mask, self._vocab_size))
@@ -161,14 +163,6 @@ def stream_key(seed: int, adapter: str, prompt: Sequence[int]) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def mix(key: int, index: int) -> int:
-    """The ``index``-th of the well-spread 64-bit numbers that follow from ``key`` (the splitmix64 sequence)."""
-    word = (key + (index + 1) * 0x9E3779B97F4A7C15) & _WORD
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
-    return word ^ (word >> 31)
-
-
 def allowed_tokens(mask: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:
     """For each token id whether its bit is set in a grammar's row."""
     bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")
@@ -183,5 +177,5 @@ def skewed(number: int, count: int) -> int:
     """
     if count <= _FEW:
         return min(number % (2 * count), count - 1)
-    share = number / (_WORD + 1)
+    share = number / _WORDS
     return min(int(math.exp(share * math.log(count + 1))) - 1, count - 1)

@@ -57,7 +57,7 @@ _COSTS: Final = {_ROOT: 2, _VALUE: 1, _KEY: len('"":0'), _COLON: len(":0"), _MIN
 
 
 class State(NamedTuple):
-    """Where in a document one stands.
+    """A position in a document.
 
     mode:  what is being read; a mode of ``in_string`` inside of a string
     tally: of a gap, how many blanks may still come; of a number, its digits; of a word, its letters
@@ -74,12 +74,12 @@ END: Final = State(_DONE, 0, "")
 
 
 def start(root: Root) -> State:
-    """Before the first byte."""
+    """Return the state before the first byte."""
     return State(_ROOT if root == "object" else _VALUE, _FRESH, "")
 
 
 def step(state: State, byte: int, depth: int) -> State | None:
-    """After one more byte, with at most ``depth`` containers open; None where it may not come."""
+    """Return the state after one more byte, with at most ``depth`` containers open; None where it may not come."""
     mode, _, stack = state
     if mode < STRINGS:
         to = in_string.NEXT[mode][byte]
@@ -98,17 +98,17 @@ def step(state: State, byte: int, depth: int) -> State | None:
 
 
 def after_string(stack: str) -> State:
-    """After a closing quote: a key's colon is due, or a value has ended."""
+    """Return the state after a closing quote: a key's colon is due, or a value has ended."""
     return State(_COLON, _FRESH, stack) if stack[-1:] == _KEYS else _ended(stack)
 
 
 def complete(state: State) -> bool:
-    """Whether the bytes so far are a document."""
+    """Return whether the bytes so far are a document."""
     return state.mode == _DONE or (not state.stack and state.mode in _FINISHED)
 
 
 def cost(state: State) -> int:
-    """The fewest bytes that make a document of what came so far."""
+    """Return the fewest bytes that complete the document."""
     mode, tally, stack = state
     if mode < STRINGS:
         own = in_string.COST[mode] + (_COSTS[_COLON] if stack[-1:] == _KEYS else 0)

@@ -46,7 +46,7 @@ class _Tables:
             self.rows[mode][byte] = to
 
     def through(self, sets: tuple[bytes, ...]) -> int:
-        """The mode from which one byte out of each set, in order, leads back to plain text."""
+        """Return the mode from which one byte out of each set, in order, leads back to plain text."""
         if not sets:
             return PLAIN
         if sets not in self._known:
@@ -77,7 +77,7 @@ def _tables() -> tuple[bytes, ...]:
 
 
 def _costs(tables: tuple[bytes, ...]) -> tuple[int, ...]:
-    """The fewest bytes from each mode to behind the closing quote."""
+    """Return the fewest bytes from each mode to behind the closing quote."""
     costs = {CLOSED: 0}
     while len(costs) <= len(tables):
         reached = {

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from vllm_graft.contracts.kernels import to_device
 from vllm_graft.plugins.samplers.constrained_json.automaton import STRINGS, State, after_string, complete, cost, step
 from vllm_graft.plugins.samplers.constrained_json.trie import ROOT, Trie
 
@@ -19,7 +20,7 @@ KEPT: Final = 128
 
 
 def mask_type(device: torch.device) -> torch.dtype:
-    """The type of masks: small on a device; on the host that of logits, which numpy adds thirty times as fast."""
+    """Return the type of masks: small on a device; on the host float32, which numpy adds thirty times as fast."""
     import torch
 
     return torch.float32 if device.type == "cpu" else torch.float16
@@ -37,10 +38,10 @@ class Allowed:
         """A token on the shortest way to the end."""
 
     def mask(self, budget: int | None) -> torch.Tensor:
-        """What to add to the logits, [vocabulary]: 0 for the tokens that may come, -inf for all others.
+        """Return what to add to the logits, [vocabulary]: 0 for the tokens that may come, -inf for all others.
 
-        ``budget`` is how many tokens may follow this one: those after which the document cannot be ended with so many
-        are left out, or all but those nearest to the end where that would leave none.
+        ``budget`` is how many tokens may follow this one. Tokens after which that is too few to end the document are
+        left out; where that would leave none, those nearest to the end stay.
         """
         allowed = len(self._groups)
         while budget is not None and allowed > 1 and self._groups[allowed - 1][0] > budget:
@@ -59,8 +60,7 @@ class Allowed:
         for _, parts in self._groups[:allowed]:
             for tokens in parts:
                 mask.index_fill_(0, torch.frombuffer(tokens, dtype=torch.int64), 0.0)
-        # Through pinned memory, the device is not waited for.
-        return mask if self._device.type == "cpu" else mask.pin_memory().to(self._device, non_blocking=True)
+        return to_device(mask, self._device)
 
 
 class Masks:
@@ -76,7 +76,7 @@ class Masks:
         self._vocabulary = vocabulary
         self._device = device
         self.allowed = functools.lru_cache(maxsize=kept)(self._allowed)
-        """What a state allows, with at most so many containers open."""
+        """Returns what a state allows, given how many containers may be open."""
         self.open = torch.zeros(vocabulary, dtype=mask_type(device), device=device)
         """The mask that lets every token come."""
         for mode in range(STRINGS):

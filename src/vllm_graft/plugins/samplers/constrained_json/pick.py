@@ -1,9 +1,8 @@
 """A token for each row, by the temperature, top_k and top_p of its request and one random number.
 
-On an accelerator every call counts and a row is read in no time, so all rows are worked on at once, and nothing waits
-for the device. On a CPU it is numpy, row by row: torch shares out every operation on a row among its threads and waits
-for all of them, and where the machine has other work each wait is a time slice of somebody else. vLLM's CPU worker does
-not let anybody set the number of threads.
+On an accelerator calls cost more than rows do, so all rows are worked on at once, and nothing waits for the device.
+On a CPU it is numpy, row by row: torch shares out every operation on a row among its threads and waits for all of them,
+which on a busy machine takes a time slice of another process. vLLM's CPU worker fixes the number of threads.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from vllm_graft.contracts import Params
+from vllm_graft.contracts.kernels import indices, to_device
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ _ROUNDING: Final = 1.00001
 
 
 def pick(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float]) -> torch.Tensor:
-    """The token of each row: ``scores`` is [rows, vocabulary], -inf for what may not come, and is used up.
+    """Pick the token of each row: ``scores`` is [rows, vocabulary], -inf for what may not come, and is used up.
 
     ``numbers`` are in [0, 1), one for each row. A row gets the same token whatever other rows there are. A token that
     may not come is returned only for a row of which nothing may.
@@ -38,22 +38,13 @@ def pick(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float
         return scores.argmax(dim=-1)
     if len(chance) == len(params):
         return _drawn(scores, params, numbers)
-    picked, rows_of_chance = scores.argmax(dim=-1), tensor(chance, scores.device)
+    picked, rows_of_chance = scores.argmax(dim=-1), indices(chance, scores.device)
     drawn = _drawn(scores[rows_of_chance], [params[row] for row in chance], [numbers[row] for row in chance])
     return picked.index_copy_(0, rows_of_chance, drawn)
 
 
-def tensor(numbers: Sequence[int] | Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
-    """Numbers on a device, without waiting for it."""
-    import torch
-
-    if device.type == "cpu":
-        return torch.tensor(numbers)
-    return torch.tensor(numbers, pin_memory=True).to(device, non_blocking=True)
-
-
 def _pick_on_host(row: Any, params: Params, number: float) -> int:
-    """The token of one row, a numpy array."""
+    """Pick the token of one row, a numpy array."""
     import numpy as np
 
     best = int(row.argmax())
@@ -69,7 +60,7 @@ def _pick_on_host(row: Any, params: Params, number: float) -> int:
 
 
 def _pass(weights: Any, number: float) -> int:
-    """The index at which the running sum passes a share of the whole; first the block, then the place in it."""
+    """Find the index at which the running sum passes a share of the whole; first the block, then the place in it."""
     import numpy as np
 
     blocks = weights.reshape(-1, math.gcd(256, len(weights)))
@@ -83,7 +74,7 @@ def _pass(weights: Any, number: float) -> int:
 
 
 def _pass_among_heaviest(weights: Any, params: Params, number: float) -> int:
-    """As ``_pass``, among the tokens that top_k and top_p leave."""
+    """Find that index among the tokens that top_k and top_p leave."""
     heavy, tokens, total = _heaviest_on_host(weights, params)
     edges = heavy.cumsum(dtype="float64")
     # The first stays, and each whose forerunners do not make up top_p.
@@ -92,7 +83,7 @@ def _pass_among_heaviest(weights: Any, params: Params, number: float) -> int:
 
 
 def _heaviest_on_host(weights: Any, params: Params) -> tuple[Any, Any, float]:
-    """The heaviest tokens in falling order, enough of them to hold top_p, and what top_p is a share of."""
+    """Return the heaviest tokens in falling order, enough to hold top_p, and the total that top_p is a share of."""
     import numpy as np
     import torch
 
@@ -117,13 +108,13 @@ def _heaviest_on_host(weights: Any, params: Params) -> tuple[Any, Any, float]:
 def _drawn(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float]) -> torch.Tensor:
     import torch
 
-    heats_and_lots = tensor([[float(one.temperature) for one in params], numbers], scores.device)
+    heats_and_lots = to_device([[float(one.temperature) for one in params], numbers], scores.device)
     weights = scores.div_(heats_and_lots[0, :, None]).softmax(dim=-1)
     lots = heats_and_lots[1, :, None]
     narrow = [row for row, one in enumerate(params) if one.top_p < 1 or 0 < one.top_k < weights.shape[1]]
     drawn = _passed(weights, lots) if len(narrow) < len(params) else torch.zeros_like(lots[:, 0], dtype=torch.int64)
     if narrow:
-        rows = tensor(narrow, scores.device)
+        rows = indices(narrow, scores.device)
         drawn[rows] = _passed_among_heaviest(weights[rows], lots[rows], [params[row] for row in narrow])
     # Sums are rounded: a number at the edge of one may fall on a token of no weight.
     weighs = weights.gather(1, drawn[:, None])[:, 0] > 0
@@ -131,7 +122,7 @@ def _drawn(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[flo
 
 
 def _passed(weights: torch.Tensor, lots: torch.Tensor) -> torch.Tensor:
-    """The index at which the running sum of each row passes its lot, a share of the whole."""
+    """Find the index at which the running sum of each row passes its lot, a share of the whole."""
     import torch
 
     edges = weights.cumsum(dim=-1)
@@ -148,11 +139,11 @@ class _Heaviest(NamedTuple):
 
 
 def _passed_among_heaviest(weights: torch.Tensor, lots: torch.Tensor, params: Sequence[Params]) -> torch.Tensor:
-    """As ``_passed``, among the tokens that top_k and top_p leave."""
+    """Find those indices among the tokens that top_k and top_p leave."""
     import torch
 
     heaviest = _heaviest(weights, params)
-    shares = tensor([[one.top_p] for one in params], weights.device)
+    shares = to_device([[one.top_p] for one in params], weights.device)
     edges = heaviest.weights.cumsum(dim=-1)
     # The first stays, and each whose forerunners do not make up top_p.
     last = torch.searchsorted(edges, heaviest.total * shares).clamp_(max=edges.shape[1] - 1)
@@ -161,7 +152,7 @@ def _passed_among_heaviest(weights: torch.Tensor, lots: torch.Tensor, params: Se
 
 
 def _heaviest(weights: torch.Tensor, params: Sequence[Params]) -> _Heaviest:
-    """Of all rows at once."""
+    """Return the heaviest tokens of all rows at once."""
     import torch
 
     vocabulary = weights.shape[1]
@@ -169,6 +160,6 @@ def _heaviest(weights: torch.Tensor, params: Sequence[Params]) -> _Heaviest:
     most = max(counts)
     heavy, tokens = weights.topk(most) if most < vocabulary else weights.sort(descending=True)
     if min(counts) < most:
-        behind = torch.arange(most, device=weights.device) >= tensor(counts, weights.device)[:, None]
+        behind = torch.arange(most, device=weights.device) >= indices(counts, weights.device)[:, None]
         heavy = heavy.masked_fill(behind, 0.0)
     return _Heaviest(heavy, tokens, heavy.sum(dim=-1, keepdim=True))

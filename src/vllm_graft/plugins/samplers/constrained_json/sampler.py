@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
-from vllm_graft.contracts import Key, Params, Sampler
-from vllm_graft.contracts.request_keys import KeyValue
-from vllm_graft.contracts.rows import ServedModel
-from vllm_graft.errors import ConfigError
+from vllm_graft.contracts import ConfigError, Key, KeyValue, Params, Sampler, ServedModel
+from vllm_graft.contracts.kernels import indices
 from vllm_graft.plugins.samplers.constrained_json.automaton import END, Root, State, complete, start, step
 from vllm_graft.plugins.samplers.constrained_json.masks import Masks
-from vllm_graft.plugins.samplers.constrained_json.pick import pick, tensor
+from vllm_graft.plugins.samplers.constrained_json.pick import pick
 from vllm_graft.plugins.samplers.constrained_json.vocabulary import token_bytes
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class _Document:
 
 
 class _Choice(NamedTuple):
-    """What one row may be: its mask, a token on the shortest way to the end, and its random number."""
+    """The choice of one row: its mask, a token on the shortest way to the end, and its random number."""
 
     mask: torch.Tensor
     way_out: int
@@ -96,7 +94,7 @@ class ConstrainedJSONSampler(Sampler):
         self._requests = itertools.count()
 
     def sample(self, logits: torch.Tensor, params: Sequence[Params]) -> torch.Tensor:
-        """The token of each row: one mask over the logits, then a draw from what is left."""
+        """Pick the token of each row: one mask over the logits, then a draw from what is left."""
         import torch
 
         choices = [self._choice(one) for one in params]
@@ -109,7 +107,7 @@ class ConstrainedJSONSampler(Sampler):
         picked = pick(logits, params, [choice.number for choice in choices])
         # Where something before this took away all that the document allows, the shortest way to its end is taken.
         nothing_left = logits.gather(1, picked[:, None])[:, 0].isneginf()
-        ways_out = tensor([choice.way_out for choice in choices], logits.device)
+        ways_out = indices([choice.way_out for choice in choices], logits.device)
         return torch.where(nothing_left, ways_out, picked)
 
     def _choice(self, params: Params) -> _Choice:
@@ -122,7 +120,7 @@ class ConstrainedJSONSampler(Sampler):
         return _Choice(allowed.mask(budget), allowed.way_out, number)
 
     def _document(self, params: Params) -> _Document:
-        """The request's document, up to its last token; begun anew where its state was lost."""
+        """Return the request's document, up to its last token; begun anew where its state was lost."""
         tokens = params.generated
         document = params.state.get(_PLACE)
         if not isinstance(document, _Document) or document.read > len(tokens):
@@ -153,6 +151,6 @@ class ConstrainedJSONSampler(Sampler):
 
 
 def _number(seed: str, at: int) -> float:
-    """A random number in [0, 1) that seed and place alone decide, of as many bits as float32 tells apart."""
+    """Return a random number in [0, 1) that seed and place alone decide, of as many bits as float32 tells apart."""
     digest = hashlib.blake2b(f"{seed}/{at}".encode(), digest_size=4).digest()
     return (int.from_bytes(digest, "big") >> 9) / (1 << 23)

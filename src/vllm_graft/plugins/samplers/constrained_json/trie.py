@@ -14,7 +14,7 @@ ROOT: Final = 0
 
 @dataclass(slots=True)
 class Inside:
-    """What the tokens below a node do when they begin inside of a string.
+    """The effect of the tokens below a node when they begin inside of a string.
 
     stay:  those that do not close it, by the mode they end in
     tails: those that do, as a tree of what follows the closing quote; None where there are none
@@ -51,25 +51,25 @@ class Trie:
 
     @classmethod
     def of(cls, vocabulary: Mapping[int, bytes]) -> Trie:
-        """The tree of a vocabulary: token to text."""
+        """Make the tree of a vocabulary: token to text."""
         texts: dict[bytes, array[int]] = {}
         for token, text in vocabulary.items():
             texts.setdefault(text, array("q")).append(token)
         return cls(texts)
 
     def tokens(self, node: int) -> array[int]:
-        """The tokens whose text ends here."""
+        """Return the tokens whose text ends here."""
         return self._tokens.get(node, _NONE)
 
     def children(self, node: int) -> Iterator[tuple[int, int]]:
-        """Each child of a node: its byte and itself."""
+        """List the children of a node: the byte of each and its number."""
         child, end = node + 1, self._ends[node]
         while child < end:
             yield self._bytes[child], child
             child = self._ends[child]
 
     def inside(self, node: int, mode: int) -> Inside:
-        """What the tokens below this node do inside of a string, from a mode of ``in_string`` on."""
+        """Return what the tokens below this node do inside of a string, from a mode of ``in_string`` on."""
         if (node, mode) not in self._kept:
             self._kept[node, mode] = self._walk(node, mode)
         return self._kept[node, mode]
@@ -115,6 +115,6 @@ _NONE: Final = array("q")
 
 
 def _alike(left: bytes, right: bytes) -> int:
-    """How many bytes two texts begin with in common."""
+    """Count the bytes that two texts begin with in common."""
     shorter = min(len(left), len(right))
     return next((at for at in range(shorter) if left[at] != right[at]), shorter)

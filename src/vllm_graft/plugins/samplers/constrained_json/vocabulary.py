@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from vllm_graft.errors import ConfigError
+from vllm_graft.contracts import ConfigError
 
 _BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def token_bytes(tokenizer: Any) -> dict[int, bytes]:
-    """Token id to bytes; special and added tokens are left out. A ConfigError where a tokenizer is not understood."""
+    """Map token ids to bytes, without special and added tokens; raise a ConfigError for an unknown tokenizer."""
     # Mistral's own tokenizer keeps bytes itself, and its vocabulary of texts has lost them.
     inner: Any = getattr(tokenizer, "tokenizer", None)
     if hasattr(inner, "id_to_byte_piece"):
@@ -38,21 +38,21 @@ def _of_texts(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
 
 
 def _of_piece(text: str) -> bytes:
-    """A piece of SentencePiece: a lower block stands for a blank, and some pieces name one byte."""
+    """Return the bytes of a SentencePiece: a lower block stands for a blank, and some pieces name one byte."""
     if byte := _BYTE.fullmatch(text):
         return bytes.fromhex(byte[1])
     return text.replace("▁", " ").encode()
 
 
 def _byte_signs() -> dict[str, int]:
-    """The signs by which byte-level BPE writes bytes: printable ones stand for themselves, others from U+0100 on."""
+    """Map the signs of byte-level BPE to bytes: printable ones stand for themselves, others from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 def _check(tokenizer: object, texts: Iterable[bytes]) -> None:
-    """Every byte that closing a document may need must be a token."""
+    """Refuse a tokenizer without a token for every byte that closing a document may need."""
     needed = [bytes([byte]) for byte in b'{}[]",:0\\udtrefalsnc8' + bytes([0x80, 0x90, 0xA0])]
     there = set(texts)
     if missing := [byte for byte in needed if byte not in there]:

@@ -2,16 +2,15 @@
 
 For every token of a text's window: how many tokens right before it equal the text's end. Such a match ends at a
 breaker, at the window's start and at ``LONGEST``. Where the tokens are lists on the host, ``host`` keeps up with them
-token by token; where they are on the device, ``lengths`` and ``kernels`` compute all from the tokens alone, step by
+token by token; where they are on the device, ``by_torch`` and ``kernels`` compute all from the tokens alone in each
 step, so that drafts, resumed requests and steps computed twice need no thought.
 
-- ``host``     one request's matches, kept up on the host
-- ``dense``    the same where there are many
-- ``lengths``  all matches of many rows, by torch
-- ``kernels``  the same by Triton, with the changes that follow from them
-- ``writes``   few changes in many logits, by torch
-- ``sets``     sets of tokens for each slot, on the device
-- ``breakers`` which tokens contain a text
+- ``strategy``  what strategies that look for matches share
+- ``host``      one request's matches, kept up on the host
+- ``by_torch``  matches of many rows and the changes that follow, by torch
+- ``kernels``   matches of many rows and the changes that follow, by Triton
+- ``sets``      sets of tokens for each slot, on the device
+- ``breakers``  which tokens contain a text
 """
 
 from typing import Final

@@ -25,8 +25,7 @@ class Breakers:
     """The tokens that contain one of several texts.
 
     A text that no token contains stands for the last token of its encoding; one that the tokenizer cannot encode, for
-    none. The vocabulary is decoded with the first
-    question; a text that was not asked for before costs then a fraction of a millisecond.
+    none. The vocabulary is decoded at the first call; after that a new text costs a fraction of a millisecond.
     """
 
     def __init__(self, load_tokenizer: Callable[[], object], vocabulary: int) -> None:
@@ -38,7 +37,7 @@ class Breakers:
         self._tokens_of_text = lru_cache(_CACHED_TEXTS)(self._find)
 
     def tokens(self, texts: Iterable[str]) -> TokenSet:
-        """The tokens at which one of these texts ends a match."""
+        """Return the tokens at which one of these texts ends a match."""
         return self._tokens_of_list(tuple(sorted({text for text in texts if text})))
 
     def _find_all(self, texts: tuple[str, ...]) -> TokenSet:
@@ -78,7 +77,7 @@ class TextIndex:
         self._sorted = pairs[self._order]
 
     def containing(self, text: str) -> np.ndarray:
-        """For each text whether it contains this one."""
+        """Return for each text whether it contains this one."""
         wanted = _codes(text)
         # Pairs are sorted by their first character, so that those of one character lie together.
         least = _pairs(wanted) if len(wanted) > 1 else wanted.astype(np.int64) << _BITS
@@ -98,7 +97,7 @@ class TextIndex:
 
 
 def decoded(tokenizer: Any, vocabulary: int) -> list[str]:
-    """The text of each token of the vocabulary, empty where the tokenizer has none."""
+    """Decode each token of the vocabulary; empty where the tokenizer has none."""
     known = min(vocabulary, _size(tokenizer))
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if hasattr(backend, "decode_batch"):
@@ -119,5 +118,5 @@ def _codes(text: str) -> np.ndarray:
 
 
 def _pairs(codes: np.ndarray) -> np.ndarray:
-    """Each character with the next one, as a number."""
+    """Return each character with the next one, as a number."""
     return (codes[:-1].astype(np.int64) << _BITS) | codes[1:]

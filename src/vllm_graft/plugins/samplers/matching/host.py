@@ -2,7 +2,8 @@
 
 An index knows where each short sequence of tokens ended last, and each such place the one before. A place that matched
 one token ago, one further to the left, matches one token longer now; any other place where the sequence occurs matches
-just as long as the sequence is. Many matches at a time, as in a text that runs in a circle, are left to ``dense``.
+just as long as the sequence is. Many matches at a time, as in a text that runs in a circle, are left to
+``DenseMatches``, which moves a length for every place of the window on by one token in a few passes of numpy.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from vllm_graft.contracts.rows import History
+import numpy as np
+
+from vllm_graft.contracts import History
 from vllm_graft.plugins.samplers.matching import LONGEST
-from vllm_graft.plugins.samplers.matching.dense import DenseMatches
 
 _SEQUENCE: Final = 3
 """The longest sequence that is indexed: longer ones make large keys and few places fewer."""
 _MANY: Final = 64
 _FEW: Final = 32
+"""More places than ``_MANY`` are followed densely; no more than ``_FEW`` one by one again."""
+_PEELS: Final = 8
+_ONE: Final = np.int16(1)
+_LONGEST: Final = np.int16(LONGEST)
 
 
 class Matcher:
@@ -52,16 +58,16 @@ class Matcher:
             self.extend(fresh[1:])
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these."""
+        """Append tokens to the text."""
         if len(tokens) == 1:
             self._follow(tokens[0])
         elif len(tokens) > 1:
             self._push(tokens)
             self._dense, self._many = None, False
-            self._live = self._found_anew()
+            self._live = self._find_all()
 
     def followers(self) -> Mapping[int, int]:
-        """The tokens that came after a match, each with the length of its longest match."""
+        """Return the tokens that came after a match, each with the length of its longest match."""
         if self._shortest == 0:
             return dict.fromkeys(self._tokens[-self._window :], 0)
         if self._dense is not None and self._many:
@@ -90,7 +96,7 @@ class Matcher:
         self._live, self._dense, self._many = {}, None, False
 
     def _follow(self, token: int) -> None:
-        """One token more."""
+        """Append one token and move all matches on."""
         self._push((token,))
         if self._dense is not None and self._many:
             self._dense.push(token, broken=self._run == 0)
@@ -104,13 +110,13 @@ class Matcher:
             return
         ends = self._ends()
         if ends is None:
-            self._live = self._found_anew()
+            self._live = self._find_all()
             return
         before, shorter = self._live, self._size - 1
         self._live = {end: before.get(end - 1, shorter) + 1 for end in ends}
 
     def _push(self, tokens: Sequence[int]) -> None:
-        """Into the index."""
+        """Append tokens to the index."""
         breakers, known, size, mask = self._breakers, len(self._breakers), self._size, self._mask
         index, older, before = self._index, self._older, self._before
         at, run, key = self._seen, self._run, self._key
@@ -142,7 +148,7 @@ class Matcher:
         self._base += drop
 
     def _ends(self) -> list[int] | None:
-        """Where in the window the sequence at the text's end ended before; None where that is often."""
+        """Return where in the window the sequence at the text's end ended before; None where there are many places."""
         found: list[int] = []
         least = self._start + self._size - 1
         end = self._before[-1]
@@ -153,8 +159,8 @@ class Matcher:
             end = self._before[end - self._base]
         return found
 
-    def _found_anew(self) -> dict[int, int]:
-        """The matches, without knowledge of those before; many of them become dense."""
+    def _find_all(self) -> dict[int, int]:
+        """Find the matches from scratch; many of them become dense."""
         if not self._tokens or self._run < self._size or self._shortest == 0:
             return {}
         ends = self._ends()
@@ -173,3 +179,92 @@ class Matcher:
         while length < most and tokens[at - length] == tokens[-1 - length]:
             length += 1
         return length
+
+
+class DenseMatches:
+    """The lengths of matches at every place of the window: tokens up to there that equal the end of the text."""
+
+    def __init__(self, tokens: Sequence[int], window: int) -> None:
+        self._window = window
+        self._count = len(tokens)
+        self._text = np.empty(2 * window, dtype=np.int64)
+        self._text[: self._count] = tokens
+        self._lengths = np.zeros(2 * window, dtype=np.int16)
+        self._reach = np.minimum(np.arange(1, window + 1), LONGEST).astype(np.int16)
+
+    def append(self, token: int) -> None:
+        """Append a token without moving the lengths on."""
+        if self._count == len(self._text):
+            self._make_room()
+        self._text[self._count] = token
+        self._count += 1
+
+    def push(self, token: int, *, broken: bool) -> None:
+        """Append a token and move the lengths on; at a ``broken`` one all matches end."""
+        if self._count == len(self._text):
+            self._make_room()
+        low, count, lengths = max(0, self._count - self._window), self._count, self._lengths
+        if broken:
+            lengths[low:count] = 0
+        else:
+            before = lengths[low : count - 1] + _ONE
+            lengths[low] = 1
+            np.minimum(before, _LONGEST, out=lengths[low + 1 : count])
+            lengths[low:count] *= self._text[low:count] == token
+        self._text[count] = token
+        lengths[count] = 0
+        self._count += 1
+
+    def measure(self, run: int) -> None:
+        """Find the lengths from scratch; ``run`` counts the tokens at the end that are no breakers."""
+        low, last, text, lengths = max(0, self._count - self._window), self._count - 1, self._text, self._lengths
+        lengths[low : last + 1] = 0
+        at = low + np.flatnonzero(text[low:last] == text[last])
+        length = 0
+        while len(at) and length < min(run, LONGEST):
+            length += 1
+            lengths[at] = length
+            at = at[at.searchsorted(low + length) :]
+            at = at[text[at - length] == text[last - length]]
+
+    def count(self, shortest: int) -> int:
+        """Count the matches that are at least this long."""
+        return int(np.count_nonzero(self._within() >= shortest))
+
+    def ends(self, shortest: int, seen: int) -> dict[int, int]:
+        """Return where the matches end, in a text of ``seen`` tokens, and their lengths."""
+        lengths = self._within()
+        (at,) = np.nonzero(lengths >= shortest)
+        first = seen - 1 - len(lengths)
+        return dict(zip((at + first).tolist(), lengths[at].tolist(), strict=True))
+
+    def followers(self, shortest: int) -> Mapping[int, int]:
+        """Return the tokens that came after a match, each with the length of its longest match."""
+        lengths = self._within()
+        (at,) = np.nonzero(lengths >= shortest)
+        tokens = self._text[at + (self._count - len(lengths))]
+        lengths = lengths[at]
+        found: dict[int, int] = {}
+        # A circle is followed by few tokens, which are found faster one by one than by sorting.
+        for _ in range(_PEELS):
+            if not len(tokens):
+                return found
+            best = int(lengths.argmax())
+            token = int(tokens[best])
+            found[token] = int(lengths[best])
+            others = tokens != token
+            tokens, lengths = tokens[others], lengths[others]
+        order = lengths.argsort(kind="stable")
+        found.update(zip(tokens[order].tolist(), lengths[order].tolist(), strict=True))
+        return found
+
+    def _within(self) -> np.ndarray:
+        """Return the lengths at all places of the window but the last, none reaching out of the window."""
+        low, count = max(0, self._count - self._window), self._count - 1
+        return np.minimum(self._lengths[low:count], self._reach[: count - low])
+
+    def _make_room(self) -> None:
+        keep = self._window
+        for array in (self._text, self._lengths):
+            array[:keep] = array[len(array) - keep :].copy()
+        self._count = keep

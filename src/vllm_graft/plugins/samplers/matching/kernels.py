@@ -6,7 +6,7 @@ be written is computed from untouched logits first and written by a second kerne
 is changed once.
 """
 
-# What a kernel is given are pointers and numbers, whose types Triton takes from each call.
+# Kernels take pointers and numbers, whose types Triton infers from each call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 

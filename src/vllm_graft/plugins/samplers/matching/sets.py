@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from vllm_graft.contracts.rows import PerSlot, ServedModel
+from vllm_graft.contracts import PerSlot, ServedModel
+from vllm_graft.contracts.kernels import copy_into
 
 if TYPE_CHECKING:
     import torch
@@ -27,14 +28,14 @@ class TokenSet:
 
     @classmethod
     def of(cls, tokens: Iterable[int], vocabulary: int) -> TokenSet:
-        """These tokens; ids that the vocabulary does not have are left out."""
+        """Make the set of these tokens; ids that the vocabulary does not have are left out."""
         mask = np.zeros(vocabulary, dtype=bool)
         mask[[token for token in tokens if 0 <= token < vocabulary]] = True
         return cls.where(mask)
 
     @classmethod
     def where(cls, mask: np.ndarray) -> TokenSet:
-        """The tokens for which ``mask`` is true."""
+        """Make the set of tokens for which ``mask`` is true."""
         bits = np.packbits(mask, bitorder="little").tobytes()
         return cls(bits + bytes(-len(bits) % (WORD // 8)))
 
@@ -55,7 +56,7 @@ class TokenSet:
 
 
 class TokenSets:
-    """A table of distinct sets on the device, and which of them is each slot's. The first is empty: nobody's.
+    """A table of distinct sets on the device, and which of them is each slot's. The first, empty, is for other rows.
 
     There is a place for every slot, so a new set always finds one: a set that no slot has any more gives way, the
     one longest out of use first.
@@ -75,7 +76,7 @@ class TokenSets:
         self._free = list(range(model.slots, 0, -1))
 
     def assign(self, slot: int, tokens: TokenSet) -> None:
-        """These tokens are the slot's set from now on."""
+        """Make these tokens the slot's set."""
         before = self._owned.pop(slot, None)
         if before is not None:
             self._owners[before] -= 1
@@ -88,7 +89,7 @@ class TokenSets:
         self.of_slot[slot] = self._at[tokens]
 
     def contains(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Whether each token is in the set of its row's slot: ``slots`` [rows], ``tokens`` [rows, k]."""
+        """Return whether each token is in the set of its row's slot: ``slots`` [rows], ``tokens`` [rows, k]."""
         known = (tokens >= 0) & (tokens < self._vocabulary)
         at = tokens.clamp(0, self._vocabulary - 1).long()
         words = self.table[self.of_slot.all()[slots][:, None], at // WORD]
@@ -104,6 +105,4 @@ class TokenSets:
     def _write(self, at: int, tokens: TokenSet) -> None:
         import torch
 
-        row = torch.frombuffer(bytearray(tokens.bits), dtype=torch.int32)
-        # Through pinned memory, which torch keeps until the copy is done: nobody waits for the device.
-        self.table[at].copy_(row if self.table.device.type == "cpu" else row.pin_memory(), non_blocking=True)
+        copy_into(self.table[at], torch.frombuffer(bytearray(tokens.bits), dtype=torch.int32))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vllm_graft.hashing import GAMMA, finalize_array
+
 if TYPE_CHECKING:
     from vllm_graft.plugins.platforms.simulated.workload.request import Request
-
-_STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def prompt_of(request: Request, vocabulary: int) -> dict[str, Any]:
@@ -31,9 +31,6 @@ def invented(name: str, count: int, vocabulary: int) -> list[int]:
     """Token ids that follow from a name; a longer list begins like a shorter one (the splitmix64 sequence)."""
     key = np.uint64(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
     with np.errstate(over="ignore"):
-        words = key + np.arange(1, count + 1, dtype=np.uint64) * _STEP
-        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        words ^= words >> np.uint64(31)
-    ids: list[int] = (words % np.uint64(vocabulary)).tolist()
+        words = key + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GAMMA)
+    ids: list[int] = (finalize_array(words) % np.uint64(vocabulary)).tolist()
     return ids

@@ -1,12 +1,12 @@
-"""What planned samplers need of the engine's arguments, and when an engine cannot have them."""
+"""What planned samplers need of the engine's arguments, and which engines cannot have samplers."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from vllm_graft.errors import ConfigError
+from vllm_graft.errors import ConfigError, TargetError
+from vllm_graft.patching.target import Target, must_exist
 from vllm_graft.plan import Plan, Run
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
 QUALNAME: Final = "vllm_graft.bindings.sampling.processor:PlannedProcessor"
-"""What vLLM is given among its logits processors; it resolves the name in front end and workers."""
+"""Our entry among the engine's logits processors; vLLM resolves the name in the front end and in workers."""
 
 RUNNER_VARIABLE: Final = "VLLM_USE_V2_MODEL_RUNNER"
 _V2: Final = "vllm.v1.worker.gpu.sample.logits_processor"
@@ -26,7 +26,7 @@ _SPECULATIVE: Final = (
 
 
 def arguments(args: EngineArgs, plan: Plan) -> dict[str, Any]:
-    """The engine arguments that planned samplers need, beside the user's own logits processors."""
+    """Return the engine arguments that planned samplers need: our processor, after the user's own."""
     planned = plan.of("sampler")
     if not planned:
         return {}
@@ -42,14 +42,18 @@ def arguments(args: EngineArgs, plan: Plan) -> dict[str, Any]:
 
 
 def left_out(config: VllmConfig, plan: Plan) -> dict[str, str]:
-    """The planned samplers that this engine cannot have, each with the reason; one that is required stops the start."""
+    """Return the planned samplers that this engine cannot have, each with the reason; refuse one that is required."""
     planned = plan.of("sampler")
     if not planned:
         return {}
-    reason = _reason(config)
+    reason = ""
+    if getattr(config.model_config, "runner_type", "") == "pooling":
+        reason = _POOLING
+    elif config.speculative_config is not None and not getattr(config, "use_v2_model_runner", False):
+        reason = _SPECULATIVE
     by_default = any(item.options.get("defaults") or item.options.get("every_request") for item in planned)
     if by_default and config.speculative_config is not None and not reason:
-        _refuse_defaults_without_drafts(plan)
+        _refuse_defaults_with_drafts(plan)
     for item in planned:
         if reason and item.options.get("required"):
             raise ConfigError(
@@ -60,11 +64,11 @@ def left_out(config: VllmConfig, plan: Plan) -> dict[str, str]:
     return {item.name: reason for item in planned} if reason else {}
 
 
-def _refuse_defaults_without_drafts(plan: Plan) -> None:
+def _refuse_defaults_with_drafts(plan: Plan) -> None:
     """Refuse a sampler for every request that works token by token, where the engine verifies several at a time."""
-    from vllm_graft.bindings.sampling.requests import offered
+    from vllm_graft.bindings.sampling.requests import list_samplers
 
-    for each in offered(plan, Run("", 0, speculative=True)):
+    for each in list_samplers(plan, Run("", 0, speculative=True)):
         if each.planned and each.refused and each.by_default:
             raise ConfigError(
                 f"the sampler {each.name!r} is to work on every request and cannot be used: {each.refused}",
@@ -74,23 +78,17 @@ def _refuse_defaults_without_drafts(plan: Plan) -> None:
 
 
 def users_own(config: VllmConfig) -> list[str]:
-    """The logits processors of an engine's arguments that are not ours, as ``module:Class``."""
+    """Return the logits processors of an engine's arguments that are not ours, as ``module:Class``."""
     found = getattr(config.model_config, "logits_processors", None) or []
     names = [f"{each.__module__}:{each.__qualname__}" if isinstance(each, type) else str(each) for each in found]
     return [name for name in names if name != QUALNAME]
 
 
-def _reason(config: VllmConfig) -> str:
-    if getattr(config.model_config, "runner_type", "") == "pooling":
-        return _POOLING
-    if config.speculative_config is not None and not getattr(config, "use_v2_model_runner", False):
-        return _SPECULATIVE
-    return ""
-
-
 def v2_takes_samplers() -> bool:
-    """Whether the V2 model runner of the installed vLLM takes custom logits processors."""
+    """Return whether the V2 model runner of the installed vLLM takes custom logits processors."""
     try:
-        return importlib.util.find_spec(_V2) is not None
-    except ModuleNotFoundError:
+        # Looks on disk: to import the package early could meet vLLM in the middle of its own import.
+        must_exist(Target(_V2), "", {})
+    except TargetError:
         return False
+    return True

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_graft.bindings.sampling import injection
-from vllm_graft.bindings.sampling.injection import QUALNAME, arguments, left_out, users_own
+from vllm_graft.bindings.sampling import arguments as room
+from vllm_graft.bindings.sampling.arguments import QUALNAME, arguments, left_out, users_own
 from vllm_graft.contracts import Key, Sampler
 from vllm_graft.errors import ConfigError
 from vllm_graft.plan import Plan, PlanItem
@@ -29,7 +29,7 @@ def test_the_users_own_logits_processors_are_kept():
 
 def test_a_v2_runner_that_takes_no_samplers_is_refused(monkeypatch: pytest.MonkeyPatch):
     """In 0.26 to 0.30 the order VLLM_USE_V2_MODEL_RUNNER=1 and a sampler contradict one another."""
-    monkeypatch.setattr(injection, "v2_takes_samplers", lambda: False)
+    monkeypatch.setattr(room, "v2_takes_samplers", lambda: False)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     with pytest.raises(
         ConfigError, match=r"VLLM_USE_V2_MODEL_RUNNER=1: the sampler 'force' \(graft.toml:2\) cannot run"

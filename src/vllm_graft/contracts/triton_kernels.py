@@ -1,6 +1,9 @@
-"""Statistics of rows of logits and the mask below a limit, by Triton: one read, and one read and write."""
+"""The Triton kernels behind ``kernels``: random numbers, statistics of rows, and the mask below a limit.
 
-# What a kernel is given are pointers and numbers, whose types Triton takes from each call.
+A module of its own, because ``triton.jit`` decorates at import and most CPU builds of vLLM have no Triton.
+"""
+
+# Kernels take pointers and numbers, whose types Triton infers from each call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -10,12 +13,39 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_graft.contracts import Statistics
+from vllm_graft import hashing
+from vllm_graft.contracts.rows import Statistics
 
+_BLOCK = 256
 _PIECE = 4096
 
+# A kernel reads no global but those that are constants of the compiler.
+_GAMMA: tl.constexpr = tl.constexpr(hashing.GAMMA)
+_FIRST: tl.constexpr = tl.constexpr(hashing.FIRST)
+_SECOND: tl.constexpr = tl.constexpr(hashing.SECOND)
 
-# What depends on the batch is not compiled in.
+
+@triton.jit
+def _mix(number):
+    """Hash unsigned 64-bit numbers as ``kernels.uniform`` does: the last steps of splitmix64."""
+    number = number * _GAMMA + 1
+    number = (number ^ (number >> 30)) * _FIRST
+    number = (number ^ (number >> 27)) * _SECOND
+    return number ^ (number >> 31)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _uniform_kernel(seeds, positions, result, count, SALT: tl.constexpr, BLOCK: tl.constexpr):
+    """A number in [0, 1) for each seed and position."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < count
+    seed = tl.load(seeds + at, mask=there, other=0).to(tl.uint64, bitcast=True)
+    position = tl.load(positions + at, mask=there, other=0).to(tl.int64).to(tl.uint64, bitcast=True)
+    mixed = _mix(seed + _mix(position + SALT))
+    tl.store(result + at, (mixed >> 40).to(tl.float32) / 16777216.0, mask=there)
+
+
+# Triton compiles anew for a number that becomes 1 or a multiple of 16; what depends on the batch must not do that.
 @triton.jit(do_not_specialize=["plane"])
 def _pieces_kernel(logits, row_step, rows, vocabulary, pieces, parts, plane, PIECE: tl.constexpr):
     """Of one piece of a row: greatest, sum of exponentials, count, mean, and sum of squares around the mean."""
@@ -76,8 +106,16 @@ def _mask_kernel(logits, row_step, rows, limits, vocabulary, PIECE: tl.constexpr
     tl.store(row + at, float("-inf"), mask=(at < vocabulary) & (values < limit))
 
 
+def uniform_by_triton(seeds: torch.Tensor, positions: torch.Tensor, salt: int) -> torch.Tensor:
+    """Return numbers in [0, 1), each a hash of seed, position and salt."""
+    count = seeds.shape[0]
+    result = torch.empty(count, dtype=torch.float32, device=seeds.device)
+    _uniform_kernel[(triton.cdiv(count, _BLOCK),)](seeds, positions, result, count, salt << 32, _BLOCK)
+    return result
+
+
 def statistics_by_triton(logits: torch.Tensor, rows: torch.Tensor) -> Statistics:
-    """What is to be known of these rows."""
+    """Compute the statistics of these rows, each row in pieces that are merged by a second kernel."""
     vocabulary, count = logits.shape[1], rows.shape[0]
     pieces = triton.cdiv(vocabulary, _PIECE)
     parts = torch.empty((5, count, pieces), dtype=torch.float32, device=logits.device)

@@ -1,4 +1,4 @@
-"""The multiplexer: slots that stay while indices move, stages in order, truncations as one, failures undone."""
+"""The pipeline: slots that stay while indices move, stages in order, truncations as one, failures undone."""
 
 import itertools
 import math
@@ -10,12 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_graft.bindings.sampling.mux import Mux
-from vllm_graft.bindings.sampling.planned import Planned
-from vllm_graft.bindings.sampling.processor import Batch
-from vllm_graft.bindings.sampling.steps import DeviceStep, FedHistory, HostStep, Tokens, uniform
+from vllm_graft.bindings.sampling.guarded import GuardedSampler
+from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
+from vllm_graft.bindings.sampling.processor_v1 import Batch
+from vllm_graft.bindings.sampling.step import DeviceStep, FedHistory, HostStep, Tokens
 from vllm_graft.contracts import Key, Rows, Sampler, SamplingStrategy, ServedModel, Truncation
-from vllm_graft.contracts.sampling import Chosen
+from vllm_graft.contracts.kernels import uniform
+from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
 
@@ -109,7 +110,7 @@ class Last(Sampler):
 class Bench:
     """Planned samplers over a V1 batch, as a worker has them."""
 
-    def __init__(self, *kinds: type[Chosen], **options: object) -> None:
+    def __init__(self, *kinds: type[OptInSampler], **options: object) -> None:
         self.ledger = Ledger()
         self.failed: dict[int, str] = {}
         made = []
@@ -117,12 +118,12 @@ class Bench:
             name = kind.__name__.lower()
             self.ledger.set_item("sampler", name, "applied")
             item = PlanItem("sampler", name, "m:C", "p", ("worker",), {**kind.options, **options})
-            made.append(Planned(item, kind({}), MODEL, self.ledger, self.failed.__setitem__))
-            made[-1].made.setup(MODEL)
-        self.mux = Mux(made, MODEL, 7)
+            made.append(GuardedSampler(item, kind({}), MODEL, self.ledger, self.failed.__setitem__))
+            made[-1].sampler.setup(MODEL)
+        self.pipeline = SamplerPipeline(made, MODEL, 7)
         self.tokens: dict[int, Tokens] = {}
-        self.batch = Batch(self.mux, self.tokens, SLOTS)
-        self.step = HostStep(self.mux.seeds, self.tokens)
+        self.batch = Batch(self.pipeline, self.tokens, SLOTS)
+        self.step = HostStep(self.pipeline.seeds, self.tokens)
 
     def change(self, added=(), removed=(), moved=()):
         """vLLM's account of what changed: (index, keys), index, (from, to, direction)."""
@@ -133,7 +134,7 @@ class Bench:
     def run(self, rows: int, value: float = 1.0) -> torch.Tensor:
         """One step over logits that are all alike."""
         logits = torch.full((rows, VOCABULARY), value) + torch.arange(VOCABULARY) / 100
-        self.mux.run(logits, self.step, self.batch.layout)
+        self.pipeline.run(logits, self.step, self.batch.layout)
         return logits
 
     def first(self, rows: int) -> list[float]:
@@ -162,7 +163,7 @@ def test_a_default_asks_for_nothing():
     """Clients send all keys they know, with the values that mean off."""
     bench = Bench(Adds)
     bench.change(added=[(0, {"adds": 0.0})])
-    assert not bench.mux.concerns(bench.batch.layout)
+    assert not bench.pipeline.concerns(bench.batch.layout)
 
 
 def test_keys_that_the_plan_gives_to_requests():
@@ -186,11 +187,11 @@ def test_a_sampler_without_keys_has_every_request_or_none():
     """The plan says which."""
     for every, picked in ((True, [3, 3]), (False, [0, 0])):
         bench = Bench(Everybodys, every_request=every)
-        bench.mux.overrides = True
+        bench.pipeline.overrides = True
         bench.change(added=[(0, {}), (1, {"other": 1})])
         sampled = torch.tensor([0, 0])
         bench.run(2)
-        bench.mux.after(sampled)
+        bench.pipeline.after(sampled)
         assert sampled.tolist() == picked
 
 
@@ -328,14 +329,14 @@ def test_picks_take_the_place_of_vllms():
     """Where somebody puts them in; else they are forced through the logits."""
     bench = Bench(Last)
     bench.change(added=[(0, {}), (1, {"last": 1}), (2, {"last": 2})])
-    bench.mux.overrides = True
+    bench.pipeline.overrides = True
     assert bench.run(3).isfinite().all()
     sampled = torch.zeros(3, dtype=torch.int32)
-    bench.mux.after(sampled)
+    bench.pipeline.after(sampled)
     assert sampled.tolist() == [0, VOCABULARY - 1, VOCABULARY - 2]
-    bench.mux.after(other := torch.zeros(3, dtype=torch.int64))
+    bench.pipeline.after(other := torch.zeros(3, dtype=torch.int64))
     assert other.tolist() == [0, 0, 0], "picks are good for one step"
-    bench.mux.overrides = False
+    bench.pipeline.overrides = False
     assert bench.run(3).argmax(-1).tolist() == [VOCABULARY - 1, VOCABULARY - 1, VOCABULARY - 2]
 
 
@@ -343,11 +344,11 @@ def test_picks_take_the_place_of_vllms():
 def test_a_pick_that_cannot_be_is_vllms_again(policy: str):
     """An id outside the vocabulary would read past the end of the model's table."""
     bench = Bench(Last, on_error=policy)
-    bench.mux.overrides = True
+    bench.pipeline.overrides = True
     bench.change(added=[(0, {"last": -3}), (1, {"last": 3})])
     bench.run(2)
     sampled = torch.zeros(2, dtype=torch.int64)
-    bench.mux.after(sampled)
+    bench.pipeline.after(sampled)
     if policy == "request":
         assert sampled.tolist() == [VOCABULARY - 1, VOCABULARY - 3]
         assert len(bench.failed) == 1
@@ -359,12 +360,12 @@ def test_a_pick_that_cannot_be_is_vllms_again(policy: str):
 def test_a_request_that_ended_is_not_asked_for_again():
     """With asynchronous scheduling it has a row in the next step too, and the sampler must not pay for that."""
     bench = Bench(Last, on_error="request")
-    bench.mux.overrides = True
+    bench.pipeline.overrides = True
     bench.change(added=[(0, {"last": 13}), (1, {"last": 3})])
     for _ in range(2):
         bench.run(2)
         sampled = torch.zeros(2, dtype=torch.int64)
-        bench.mux.after(sampled)
+        bench.pipeline.after(sampled)
         assert int(sampled[1]) == VOCABULARY - 3
     assert len(bench.failed) == 1
     assert bench.state("last") == "applied"
@@ -376,8 +377,8 @@ class Asks(Doubles):
     keys = ("asks",)
 
     @classmethod
-    def asked(cls, params):
-        raise KeyError("asked")
+    def is_requested(cls, params):
+        raise KeyError("is_requested")
 
 
 def test_a_question_that_raises_costs_the_sampler_not_the_engine():
@@ -407,51 +408,13 @@ class Hears(SamplingStrategy):
 def test_who_wants_to_know_is_told_what_was_picked():
     """Of its own rows, after samplers have had their say."""
     bench = Bench(Hears, Last)
-    bench.mux.overrides = True
+    bench.pipeline.overrides = True
     bench.change(added=[(0, {}), (1, {"hears": 1}), (2, {"hears": 1, "last": 1})])
     bench.run(3)
-    bench.mux.after(torch.tensor([5, 6, 7 - 1]))
-    ((tokens, slots),) = bench.mux.planned[0].made.heard
+    bench.pipeline.after(torch.tensor([5, 6, 7 - 1]))
+    ((tokens, slots),) = bench.pipeline.samplers[0].sampler.heard
     assert tokens == [6, VOCABULARY - 1]
     assert [bench.batch.index(slot) for slot in slots] == [1, 2]
-
-
-@pytest.fixture
-def numbers() -> torch.Tensor:
-    seeds = torch.arange(1000)[:, None].expand(-1, 100).reshape(-1)
-    positions = torch.arange(100)[None].expand(1000, -1).reshape(-1)
-    return uniform(seeds, positions, 3)
-
-
-def test_randomness_is_spread_evenly(numbers: torch.Tensor):
-    """Over neighbouring seeds and positions alike."""
-    assert float(numbers.min()) >= 0
-    assert float(numbers.max()) < 1
-    shares = torch.histc(numbers, 10, 0, 1) / numbers.numel()
-    assert float((shares - 0.1).abs().max()) < 0.005
-    table = numbers.view(1000, 100)
-    assert abs(float(torch.corrcoef(torch.stack([table[:-1].flatten(), table[1:].flatten()]))[0, 1])) < 0.01
-    assert abs(float(torch.corrcoef(torch.stack([table[:, :-1].flatten(), table[:, 1:].flatten()]))[0, 1])) < 0.01
-
-
-def plainly(seed: int, position: int, salt: int) -> float:
-    """The same hash with Python's numbers, cut to 64 bits."""
-    mask = (1 << 64) - 1
-
-    def mix(number: int) -> int:
-        number = (number * 0x9E3779B97F4A7C15 + 1) & mask
-        number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & mask
-        return number ^ (number >> 31)
-
-    return (mix((seed + mix(position + (salt << 32))) & mask) >> 40) / 2**24
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20), st.integers(0, 100))
-def test_randomness_is_the_same_everywhere(seed: int, position: int, salt: int):
-    """Whatever the device does with numbers that do not fit."""
-    assert uniform(torch.tensor([seed]), torch.tensor([position]), salt).tolist() == [plainly(seed, position, salt)]
 
 
 def test_a_request_without_a_seed_gets_one_that_all_ranks_agree_on():
@@ -459,7 +422,7 @@ def test_a_request_without_a_seed_gets_one_that_all_ranks_agree_on():
     one, other = Bench(Adds), Bench(Adds)
     for bench in (one, other):
         bench.change(added=[(0, {"adds": 1}), (1, {"adds": 1})])
-    seeds = [[bench.mux.seeds[slot] for slot in bench.batch.layout] for bench in (one, other)]
+    seeds = [[bench.pipeline.seeds[slot] for slot in bench.batch.layout] for bench in (one, other)]
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 2
 
@@ -468,10 +431,10 @@ def test_a_request_without_a_seed_gets_one_that_all_ranks_agree_on():
 def test_any_seed_that_vllm_takes_fits(seed: int):
     """vLLM takes seeds of more than 63 bits, of a server and of a request."""
     bench = Bench(Adds)
-    bench.mux._seed = 2**32 - 1
+    bench.pipeline._seed = 2**32 - 1
     for index, own in enumerate((None, seed)):
-        bench.mux.enter(index, request(seed=own, adds=1), list)
-    assert bench.mux.seeds[0] != bench.mux.seeds[1]
+        bench.pipeline.enter(index, request(seed=own, adds=1), list)
+    assert bench.pipeline.seeds[0] != bench.pipeline.seeds[1]
 
 
 def test_history_that_vllm_has_not_filled_in_is_an_error_not_a_guess():
@@ -533,7 +496,7 @@ def test_what_is_forbidden_stays_forbidden(what: str):
     logits = torch.arange(VOCABULARY, dtype=torch.float32)[None] + 1
     logits[0, 0] = logits[0, 5] = -math.inf
     before = logits.clone()
-    bench.mux.run(logits, bench.step, bench.batch.layout)
+    bench.pipeline.run(logits, bench.step, bench.batch.layout)
     assert logits[0].isfinite().tolist() == before[0].isfinite().tolist()
     if what == "turn":
         assert logits[0, 1] == -2
@@ -563,7 +526,7 @@ class Misbehaves(SamplingStrategy):
 class TrustedMisbehaves(Misbehaves):
     """Promises more than it keeps."""
 
-    whole = True
+    atomic = True
 
 
 def write_all(logits, rows):
@@ -613,7 +576,7 @@ def test_nor_with_drafts_where_only_the_device_knows_whose_they_are(misdeed):
     bench.change(added=[(0, {"misbehaves": "yes"}), (1, {})])
     slots = torch.tensor([bench.batch.layout[row] for row in (0, 1, 0, 1)])
     logits = torch.ones(4, VOCABULARY)
-    bench.mux.run_drafts(logits, bench.step, slots, bench.batch.layout)
+    bench.pipeline.run(logits, bench.step, bench.batch.layout, slots)
     assert logits[[1, 3]].eq(1).all()
     assert not logits[[0, 2]].eq(1).all()
 
@@ -700,7 +663,7 @@ def test_a_model_that_gives_no_numbers_is_not_the_strategys_fault():
     bench.change(added=[(0, {"adds": 3}), (1, {"adds": 3})])
     logits = torch.ones(2, VOCABULARY)
     logits[0, 3] = math.nan
-    bench.mux.run(logits, bench.step, bench.batch.layout)
+    bench.pipeline.run(logits, bench.step, bench.batch.layout)
     assert bench.state("adds") == "applied"
     assert logits[1].eq(4).all()
     assert logits[0, 0] == 1
@@ -751,12 +714,12 @@ def test_its_rows_have_their_own_positions_numbers_and_history():
     assert bench.state("asks") == "applied", bench.ledger._items["asks"].reason
     ((positions, numbers, tokens),) = seen
     assert positions == [4, 3]
-    assert numbers == [pytest.approx(plainly(seed, at, 0)) for seed, at in ((5, 4), (6, 3))]
+    assert numbers == uniform(torch.tensor([5, 6]), torch.tensor([4, 3]), 0).tolist()
     assert tokens == [[1, 2, 5, 6], [-1, 1, 2, 7]]
     assert parts == [(positions[1:], numbers[1:], tokens[1:])]
 
 
-@pytest.mark.parametrize("method", ["asked", "open", "step", "sampled"])
+@pytest.mark.parametrize("method", ["is_requested", "open", "step", "sampled"])
 @pytest.mark.parametrize("policy", ["quarantine", "request"])
 def test_nothing_a_strategy_raises_ends_the_engine(method: str, policy: str):
     """What would end the process costs the strategy, or the request, like any exception."""
@@ -764,12 +727,12 @@ def test_nothing_a_strategy_raises_ends_the_engine(method: str, policy: str):
     def leave(*args: object) -> None:
         raise KeyboardInterrupt
 
-    body = classmethod(leave) if method == "asked" else leave
+    body = classmethod(leave) if method == "is_requested" else leave
     bench = Bench(type("Leaves", (Adds,), {method: body}), on_error=policy)
     bench.change(added=[(0, {"adds": 1}), (1, {})])
     assert bench.first(2) in ([1, 1], [2, 1])
-    bench.mux.after(torch.zeros(2, dtype=torch.int64))
-    if policy == "quarantine" or method in ("asked", "sampled"):
+    bench.pipeline.after(torch.zeros(2, dtype=torch.int64))
+    if policy == "quarantine" or method in ("is_requested", "sampled"):
         assert bench.state("leaves") == "quarantined"
         assert "KeyboardInterrupt" in bench.ledger._items["leaves"].reason
     else:

@@ -1,4 +1,4 @@
-"""Few changes in many logits: by torch, on any device, without waiting for it."""
+"""Matches of many rows at once, and the few changes in logits that follow, by torch: nothing waits for a device."""
 
 from __future__ import annotations
 
@@ -6,20 +6,56 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from vllm_graft.contracts.kernels import has_triton, indices, to_device
+from vllm_graft.plugins.samplers.matching import LONGEST
+
 if TYPE_CHECKING:
     import torch
 
+    from vllm_graft.contracts import ServedModel
 
 _FIRST: Final = 4096
+"""How many of a row's logits are looked at first for one that is not -inf."""
 
 
-def on_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers of the host on the device, without waiting for it."""
+def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Tensor | None = None) -> torch.Tensor:
+    """Count the tokens right before each column that equal the end of its row.
+
+    tokens:  [rows, columns], the newest in the last column, negative where there is none
+    windows: how many of a row's last columns count, for each row
+    broken:  [rows, up to LONGEST], whether the last, the last but one, ... token of a row ends matches
+    """
     import torch
 
-    if device.type == "cpu":
-        return torch.tensor(values, dtype=dtype)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    columns = tokens.shape[1]
+    most = min(LONGEST, columns - 1)
+    ends = tokens.flip(1)[:, :most]
+    whole = ends >= 0 if broken is None else (ends >= 0) & ~broken[:, :most]
+    run = whole.to(torch.int32).cumprod(1).sum(1)
+    reach = torch.arange(columns, device=tokens.device) - (columns - windows.to(torch.int64)[:, None])
+    longest = torch.minimum(run[:, None], reach.clamp(min=0))
+    alive = torch.ones_like(tokens, dtype=torch.bool)
+    lengths = torch.zeros_like(longest)
+    for length in range(most):
+        alive[:, : length + 1] = False
+        alive[:, length + 1 :] &= tokens[:, : columns - 1 - length] == ends[:, length : length + 1]
+        # Only where the host has the answer anyway.
+        if tokens.device.type == "cpu" and not (alive & (longest > length)).any():
+            break
+        lengths += alive
+    return torch.minimum(lengths, longest)
+
+
+def newest_first(tokens: torch.Tensor) -> torch.Tensor:
+    """Return the last tokens of each row, as many as a match can be long, the newest in the first column."""
+    return tokens[:, -LONGEST:].flip(1)
+
+
+def no_tokens(model: ServedModel, window: int) -> torch.Tensor:
+    """Return the history of one row without tokens, for warm-up."""
+    import torch
+
+    return torch.full((1, window), -1, dtype=torch.int32, device=model.device)
 
 
 def lower(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, penalties: torch.Tensor) -> None:
@@ -56,20 +92,16 @@ def lower_each(logits: torch.Tensor, rows: Sequence[int], tokens: Sequence[int],
 
     step, apart = logits.stride()
     places = [row * step + token * apart for row, token in zip(rows, tokens, strict=True)]
-    by = on_device(penalties, torch.float32, logits.device)
-    _flat(logits).index_add_(0, on_device(places, torch.int64, logits.device), by, alpha=-1)
+    by = to_device(penalties, logits.device, torch.float32)
+    _flat(logits).index_add_(0, indices(places, logits.device), by, alpha=-1)
 
 
 def ban_each(logits: torch.Tensor, bans: Mapping[int, Sequence[int]]) -> None:
     """Ban tokens that the host knows, row to tokens; as with ``ban`` no row is left with nothing."""
-    import torch
-
-    from vllm_graft.bindings.sampling.truncation import has_triton
-
     most = max(map(len, bans.values()))
     padded = [token for tokens in bans.values() for token in (*tokens, *[-1] * (most - len(tokens)))]
-    rows = on_device(list(bans), torch.int64, logits.device)
-    table = on_device(padded, torch.int64, logits.device).view(len(bans), most)
+    rows = indices(list(bans), logits.device)
+    table = indices(padded, logits.device).view(len(bans), most)
     if has_triton(logits):
         from vllm_graft.plugins.samplers.matching import kernels
 
@@ -79,7 +111,7 @@ def ban_each(logits: torch.Tensor, bans: Mapping[int, Sequence[int]]) -> None:
 
 
 def _dead(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Whether nothing is possible in a row."""
+    """Return for each row whether all of its logits are -inf."""
     import torch
 
     if logits.device.type != "cpu":
@@ -93,7 +125,7 @@ def _is_dead(row: torch.Tensor) -> bool:
 
 
 def _flat(logits: torch.Tensor) -> torch.Tensor:
-    """The logits as one line that shares their memory, also where rows lie apart."""
+    """Return the logits as one line that shares their memory, also where rows lie apart."""
     rows, columns = logits.shape
     size = (rows - 1) * logits.stride(0) + (columns - 1) * logits.stride(1) + 1
     return logits.as_strided((size,), (1,), logits.storage_offset())

@@ -1,6 +1,9 @@
-"""A strategy's result put into the logits, by Triton: one pass that judges each row, one that writes."""
+"""The Triton kernels of the binding: last tokens out of a ring, and a strategy's result written into the logits.
 
-# What a kernel is given are pointers and numbers, whose types Triton takes from each call.
+A module of its own, because ``triton.jit`` decorates at import and most CPU builds of vLLM have no Triton.
+"""
+
+# Kernels take pointers and numbers, whose types Triton infers from each call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -13,12 +16,34 @@ import triton
 import triton.language as tl
 
 _PIECE: Final = 4096
+_COLUMNS: Final = 1024
 
-# What is known of a row: a token is left, its result or what was there before holds no number, it is another request's.
+# Verdicts on a row: a token is left; its result, or what was there before, holds NaN or +inf; another request's.
 _LEFT: tl.constexpr = tl.constexpr(1)
 _BROKEN: tl.constexpr = tl.constexpr(2)
 _WAS_BROKEN: tl.constexpr = tl.constexpr(4)
 _OTHERS: tl.constexpr = tl.constexpr(8)
+
+
+@triton.jit(do_not_specialize=["window"])
+def _last_kernel(ring, size, slots, positions, result, window, COLUMNS: tl.constexpr):
+    """One piece of a row's last tokens, out of the ring."""
+    number = tl.program_id(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    line = ring + tl.load(slots + number).to(tl.int64) * size
+    at = tl.load(positions + number).to(tl.int64) - window + column
+    there = column < window
+    tokens = tl.load(line + tl.maximum(at, 0) % size, mask=there, other=-1)
+    tl.store(result + number.to(tl.int64) * window + column, tl.where(at >= 0, tokens, -1), mask=there)
+
+
+def last_by_triton(ring: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
+    """Return the tokens before each position, [slots, window], newest in the last column, -1 where there is none."""
+    count = slots.shape[0]
+    result = torch.empty((count, window), dtype=ring.dtype, device=ring.device)
+    grid = (count, triton.cdiv(window, _COLUMNS))
+    _last_kernel[grid](ring, ring.shape[1], slots, positions, result, window, _COLUMNS)
+    return result
 
 
 @triton.jit
@@ -79,7 +104,7 @@ def write_back_by_triton(
     keep_forbidden: bool,
     seen: torch.Tensor,
 ) -> None:
-    """As ``isolation.write_back``, on a device."""
+    """Write a strategy's result back as ``isolation.write_back`` does: one pass judges each row, one writes."""
     count, vocabulary = result.shape
     result = result if result.stride(1) == 1 else result.contiguous()
     verdicts = torch.zeros(count, dtype=torch.int32, device=logits.device)

@@ -1,0 +1,368 @@
+"""One sampler in a worker: the requests that are its own, and its methods, guarded and metered.
+
+The plan decides what an exception costs. ``quarantine``: the sampler, which is put aside for good while all requests go
+on. ``request``: the request it was raised for, which ends with an error; a batch that raised is split to find it.
+Either way the rows stay as they were before: a strategy works on a copy of its own rows, unless it ships with this
+package and promises that a step which raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+from vllm_graft.bindings.sampling.isolation import (
+    NOT_NUMBERS,
+    CopyBuffer,
+    DeviceFlag,
+    form_of,
+    isolate,
+    read_result,
+    write_back,
+    write_back_on_host,
+)
+from vllm_graft.contracts import Params, Rows, Sampler, SamplingStrategy, ServedModel, Statistics, Truncation
+from vllm_graft.contracts.kernels import indices
+from vllm_graft.contracts.request_keys import KeyValue, read_keys
+from vllm_graft.contracts.sampling import STAGES, OptInSampler, read_defaults
+from vllm_graft.ledger import Guard, Ledger
+from vllm_graft.ledger.guard import raised_by_signal, reason_of
+from vllm_graft.plan import PlanItem
+from vllm_graft.points import point
+
+if TYPE_CHECKING:
+    import torch
+
+Fail = Callable[[int, str], None]
+"""Ends the request of a slot with an error, for a reason."""
+
+_OURS: Final = "vllm-graft"
+OPEN_BUDGET_US: Final = 20_000.0
+"""What ``open`` may cost beyond a step: it is called once for each request, and may have tables to make."""
+_PASSES: Final = 16
+_HOST_BYTES_PER_US: Final = 5000.0
+
+
+def budget_us(model: ServedModel, per_row: float = 0.0) -> float:
+    """Return what a step may cost: the point's budget, and ``per_row`` for each request that can run at a time.
+
+    In half a millisecond a current accelerator passes over a batch's logits 16 times. Where the logits are in host
+    memory, the time of as many passes at 5 GB/s comes on top.
+    """
+    budget = (point("sampler").budget_us or 0.0) + model.at_a_time * per_row
+    if model.device.type != "cpu":
+        return budget
+    return round(budget + model.at_a_time * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US, -2)
+
+
+class GuardedSampler:
+    """A planned sampler whose failures are its own: each method runs behind a guard that counts, times and stops it."""
+
+    def __init__(
+        self, item: PlanItem, sampler: OptInSampler, model: ServedModel, ledger: Ledger, fail: Fail | None
+    ) -> None:
+        self.name = item.name
+        self.sampler = sampler
+        self.keys = sampler.request_keys()
+        self.requests: dict[int, Params] = {}
+        """The requests that are this sampler's, by slot."""
+        self.mask = model.per_slot(0, whole=True)
+        """1 for the slots of those requests, on the device."""
+        self.on_request_end: Callable[[], None] = _do_nothing
+        """Called when a request ends within a step and is this sampler's no longer."""
+        self.truncates = isinstance(sampler, Truncation)
+        self.picks = isinstance(sampler, Sampler)
+        self._broken = ""
+        self._defaults: Mapping[str, KeyValue] = {key.name: key.default for key in self.keys}
+        self._planned_values = read_defaults(type(sampler), item.options)
+        self._by_default = bool(item.options.get("every_request")) or (
+            bool(self._planned_values) and sampler.is_requested(self._planned_values)
+        )
+        self._fail = fail
+        self._requests_pay = fail is not None and item.options.get("on_error") == "request"
+        self._ledger = ledger
+        self._unowned = model.slots
+        self._isolated: tuple[Rows, Rows] | None = None
+        self._copies = CopyBuffer()
+        self._atomic = isinstance(sampler, SamplingStrategy) and sampler.atomic
+        self._in_place = self._atomic and item.package == _OURS
+        self._spoilt = DeviceFlag(model.device) if model.device.type != "cpu" else None
+        own = item.options.get("budget_us")
+        budget = float(own) if isinstance(own, int | float) and own > 0 else budget_us(model, sampler.row_budget_us)
+        self._guards: dict[str, Guard[..., object]] = {}
+        if isinstance(sampler, SamplingStrategy):
+            self._guard("open", self._run_open, lambda slot, params: False, budget + OPEN_BUDGET_US)
+            if type(sampler).sampled is not SamplingStrategy.sampled:
+                self._guard("sampled", sampler.sampled, _do_nothing, budget)
+            if self.truncates:
+                self._guard("threshold", self._run_threshold, _do_nothing, budget)
+            else:
+                self._guard("step", self._run_step, _do_nothing, budget)
+        elif self.picks:
+            self._guard("sample", self._run_sample, _do_nothing, budget)
+
+    def _guard(self, name: str, call: Callable[..., object], fallback: Callable[..., object], budget: float) -> None:
+        on_aside = functools.partial(self._ledger.put_aside, self.name)
+        self._guards[name] = Guard(call, fallback, self._ledger.hook(self.name, name, budget), on_aside)
+
+    @property
+    def stage(self) -> int:
+        """The place in the order of a step; samplers that pick tokens come last."""
+        return STAGES.index(self.sampler.stage) if isinstance(self.sampler, SamplingStrategy) else len(STAGES)
+
+    @property
+    def listens(self) -> bool:
+        """Whether it is to be told which tokens were picked."""
+        return "sampled" in self._guards and not self.aside
+
+    @property
+    def aside(self) -> bool:
+        """Whether it is put aside: a strategy of which one method has failed is of no use."""
+        return bool(self._broken) or any(guard.aside for guard in self._guards.values())
+
+    def put_aside(self, reason: str) -> None:
+        """Put the sampler aside for a failure outside of its own methods; it has no requests any more."""
+        if not self.aside:
+            self._ledger.put_aside(self.name, reason)
+        self._broken = reason
+        self.requests.clear()
+
+    def warm_up(self, model: ServedModel) -> None:
+        """Compile the kernels that write a strategy's rows back, so that no request waits for them."""
+        if "step" in self._guards and not self._in_place and self._spoilt is not None:
+            import torch
+
+            logits = torch.zeros((1, model.vocabulary), device=model.device)
+            row = torch.zeros(1, dtype=torch.int64, device=model.device)
+            seen = self._spoilt.seen
+            write_back(logits, row, logits.clone(), mine=None, keep_forbidden=not self._atomic, seen=seen)
+
+    def enter(
+        self,
+        slot: int,
+        extra: Mapping[str, object],
+        params_of: Callable[[Mapping[str, KeyValue]], Params],
+        *,
+        begun: bool = False,
+    ) -> bool:
+        """Take in a request under a slot, whose former request is gone; return whether it is this sampler's.
+
+        extra:     the request's extra arguments
+        params_of: makes the request's parameters from the values of this sampler's keys
+        begun:     whether the request was preempted and comes back
+        """
+        self.leave(slot)
+        if not extra and not self._by_default:
+            return False
+        try:
+            found = read_keys(self.keys, extra)
+        except ValueError as error:
+            # The front end answers such a request with a 400; this one came past it, through another vLLM's perhaps.
+            self._ledger.note_error(self.name, f"a request came past the front end and goes on without it: {error}")
+            return False
+        try:
+            requested = self.sampler.is_requested({**self._planned_values, **found}) if found else self._by_default
+        except BaseException as error:
+            if raised_by_signal(error):
+                raise
+            self.put_aside(reason_of(error))
+            return False
+        if not requested:
+            return False
+        if self.aside:
+            # The front end refuses such requests once it hears of the failure; this one was on its way, or came from a
+            # machine without a record of this process. A request that has begun goes on without the sampler.
+            if found and not begun and self._fail is not None:
+                self._fail(slot, f"{self.name}: was put aside after a failure, and the request asks for it")
+            return False
+        params = params_of({**self._defaults, **self._planned_values, **found})
+        if "open" in self._guards and not self._guards["open"](slot, params):
+            return False
+        self.requests[slot] = params
+        self.mask[slot] = 1
+        return True
+
+    def leave(self, slot: int) -> None:
+        """Forget the slot's request."""
+        if self.requests.pop(slot, None) is not None:
+            self.mask[slot] = 0
+
+    def step(self, logits: torch.Tensor, rows: Rows) -> None:
+        """Change the logits of these rows."""
+        if not self._check_aside():
+            self._guards["step"](logits, rows)
+
+    def threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor | None:
+        """Return the least logit that stays, for each row; None where the strategy is put aside."""
+        if self._check_aside():
+            return None
+        return cast("torch.Tensor | None", self._guards["threshold"](stats, rows))
+
+    def pick(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
+        """Return the tokens of these rows; None where vLLM is to pick them."""
+        if self.aside:
+            return None
+        if logits.device.type != "cpu" and cast("Sampler", self.sampler).syncs_device:
+            # The host waits for the model here, outside of the guard: the sampler's budget does not pay for that.
+            logits[0, 0].item()
+        return cast("torch.Tensor | None", self._guards["sample"](logits, rows))
+
+    def sampled(self, tokens: torch.Tensor, rows: Rows) -> None:
+        """Tell the strategy which tokens were picked for its rows."""
+        if self.listens:
+            self._guards["sampled"](tokens, self._own_view(rows))
+
+    def _check_aside(self) -> bool:
+        """Return whether the sampler is put aside, by what the device has reported since the last step too."""
+        if not self.aside and self._spoilt is not None and self._spoilt.found():
+            self.put_aside(f"it gave {NOT_NUMBERS}; those rows were left as they were")
+        return self.aside
+
+    def _own_view(self, rows: Rows) -> Rows:
+        """Return the rows as the strategy sees them: the same object as long as the rows are."""
+        if self._in_place:
+            return rows
+        if self._isolated is None or self._isolated[0] is not rows:
+            self._isolated = (rows, isolate(rows))
+        return self._isolated[1]
+
+    def _run_open(self, slot: int, params: Params) -> bool:
+        try:
+            return bool(cast("SamplingStrategy", self.sampler).open(slot, params))
+        except BaseException as error:
+            self._end_request(slot, error)
+            return False
+
+    def _run_step(self, logits: torch.Tensor, rows: Rows) -> None:
+        change = cast("SamplingStrategy", self.sampler).step if self._in_place else self._step_on_copy
+        try:
+            change(logits, rows)
+        except BaseException as error:
+            self._raise_unless_requests_pay(error)
+            for each in _split(rows):
+                try:
+                    change(logits, each)
+                except BaseException as of_one:
+                    self._end_request(each.pairs[0][1], of_one)
+
+    def _step_on_copy(self, logits: torch.Tensor, rows: Rows) -> None:
+        """Run a step that leaves the logits as they were if it raises, and other rows whatever it does."""
+        mine = rows.slots != self._unowned if rows.known is None else None
+        own = self._copies.take(logits, rows.rows)
+        form = form_of(own)
+        try:
+            answer = cast("SamplingStrategy", self.sampler).step(own, self._own_view(rows))
+            result = read_result(answer, own, form)
+        except BaseException:
+            self._copies = CopyBuffer()  # the step may have resized or freed the memory
+            raise
+        forbidden = not self._atomic
+        if self._spoilt is None:
+            _refuse(write_back_on_host(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden), "step")
+        else:
+            write_back(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden, seen=self._spoilt.seen)
+            self._spoilt.stepped()
+
+    def _run_threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor:
+        try:
+            return self._limits(stats, rows)
+        except BaseException as error:
+            self._raise_unless_requests_pay(error)
+            limits = stats.max.new_full(stats.max.shape, float("-inf"))
+            numbers = {row: number for number, row in enumerate(rows.rows.tolist())}
+            for each in _split(rows):
+                row, slot = each.pairs[0]
+                part = slice(numbers[row], numbers[row] + 1)
+                own = Statistics(stats.max[part], stats.logsumexp[part], stats.mean[part], stats.std[part])
+                try:
+                    limits[part] = self._limits(own, each)
+                except BaseException as of_one:
+                    self._end_request(slot, of_one)
+            return limits
+
+    def _limits(self, stats: Statistics, rows: Rows) -> torch.Tensor:
+        """Return a limit for each row; raise a ValueError where the strategy's answer is none."""
+        import torch
+
+        given = stats
+        if not self._in_place:
+            # The mask and other truncations read the statistics after this strategy.
+            given = Statistics(stats.max.clone(), stats.logsumexp.clone(), stats.mean.clone(), stats.std.clone())
+        answer: object = cast("Truncation", self.sampler).threshold(given, self._own_view(rows))
+        if not isinstance(answer, torch.Tensor) or answer.shape != stats.max.shape:
+            gave = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
+            raise ValueError(f"threshold must return {len(stats.max)} limits, one for each row, and gave {gave}")
+        limits = answer.to(stats.max)
+        if not self._in_place:
+            broken = limits.isnan() & stats.max.isfinite()
+            if self._spoilt is None:
+                _refuse(broken.tolist(), "threshold")
+            else:
+                self._spoilt.seen |= broken.any()
+                self._spoilt.stepped()
+        return limits
+
+    def _run_sample(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
+        sampler = cast("Sampler", self.sampler)
+        params = [self.requests[slot] for _, slot in rows.pairs]
+        try:
+            return _token_ids(sampler.sample(logits[rows.rows], params), logits, len(params))
+        except BaseException as error:
+            self._raise_unless_requests_pay(error)
+            return _token_ids([self._sample_one(sampler, logits, each) for each in _split(rows)], logits, len(params))
+
+    def _sample_one(self, sampler: Sampler, logits: torch.Tensor, row: Rows) -> int:
+        """Pick the token of one row: the most probable one where that raises and the request ends."""
+        slot = row.pairs[0][1]
+        try:
+            return int(_token_ids(sampler.sample(logits[row.rows], [self.requests[slot]]), logits, 1).item())
+        except BaseException as error:
+            self._end_request(slot, error)
+            return int(logits[row.rows].argmax().item())
+
+    def _raise_unless_requests_pay(self, error: BaseException) -> None:
+        if not self._requests_pay or raised_by_signal(error):
+            raise error
+
+    def _end_request(self, slot: int, error: BaseException) -> None:
+        """End the request that a method raised for; raise the error again where the sampler pays instead."""
+        self._raise_unless_requests_pay(error)
+        assert self._fail is not None
+        reason = reason_of(error)
+        self._ledger.note_error(self.name, f"raised for one request, which ends with an error: {reason}")
+        self._fail(slot, f"{self.name}: {reason}")
+        self.leave(slot)
+        self.on_request_end()
+
+
+def _token_ids(answer: Sequence[int] | torch.Tensor, logits: torch.Tensor, number: int) -> torch.Tensor:
+    """Return a sampler's answer as token ids on the device; raise a ValueError where it is none."""
+    import torch
+
+    ids = answer if isinstance(answer, torch.Tensor) else torch.tensor(list(answer), dtype=torch.int64)
+    if tuple(ids.shape) != (number,):
+        raise ValueError(f"sample must return {number} token ids, one for each row, and gave {tuple(ids.shape)}")
+    vocabulary = logits.shape[1]
+    if ids.device.type == "cpu" and number and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
+        raise ValueError(f"sample must return token ids from 0 to {vocabulary - 1}, and gave {ids.tolist()}")
+    # To look at ids on the device would cost a wait; clamped, none of them reads past the model's embedding table.
+    return ids.to(device=logits.device, dtype=torch.int64, non_blocking=True).clamp(0, vocabulary - 1)
+
+
+def _split(rows: Rows) -> list[Rows]:
+    """Split rows into one object for each row."""
+    device = rows.rows.device
+    return [
+        Rows(indices([row], device), indices([slot], device), rows.step, ((row, slot),)) for row, slot in rows.pairs
+    ]
+
+
+def _refuse(broken: Sequence[bool], method: str) -> None:
+    """Raise a ValueError where a method has left NaN or +inf in any row."""
+    if any(broken):
+        raise ValueError(f"{method} gave {NOT_NUMBERS}, in {sum(broken)} of {len(broken)} rows")
+
+
+def _do_nothing(*args: object) -> None:
+    """Stand in for a sampler that was put aside: logits pass as they are."""

@@ -1,0 +1,73 @@
+"""The base of strategies that look for matches: the window, and the choice of where the work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from vllm_graft.contracts import OptionError, OptionValue, Rows, SamplingStrategy, ServedModel
+from vllm_graft.contracts.kernels import has_triton, warm_up
+
+if TYPE_CHECKING:
+    import torch
+
+
+class MatchingStrategy(SamplingStrategy):
+    """Changes the logits of tokens that followed earlier occurrences of a text's end.
+
+    item: the name of the item in a plan
+
+    Option ``window``: how many of the last tokens are looked at at most.
+    """
+
+    item: ClassVar[str]
+    options: ClassVar[Mapping[str, OptionValue]] = {"window": 4096}
+    stage = "penalty"
+    atomic = True
+
+    def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
+        super().__init__(options)
+        self.window = self._read_window(self.option("window"))
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, OptionValue]) -> None:
+        """Refuse a window in which no match fits."""
+        super().check_options(options)
+        cls._read_window(options["window"])
+
+    @classmethod
+    def _read_window(cls, value: OptionValue) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 2:
+            raise OptionError(f"must be at least 2, and is {value!r}", option="window", item=cls.item, fix="raise it")
+        return value
+
+    def setup(self, model: ServedModel) -> None:
+        """Make the tables of all requests: the token set and the window of each slot."""
+        from vllm_graft.plugins.samplers.matching.by_torch import no_tokens
+        from vllm_graft.plugins.samplers.matching.sets import TokenSets
+
+        self._vocabulary = model.vocabulary
+        self._sets = TokenSets(model)
+        self._windows = model.per_slot(0, whole=True)
+        warm_up(model, lambda logits, rows: self._change_by_kernel(logits, rows, no_tokens(model, self.window)))
+
+    def step(self, logits: torch.Tensor, rows: Rows) -> None:
+        """Change the logits where the tokens are: from the host's lists, by Triton or by torch."""
+        if rows.history.on_host:
+            self._change_from_host(logits, rows)
+            return
+        tokens = rows.history.tokens(rows, self.window)
+        if has_triton(logits):
+            self._change_by_kernel(logits, rows, tokens)
+        else:
+            self._change_by_torch(logits, rows, tokens)
+
+    def _change_from_host(self, logits: torch.Tensor, rows: Rows) -> None:
+        """Find matches on the host, and send the few changes that follow from them."""
+        raise NotImplementedError
+
+    def _change_by_torch(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def _change_by_kernel(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
+        raise NotImplementedError
