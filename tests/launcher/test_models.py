@@ -105,7 +105,7 @@ class TestDamage:
     def test_a_missing_file_is_noticed_and_made_again(self, cache, caplog, name):
         (models.tiny_model() / name).unlink()
         with caplog.at_level(logging.WARNING):
-            assert model_files.damage(models.tiny_model()) == []
+            assert model_files.find_damage(models.tiny_model()) == []
         assert f"{name} is missing" in caplog.text
 
     def test_a_change_that_keeps_the_size_is_found_by_checksum(self, cache):
@@ -116,7 +116,7 @@ class TestDamage:
         file.write_bytes(changed)
         assert models.tiny_model()
         assert file.read_bytes() == changed
-        assert model_files.damage(file.parent, checksums=True) == ["model.safetensors has another checksum"]
+        assert model_files.find_damage(file.parent, checksums=True) == ["model.safetensors has another checksum"]
         models.tiny_model(verify=True)
         assert file.read_bytes() != changed
 
@@ -145,7 +145,7 @@ class TestDamage:
         ended = [(process.communicate(timeout=60), process.returncode) for process in started]
         assert [code for _, code in ended] == [0, 0, 0], ended
         assert sum(output.count("made") for (output, _), _ in ended) == 1
-        assert model_files.damage(cache / models.TINY, checksums=True) == []
+        assert model_files.find_damage(cache / models.TINY, checksums=True) == []
 
 
 class TestTheWheel:
@@ -232,7 +232,7 @@ class TestTheEmbeddedModel:
     """The real model, as `make setup` prepared it."""
 
     def test_it_is_whole(self):
-        assert model_files.damage(models.embedded_model(), checksums=True) == []
+        assert model_files.find_damage(models.embedded_model(), checksums=True) == []
 
     def test_its_config_is_that_of_smollm2(self):
         told = config(models.embedded_model())

@@ -1,4 +1,4 @@
-"""The files of a Llama model's folder: written, listed in a manifest, and checked against it."""
+"""The files of a Llama model's folder: how they are written, and the manifest that reveals damage."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MANIFEST = "graft-model.json"
 RECIPE = 1
 
 
-def damage(folder: Path, *, checksums: bool = False) -> list[str]:
-    """What is wrong with a model's folder according to its manifest, one clause each; empty when it is whole."""
+def find_damage(folder: Path, *, checksums: bool = False) -> list[str]:
+    """Compare a model's folder with its manifest; return one clause per fault."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         recipe = manifest["recipe"]
@@ -46,7 +46,7 @@ def _fault(file: Path, size: int, checksum: str | None) -> str | None:
 
 
 def sha256(file: Path) -> str:
-    """The checksum of a file's content, in hexadecimal."""
+    """Return the checksum of a file's content, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -86,7 +86,7 @@ def write_tokenizer(
     chat_template: str,
     context: int,
 ) -> None:
-    """Write a byte-level BPE tokenizer that keeps digits apart; ``roles`` says which special token serves for what."""
+    """Write a byte-level BPE tokenizer that splits digits; ``roles`` maps ``bos_token`` and its like to tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
@@ -96,7 +96,7 @@ def write_tokenizer(
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
-        # The general class takes tokenizer.json as it is; the class of a model family would replace parts of it.
+        # This class takes tokenizer.json unchanged; the class of a model family would replace parts of it.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": context,

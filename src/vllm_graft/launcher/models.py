@@ -1,7 +1,7 @@
 """Two models that need no hub: a real 135M chat model from a package's wheel, and a random one made in a second.
 
-Both are folders that vLLM loads like any other model. They are made once, under :func:`cache_folder`, next to a
-manifest of sizes and checksums by which a damaged folder is noticed and made again.
+Both are folders that vLLM loads like any other model. They are made once, in the cache folder, with a manifest of sizes
+and checksums that reveals a damaged folder, which is then made again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from vllm_graft.errors import SetupError
 from vllm_graft.files import cache_folder
 from vllm_graft.launcher import model_files
 
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with the name of a step, how much of it is done, and the whole."""
+ModelProgress: TypeAlias = Callable[[str, int, int], None]
+"""Called with the name of a step, the amount done, and the total."""
 
 EMBEDDED = "smollm2-135m-instruct"
 TINY = "tiny-llama"
@@ -29,34 +29,34 @@ TINY = "tiny-llama"
 _log = logging.getLogger(__name__)
 
 
-def embedded_model(progress: Progress | None = None, *, verify: bool = False) -> Path:
-    """The folder of SmolLM2-135M-Instruct, a real chat model; the first call downloads 93 MB and takes some seconds.
+def embedded_model(progress: ModelProgress | None = None, *, verify: bool = False) -> Path:
+    """Return the folder of SmolLM2-135M-Instruct, a real chat model; the first call downloads 93 MB.
 
     Sizes are checked on every call; ``verify`` compares checksums too. A damaged folder is made again.
     """
-    return _prepared(EMBEDDED, _make_embedded, progress or _ignore, verify)
+    return _prepare(EMBEDDED, _make_embedded, progress or _ignore, verify)
 
 
-def tiny_model(progress: Progress | None = None, *, verify: bool = False) -> Path:
-    """The folder of a two-layer Llama with random weights and one token per byte: babble, but fast and always the same.
+def tiny_model(progress: ModelProgress | None = None, *, verify: bool = False) -> Path:
+    """Return the folder of a two-layer Llama with random weights and one token per byte: fast, and always equal.
 
-    It is checked and made again like the embedded model.
+    Its text is babble. It is checked and made again like the embedded model.
     """
-    return _prepared(TINY, _make_tiny, progress or _ignore, verify)
+    return _prepare(TINY, _make_tiny, progress or _ignore, verify)
 
 
 def _ignore(step: str, done: int, total: int) -> None:
-    """The progress nobody watches."""
+    """Show no progress."""
 
 
-def _prepared(name: str, make: Callable[[Path, Progress], None], progress: Progress, verify: bool) -> Path:
+def _prepare(name: str, make: Callable[[Path, ModelProgress], None], progress: ModelProgress, verify: bool) -> Path:
     folder = cache_folder() / name
-    if not model_files.damage(folder, checksums=verify):
+    if not model_files.find_damage(folder, checksums=verify):
         return folder
     try:
         with _locked(folder):
             # Another process may have made it while this one waited for the lock.
-            faults = model_files.damage(folder, checksums=verify)
+            faults = model_files.find_damage(folder, checksums=verify)
             if faults and folder.exists():
                 _log.warning("%s is damaged: %s; making it again", folder, "; ".join(faults))
             if faults:
@@ -82,7 +82,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _build(folder: Path, make: Callable[[Path, Progress], None], progress: Progress) -> None:
+def _build(folder: Path, make: Callable[[Path, ModelProgress], None], progress: ModelProgress) -> None:
     staging, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("new", "old"))
     _remove(staging, old)
     staging.mkdir()
@@ -112,14 +112,14 @@ def _require(*modules: str) -> None:
         )
 
 
-def _make_embedded(folder: Path, progress: Progress) -> None:
+def _make_embedded(folder: Path, progress: ModelProgress) -> None:
     _require("numpy", "gguf", "safetensors", "tokenizers")
     from vllm_graft.launcher import smollm2
 
     smollm2.make(folder, progress)
 
 
-def _make_tiny(folder: Path, progress: Progress) -> None:
+def _make_tiny(folder: Path, progress: ModelProgress) -> None:
     _require("numpy", "safetensors", "tokenizers")
     from vllm_graft.launcher import tiny_llama
 

@@ -25,27 +25,27 @@ from vllm_graft.ledger.cells import mark_ended
 from vllm_graft.vllm_arguments import VllmArguments
 
 _STOP_S: Final = 40.0
-"""How long a server that serves may take to end in order."""
+"""The time that a serving server has for an orderly end."""
 
 _STOP_EARLY_S: Final = 4.0
-"""The same before it has served: it has nobody's request, and vLLM hears no signal while it loads or compiles."""
+"""The time before it has served: no request is lost, and vLLM handles no signal while it loads or compiles."""
 
 _UNSEEN: Final = ("--uds", "--ssl", "--config")
-"""How the arguments begin that put a server where ``/health`` is not looked for."""
+"""Beginnings of the arguments that move a server away from the address where ``/health`` is asked."""
 
 _LEAVE_S: Final = 2.0
-"""How long processes may outlive the main one before they are killed, and how long that may take."""
+"""The time that processes may outlive the main one before they are killed, and the time for killing them."""
 
 
 class ServerProcess:
     """One vLLM server. ``with ServerProcess([...]) as server`` starts it, waits until it is healthy, and stops it.
 
-    arguments: what follows ``vllm serve``
+    arguments: the words after ``vllm serve``
     env:       added to this process's environment; a value of None takes a variable out
-    log:       where its output goes; None leaves it on this terminal
+    log:       the file for its output; None leaves it on this terminal
     cwd:       its working directory, where ``graft.toml`` is looked for
-    program:   how to start it; by default our launcher, which also works where vLLM's metadata is missing
-    popen:     the class that starts the process; tests fork it from one that has imported vLLM's dependencies
+    program:   the command; by default ``boot.launch``, which also works where vLLM's metadata is missing
+    popen:     the class that starts the process; tests pass one that forks a process with vLLM imported
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ServerProcess:
         return self._process.pid
 
     def start(self) -> ServerProcess:
-        """Start the process; does not wait."""
+        """Start the process without waiting for it."""
         self._output = self.log.open("ab") if self.log is not None else None
         self._sockets = sockets.make(self._env)
         lent = {sockets.VARIABLE: str(self._sockets)} if self._sockets is not None else {}
@@ -102,7 +102,7 @@ class ServerProcess:
         return self
 
     def wait_healthy(self, timeout_s: float = 300.0, while_waiting: Callable[[], None] | None = None) -> ServerProcess:
-        """Wait until ``/health`` answers; StartError with the end of the log where the server ends before that."""
+        """Wait until ``/health`` answers; StartError with the end of the log where the server ends first."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if (status := self.poll()) is not None:
@@ -124,38 +124,38 @@ class ServerProcess:
         )
 
     def poll(self) -> int | None:
-        """The exit status, or None while the server runs."""
+        """Return the exit status, or None while the server runs."""
         assert self._process is not None
         return self._process.poll()
 
     def wait(self) -> int:
-        """Wait for the server to end; its exit status."""
+        """Wait for the server to end and return its exit status."""
         assert self._process is not None
         return self._process.wait()
 
     def health(self) -> int:
-        """The HTTP status of ``/health``; 0 where nothing answers."""
+        """Return the HTTP status of ``/health``; 0 where nothing answers."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
         except (OSError, http.client.HTTPException):
-            # HTTPException: something else than an HTTP server listens there.
+            # HTTPException: something that does not speak HTTP listens there.
             return 0
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
-        """GET a path: HTTP status and body."""
+        """GET a path; return HTTP status and body."""
         return self._send(urllib.request.Request(f"{self.url}{path}", headers=dict(headers or {})))
 
     def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
-        """POST a JSON body: HTTP status and body of the answer."""
+        """POST a JSON body; return HTTP status and body of the answer."""
         data = json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **(headers or {})}
         return self._send(urllib.request.Request(f"{self.url}{path}", data=data, headers=sent))
 
     def run_view(self) -> RunView | None:
-        """The ledger's view of this server; None where it runs without a plan."""
+        """Return the ledger's view of this server; None where it runs without a plan."""
         mine = [view for view in runs(self._state()) if view.run.startswith(f"{self.pid}-")]
         return mine[-1] if mine else None
 
@@ -164,7 +164,7 @@ class ServerProcess:
         return folder.home_in(Path(named)) if named else folder.state_folder()
 
     def tail(self, lines: int = 25) -> str:
-        """The end of the server's output, where it goes to a file."""
+        """Return the last lines of the log; empty where the output is on the terminal."""
         if self.log is None or not self.log.is_file():
             return ""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
@@ -173,7 +173,7 @@ class ServerProcess:
         return f"; its output ends with:\n{self.tail()}" if self.log is not None else ""
 
     def stop(self) -> int:
-        """Stop the server in order, then whatever of its session is left; its exit status."""
+        """Stop the server in order, then kill what is left of its session; return its exit status."""
         if self._process is None:
             return 0
         if self._process.poll() is None:
@@ -190,9 +190,9 @@ class ServerProcess:
         return status
 
     def _may_serve(self) -> bool:
-        """Say whether a server that cannot be asked for its health may have somebody's request.
+        """Say whether a server without a known ``/health`` may be serving.
 
-        Its record tells; a stock server has none, and is given the time.
+        Its record tells; a stock server has none, and counts as serving.
         """
         if not self._unseen:
             return False
@@ -203,7 +203,7 @@ class ServerProcess:
         return view is None or any(process.record.ready for process in view.processes)
 
     def leftovers(self) -> list[int]:
-        """Processes of the server's session that are still there."""
+        """Return the living processes of the server's session."""
         return [pid for pid in _living() if _session(pid) == self.pid]
 
     def __enter__(self) -> ServerProcess:
@@ -239,18 +239,18 @@ class ServerProcess:
             time.sleep(0.05)
 
     def _mark_ended(self) -> None:
-        """Record that processes of a start that is given up are ended by us: they have not died."""
+        """Mark these processes as stopped deliberately, not crashed."""
         state, view = self._state(), self.run_view()
         if state is None or view is None:
             return
         for process in view.processes:
             if process.life == "running":
-                with contextlib.suppress(OSError):  # a record that stays in memory has no file
+                with contextlib.suppress(OSError):  # a record kept in memory has no file
                     mark_ended(folder.run_folder(state, view.run) / f"{process.record.pid}.cells")
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
+    """Return a port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

