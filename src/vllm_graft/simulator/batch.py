@@ -68,6 +68,7 @@ class RequestTable:
 
     def advance(self, output: SchedulerOutput) -> Batch:
         """Take in a step of the scheduler and return its batch."""
+        # An id may end and begin again in one step, so ends come first.
         for request_id in output.finished_req_ids:
             self._sequences.pop(request_id, None)
         reach = {request.req_id: self._introduce(request) for request in output.scheduled_new_reqs}
@@ -133,6 +134,7 @@ class RequestTable:
     def _share(self, request_id: str, count: int, drafts: tuple[int, ...], computed: int, known: int) -> Share:
         sequence = self._sequences[request_id]
         end = computed + count
+        # In the middle of a chunked prefill: no token is due.
         if end < known:
             return Share(request_id, count, end, sequence.stream, None)
         context = sequence.prompt_length + sequence.produced + len(drafts)

@@ -121,6 +121,7 @@ class Timeline:
         needs: the requests in it; the first stage waits for the tokens that earlier steps still owe them
         gives: the requests that get a token at its end
         """
+        # A launch does not wait: the engine schedules the next step while this one is computed.
         end = now = self._clock.now()
         self._free_at += [end] * (len(stages) - len(self._free_at))
         if len(stages) > 1:

@@ -53,12 +53,14 @@ def _graphs(vllm_config: VllmConfig) -> dict[str, int]:
 def _model_shape(model: ModelConfig) -> ModelShape:
     """Read a model's shape with the KV heads that vLLM found, which ``kv_cache_specs`` has too."""
     config: dict[str, Any] = model.hf_text_config.to_dict()
+    # --quantization quantizes a model whose file describes no quantization.
     quantized = getattr(model.hf_config, "quantization_config", None)
     if quantized is None and model.quantization:
         quantized = {"quant_method": model.quantization}
     if quantized is not None:
         config["quantization_config"] = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized
     heads, head = model.get_total_num_kv_heads(), model.get_head_size()
+    # With multi-head latent attention get_head_size is the width of the latent vector that all heads share.
     latent = model.use_mla
     found = read_shape(
         config,

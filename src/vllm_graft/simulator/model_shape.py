@@ -274,6 +274,7 @@ def read_shape(
     head = head or config.optional("head_dim") or hidden // heads
     if not head:
         raise config.wrong("hidden_size", f"{hidden} is less than the {heads} attention heads")
+    # DeepSeek's key for multi-head latent attention, which other families took over.
     latent = config.optional("kv_lora_rank")
     if latent:
         attention, width, prefill_width, kv_width = _read_latent_attention(config, hidden, heads, latent)
@@ -362,12 +363,14 @@ def read_windows(config: ConfigFields, layers: int) -> list[int | None]:
     """Read how many tokens attention looks back in each layer; None for all."""
     window = config.optional("sliding_window")
     kinds = config.entries("layer_types")
+    # Qwen's files give a window and switch it off.
     if not window or not config.switch("use_sliding_window", True):
         return [None] * layers
     if kinds:
         if len(kinds) < layers:
             raise config.wrong("layer_types", f"has {len(kinds)} entries for {layers} layers")
         return [window if kind == "sliding_attention" else None for kind in kinds[:layers]]
+    # Gemma 3 and Cohere 2: the last layer of each period sees everything.
     every = config.optional("sliding_window_pattern")
     if every:
         return [window if (index + 1) % every else None for index in range(layers)]

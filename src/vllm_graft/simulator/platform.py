@@ -24,17 +24,23 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 _BLOCK_SIZE = 16
+"""vLLM's own default."""
 
 
 class SimulatedPlatform(Platform):
     """A device that accepts any model and any dtype, since it computes with neither."""
 
+    # Out of tree: a platform from an entry point, not one of vLLM's own.
     _enum = PlatformEnum.OOT
     device_name = "simulated"
+    # vLLM creates tensors of its own on this device.
     device_type = "cpu"
     dispatch_key = "CPU"
+    # torch's backend for CPUs; several nodes exchange steps and outputs over it.
     dist_backend = "gloo"
+    # vLLM decorates functions of its sampler with torch.compile on import; "eager" compiles nothing.
     simple_compile_backend = "eager"
+    # To this platform what CUDA_VISIBLE_DEVICES is to CUDA; vLLM sets it.
     device_control_env_var = "GRAFT_SIMULATED_DEVICES"
 
     worker_cls = "vllm_graft.simulator.worker.SimulatedWorker"
@@ -86,6 +92,7 @@ class SimulatedPlatform(Platform):
 
         refusals.check_config(vllm_config)
         settings = carried_settings(vllm_config)
+        # A VllmConfig may be without a model.
         if vllm_config.model_config is not None and settings.device is not None:
             check_fit(vllm_config, settings)
         if settings.output_tokens:
@@ -93,10 +100,12 @@ class SimulatedPlatform(Platform):
         if settings.virtual:
             refusals.check_virtual(vllm_config)
             vllm_config.parallel_config.distributed_executor_backend = cls.executor_cls
+        # "auto" means that the user has named no worker.
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = cls.worker_cls
         if not vllm_config.cache_config.user_specified_block_size:
             vllm_config.cache_config.block_size = _BLOCK_SIZE
+        # There is no model to compile and no kernel to capture.
         vllm_config.compilation_config.mode = CompilationMode.NONE
         vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
 
@@ -153,6 +162,7 @@ def tolerate_missing_accelerator() -> None:
     """
     for name in ("empty_cache", "empty_host_cache"):
         original = getattr(torch.accelerator, name, None)
+        # torch before 2.9 has no empty_host_cache; a platform made twice finds its own wrapper.
         if original is None or hasattr(original, "__wrapped__"):
             continue
 

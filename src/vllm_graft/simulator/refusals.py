@@ -63,7 +63,7 @@ def check_config(vllm_config: VllmConfig) -> None:
     """Raise ConfigError for the first setting that this device cannot honour."""
     for path, why in _SETTINGS:
         if _setting(vllm_config, path):
-            raise ConfigError(f"{path} cannot be honoured: {why}", where=_WHERE, fix=f"leave it out, or {_REAL_DEVICE}")
+            raise _refusal(f"{path} cannot be honoured: {why}", f"leave it out, or {_REAL_DEVICE}")
     _check_model(vllm_config)
     _check_parallel(vllm_config)
     _check_drafting(vllm_config)
@@ -72,41 +72,35 @@ def check_config(vllm_config: VllmConfig) -> None:
 def _check_model(vllm_config: VllmConfig) -> None:
     for name, kind in _MODELS:
         if _setting(vllm_config, f"model_config.{name}"):
-            raise ConfigError(f"{kind} is not simulated", where=_WHERE, fix=f"take another model, or {_REAL_DEVICE}")
+            raise _refusal(f"{kind} is not simulated", f"take another model, or {_REAL_DEVICE}")
     mode = _setting(vllm_config, "model_config.logprobs_mode")
     if mode not in (None, "raw_logprobs"):
-        raise ConfigError(
-            f"logprobs_mode {mode!r} is not simulated", where=_WHERE, fix=f"take 'raw_logprobs', or {_REAL_DEVICE}"
-        )
+        raise _refusal(f"logprobs_mode {mode!r} is not simulated", f"take 'raw_logprobs', or {_REAL_DEVICE}")
     if _setting(vllm_config, "model_config.runner_type") == "pooling":
-        raise ConfigError("pooling models cannot run: there are no hidden states", where=_WHERE, fix=_REAL_DEVICE)
+        raise _refusal("pooling models cannot run: there are no hidden states", _REAL_DEVICE)
 
 
 def _check_parallel(vllm_config: VllmConfig) -> None:
     parallel = vllm_config.parallel_config
     for name in _PARALLEL:
         if getattr(parallel, name, 1) > 1:
-            raise ConfigError(f"{name} above 1 is not simulated", where=_WHERE, fix=f"set it to 1, or {_REAL_DEVICE}")
+            raise _refusal(f"{name} above 1 is not simulated", f"set it to 1, or {_REAL_DEVICE}")
     backend = parallel.distributed_executor_backend
     if backend in _EXECUTORS:
-        raise ConfigError(
-            f"executor {backend!r} is not supported", where=_WHERE, fix="set distributed_executor_backend to 'mp'"
-        )
+        raise _refusal(f"executor {backend!r} is not supported", "set distributed_executor_backend to 'mp'")
 
 
 def _check_drafting(vllm_config: VllmConfig) -> None:
     method = _setting(vllm_config, "speculative_config.method")
     if method is not None and method not in _DRAFTERS:
-        raise ConfigError(
+        raise _refusal(
             f"speculative method {method!r} is not simulated",
-            where=_WHERE,
-            fix=f"take one of {', '.join(_DRAFTERS)}, or {_REAL_DEVICE}",
+            f"take one of {', '.join(_DRAFTERS)}, or {_REAL_DEVICE}",
         )
     if _setting(vllm_config, "speculative_config.rejection_sample_method") == "synthetic":
-        raise ConfigError(
+        raise _refusal(
             "rejection_sample_method 'synthetic' changes the tokens, and drafts here never do",
-            where=_WHERE,
-            fix="leave it out and set the simulated acceptance instead",
+            "leave it out and set the simulated acceptance instead",
         )
 
 
@@ -115,17 +109,15 @@ def check_virtual(vllm_config: VllmConfig) -> None:
     from vllm import envs
 
     if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
-        raise ConfigError(
+        raise _refusal(
             "virtual time belongs to one process, and this engine would have one of its own",
-            where=_WHERE,
-            fix="run a workload (vllm-graft simulate --speed virtual --workload FILE), set "
+            "run a workload (vllm-graft simulate --speed virtual --workload FILE), set "
             "VLLM_ENABLE_V1_MULTIPROCESSING=0 for LLM(), or give a server a number as its speed",
         )
     if vllm_config.parallel_config.data_parallel_size > 1:
-        raise ConfigError(
+        raise _refusal(
             "virtual time belongs to one process, and each data-parallel rank has one of its own",
-            where=_WHERE,
-            fix="simulate one rank with its share of the load, or give a number as the speed",
+            "simulate one rank with its share of the load, or give a number as the speed",
         )
 
 
@@ -133,10 +125,9 @@ def check_ending(vllm_config: VllmConfig) -> None:
     """Raise ConfigError where answers have a natural length and vLLM would not know the token that ends them."""
     model = vllm_config.model_config
     if model is not None and model.skip_tokenizer_init and not ending_ids(model):
-        raise ConfigError(
+        raise _refusal(
             "output_tokens would have no effect: there is no tokenizer, and the model names no token that ends a text",
-            where=_WHERE,
-            fix="add eos_token_id to the model's config.json or generation_config.json, start with a tokenizer, "
+            "add eos_token_id to the model's config.json or generation_config.json, start with a tokenizer, "
             "or set output_tokens to 0",
         )
 
@@ -155,6 +146,10 @@ def check_request(params: SamplingParams | PoolingParams) -> None:
             raise VLLMValidationError(
                 f"{_WHERE}: no logits are computed, so {name!r} cannot be served. Next: leave it out", parameter=name
             )
+
+
+def _refusal(what: str, fix: str) -> ConfigError:
+    return ConfigError(what, where=_WHERE, fix=fix)
 
 
 def _setting(config: object, path: str) -> object:

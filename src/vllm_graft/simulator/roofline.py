@@ -108,6 +108,7 @@ class Roofline:
         return graph if graph and any(work.new_tokens > self._decode for work in works) else 0.0
 
     def _linear(self, stage: _Stage, tokens: int, sampled: int) -> float:
+        # The output embedding works on the last token of each request, in the last stage.
         head = self.shape.vocabulary * self.shape.hidden if sampled else 0
         read = self.shape.weight_bytes * sum(
             (layer.shared + layer.chosen(tokens * self._data) / self._data) * count
@@ -121,6 +122,7 @@ class Roofline:
 
     def _attention(self, window: int | None, works: list[Work]) -> float:
         """Return the seconds of one layer's attention."""
+        # More devices than KV heads replicate the heads, as in vLLM.
         shared = min(self._tensor, self.shape.kv_heads)
         read = self.shape.kv_width * self._kv_bytes / shared / (1e9 * self.device.bandwidth_gb_s * self.device.kv)
         flops = 1e12 * self.device.tflops * self.device.compute
@@ -142,6 +144,7 @@ class Roofline:
         link, least = 1e9 * self.device.link_gb_s, 1e-6 * self.device.link_us
         seconds = (size / link + least) if passes_on else 0.0
         if self._tensor > 1:
+            # A ring all-reduce sends each byte this often.
             ring = 2 * (self._tensor - 1) / self._tensor
             seconds += 2 * stage.depth * (ring * size / link + least)
         if self._data > 1:

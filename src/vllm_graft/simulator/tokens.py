@@ -174,6 +174,7 @@ class HashedStream:
         ends = [token for token in sorted(self._stops) if 0 <= token < len(allowed) and allowed[token]]
         if ends and (index >= self._minimum or len(ends) == np.count_nonzero(allowed)):
             return ends[0]
+        # min_tokens is not reached: vLLM masks stop tokens until then.
         allowed[ends] = False
         wanted = [token for token in self._allowed or () if 0 <= token < len(allowed) and allowed[token]]
         choice = wanted or np.flatnonzero(allowed)
@@ -190,6 +191,7 @@ def _constraints(params: SamplingParams) -> tuple[frozenset[int], list[int] | No
     biases = (params.logit_bias or {}).items()
     banned = {token for token, bias in biases if bias <= -_STRONG_BIAS}
     banned.update(word[-1] for word in params.bad_words_token_ids or ())
+    # vLLM clamps biases to -100 and 100, which no other logit outweighs.
     forced = [token for token, bias in biases if bias >= _STRONG_BIAS]
     allowed = list(params.allowed_token_ids or forced)
     allowed = [token for token in allowed if token in forced] or allowed

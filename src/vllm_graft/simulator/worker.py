@@ -75,12 +75,14 @@ class SimulatedWorker(WorkerBase):
         self._requests = RequestTable(self.token_source(), LogprobModel(self.model_config.seed, vocabulary))
         speculative = self.speculative_config
         count = speculative.num_speculative_tokens if speculative else 0
+        # A draft model is never loaded: the drafter knows the right tokens, and misses on purpose.
         self._drafter = Drafter(count, self.settings.acceptance, vocabulary.size) if count else None
         self._drafting: tuple[Batch, int] = (Batch(()), 0)
         self._asleep: frozenset[str] = frozenset()
         self._weights_on_host = False
         self._timeline = self.timeline()
         self._launched: tuple[Batch, float] | None = None
+        # vLLM keeps max_loras adapters on the device and max_cpu_loras on the host; here they are one.
         lora = self.lora_config
         self._adapters = AdapterCache(max(lora.max_loras, lora.max_cpu_loras or 0)) if lora else None
 
@@ -165,11 +167,13 @@ class SimulatedWorker(WorkerBase):
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Launch a step, whose tokens ``sample_tokens`` returns; an empty step is answered at once."""
         self._load_adapters(scheduler_output)
+        # Of a tensor-parallel group the executor reads the first worker's output.
         if not self.is_driver_worker:
             return None
         batch = self._requests.advance(scheduler_output)
         if not batch.shares:
             return ModelRunnerOutput(req_ids=[], req_id_to_index={})
+        # vLLM pauses its scheduler while the device sleeps; a step then is an error of the caller.
         if self._asleep:
             parts = ", ".join(sorted(self._asleep))
             raise ConfigError(f"a step came while {parts} slept", where="simulated accelerator", fix="wake it up first")
@@ -180,6 +184,7 @@ class SimulatedWorker(WorkerBase):
             (share.request_id for share in batch.shares if share.index is not None),
         )
         self._launched = (batch, end)
+        # None makes the engine call sample_tokens, where a grammar's mask arrives.
         return None
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput | None:

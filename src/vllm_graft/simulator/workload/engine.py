@@ -86,6 +86,7 @@ def engine_config(given: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> 
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         args = AsyncEngineArgs(**given) if isinstance(given, Mapping) else given
+        # Without statistics vLLM gives its outputs no timestamps.
         args.disable_log_stats = False
         args.skip_tokenizer_init = args.skip_tokenizer_init or not text
         if args.tensor_parallel_size * args.pipeline_parallel_size > 1 and args.distributed_executor_backend is None:

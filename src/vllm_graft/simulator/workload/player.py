@@ -235,6 +235,7 @@ def _loop(recording: Recording, engine: Any, start: float) -> None:
             if coming:
                 VIRTUAL_CLOCK.reach(start + coming[0].at)
             continue
+        # A step takes its modelled time: reading its output moves the virtual clock.
         for output in engine.step():
             if output.finished:
                 recording.ended(playing.pop(output.request_id), output, start, VIRTUAL_CLOCK.now() - start)
@@ -317,6 +318,7 @@ async def _play_by_clock(recording: Recording) -> None:
         recording.measured["start_s"] = time.perf_counter() - began
         # Prompts are built beforehand, as a client's are: by the clock they would count as the engine's time.
         prompts = [build_prompt(request, recording.vocabulary) for request in recording.workload]
+        # Steps of the engine's start are not the workload's.
         before = await _load(engine)
         start = time.monotonic() + _LEAD_S
         await send_all(recording, engine, prompts, start)
