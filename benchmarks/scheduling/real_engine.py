@@ -39,20 +39,20 @@ class Player:
 
     async def play(self, workload: Workload) -> list[dict[str, Any]]:
         """What became of each request. What takes three times as long as it should, and two minutes, is stuck."""
-        tape = Recording(workload, SimulationSettings(), self._config)
+        recording = Recording(workload, SimulationSettings(), self._config)
         # Made beforehand, as a client's are: by the clock they would count as the engine's time.
-        prompts = [build_prompt(request, tape.vocabulary) for request in workload]
+        prompts = [build_prompt(request, recording.vocabulary) for request in workload]
         self.latest, start = 0.0, time.monotonic() + 0.5
-        told = asyncio.create_task(self._tell(tape, start))
+        told = asyncio.create_task(self._tell(recording, start))
         try:
             async with asyncio.timeout(120 + 3 * workload.requests[-1].at), asyncio.TaskGroup() as group:
                 for request, prompt in zip(workload, prompts, strict=True):
-                    group.create_task(self._one(tape, request, prompt, start))
+                    group.create_task(self._one(recording, request, prompt, start))
         finally:
             told.cancel()
-        return [result.as_dict() for result in tape.report().results]
+        return [result.as_dict() for result in recording.report().results]
 
-    async def _one(self, tape: Recording, request: WorkloadRequest, prompt: dict[str, Any], start: float) -> None:
+    async def _one(self, recording: Recording, request: WorkloadRequest, prompt: dict[str, Any], start: float) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         await asyncio.sleep(start + request.at - time.monotonic())
@@ -66,17 +66,17 @@ class Player:
         except EngineDeadError:
             raise
         except rejection_errors() as error:
-            tape.rejected(request, error, time.monotonic() - start)
+            recording.add_rejection(request, error, time.monotonic() - start)
             return
         if last is not None:
-            tape.ended(request, last, start, time.monotonic() - start)
+            recording.add_output(request, last, start, time.monotonic() - start)
 
     @staticmethod
-    async def _tell(tape: Recording, start: float) -> None:
+    async def _tell(recording: Recording, start: float) -> None:
         while True:
             await asyncio.sleep(TOLD_EVERY_S)
-            done, now = len(tape.results), time.monotonic() - start
-            _say(f"{tape.workload.name}: {done} of {len(tape.workload)} requests after {now:.0f} s")
+            done, now = len(recording.results), time.monotonic() - start
+            _say(f"{recording.workload.name}: {done} of {len(recording.workload)} requests after {now:.0f} s")
 
 
 def _sampling(request: WorkloadRequest) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from contextlib import suppress
+import uuid
 from pathlib import Path
 
 
@@ -24,18 +23,14 @@ def replace_file(path: Path, data: bytes, *, scratch: Path | None = None) -> Non
     on the same disk for the unfinished file; without it, the file's own folder is used.
     """
     path = path.resolve()
-    handle, name = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name}-")
-    os.close(handle)
+    part = (scratch or path.parent) / f".{uuid.uuid4().hex}.part"
+    existed = path.exists()
     try:
-        Path(name).write_bytes(data)
-        if path.exists():
-            shutil.copymode(path, name)
-        else:
-            # mkstemp makes files for their owner alone; a new file gets what the process's umask leaves.
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
+        # Private until it has the old file's permissions; a new file gets what the umask leaves.
+        part.touch(mode=0o600 if existed else 0o666, exist_ok=False)
+        part.write_bytes(data)
+        if existed:
+            shutil.copymode(path, part)
+        os.replace(part, path)
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
+        part.unlink(missing_ok=True)

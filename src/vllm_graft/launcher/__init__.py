@@ -1,4 +1,4 @@
-"""What starts a vLLM: a server as a child process, and two models that need no hub.
+"""Starting vLLM: a server as a child process, and two models that need no hub.
 
 server.py       ServerProcess: started, waited for, stopped, nothing left behind
 models.py       embedded_model, tiny_model: folders that vLLM loads like any other model

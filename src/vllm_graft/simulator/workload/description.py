@@ -54,7 +54,7 @@ from vllm_graft.plan.lines import Lines
 from vllm_graft.simulator.workload.requests import Prefix, Workload, WorkloadRequest
 
 ARRIVALS: Final = ("poisson", "even", "at-once")
-"""How requests arrive: at random, at equal intervals, or all at the start."""
+"""Arrivals: at random, at equal intervals, or all at the start."""
 
 MOST: Final = 1_000_000
 """The most requests; more are taken for a typing error."""

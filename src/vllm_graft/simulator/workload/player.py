@@ -109,12 +109,12 @@ class Recording:
         size: int = self.config.model_config.get_vocab_size()
         return size
 
-    def rejected(self, request: WorkloadRequest, error: Exception, now: float) -> None:
+    def add_rejection(self, request: WorkloadRequest, error: Exception, now: float) -> None:
         """Record that vLLM rejected a request."""
         reason = " ".join(str(error).split())
         self._add(request, Result(request.id, request.group, request.priority, request.at, "rejected", reason), now)
 
-    def ended(self, request: WorkloadRequest, output: Any, start: float, now: float, speed: float = 1.0) -> None:
+    def add_output(self, request: WorkloadRequest, output: Any, start: float, now: float, speed: float = 1.0) -> None:
         """Record a request's last output; ``start`` is the run's first moment on its engine's clock."""
         completion, stats = output.outputs[0], output.metrics
 
@@ -238,7 +238,7 @@ def _loop(recording: Recording, engine: Any, start: float) -> None:
         # A step takes its modelled time: reading its output moves the virtual clock.
         for output in engine.step():
             if output.finished:
-                recording.ended(playing.pop(output.request_id), output, start, VIRTUAL_CLOCK.now() - start)
+                recording.add_output(playing.pop(output.request_id), output, start, VIRTUAL_CLOCK.now() - start)
         if playing and VIRTUAL_CLOCK.now() == now and idle.lasts():
             soon = now + _LOOK_S
             VIRTUAL_CLOCK.reach(min(soon, start + coming[0].at) if coming else soon)
@@ -271,7 +271,7 @@ def _admit(recording: Recording, engine: Any, request: WorkloadRequest, start: f
             priority=request.priority,
         )
     except rejection_errors() as error:
-        recording.rejected(request, error, VIRTUAL_CLOCK.now() - start)
+        recording.add_rejection(request, error, VIRTUAL_CLOCK.now() - start)
         return False
     return True
 
@@ -379,10 +379,10 @@ async def _send(
         # Newer releases derive it from the errors by which vLLM rejects a request.
         raise
     except rejection_errors() as error:
-        recording.rejected(request, error, (time.monotonic() - start) * speed)
+        recording.add_rejection(request, error, (time.monotonic() - start) * speed)
         return
     if last is not None:
-        recording.ended(request, last, start, (time.monotonic() - start) * speed, speed)
+        recording.add_output(request, last, start, (time.monotonic() - start) * speed, speed)
 
 
 async def _load(engine: Any) -> dict[str, float]:

@@ -189,7 +189,7 @@ class WorkloadReport:
     engines: int = 1
     """Data parallel engines; of several, ``steps`` and ``device_busy_s`` are the first one's."""
     kv_tokens: int = 0
-    """How many tokens the KV cache holds, those of several engines together."""
+    """Tokens in the KV cache, of all engines together."""
     steps: int = 0
     device_busy_s: float = 0.0
     """The time that a device which never idles would need for the steps."""
