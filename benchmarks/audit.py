@@ -81,7 +81,7 @@ def by_ranges(folder: Path, version: str) -> dict[str, Any]:
 
 def griffe(folder: Path) -> dict[str, Any]:
     """griffe's breakages between two releases, beside our changes."""
-    from vllm_graft.testing.models import cache_folder
+    from vllm_graft.files import cache_folder
 
     trees = [str(cache_folder() / "sources" / version) for version in ("0.31.0", "0.32.0")]
     code = (

@@ -3,7 +3,7 @@
     python benchmarks/calibration.py [--markdown]
 
 The steps were recorded by `benchmarks/gpu/step_times.py` and lie in `benchmarks/gpu/step_times/`. Five constants of
-`plugins/platforms/simulated/devices.py` are fitted to every second point of vLLM 0.32.0 with a Llama-3-8B shape; what
+`simulator/devices.py` are fitted to every second point of vLLM 0.32.0 with a Llama-3-8B shape; what
 is printed is how far the model is off on the points between them, on vLLM 0.26.0, and on a mixture of experts, none of
 which the fit has seen. Needs neither vLLM nor a GPU.
 """
@@ -20,9 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_graft.plugins.platforms.simulated.devices import DEVICES, Device
-from vllm_graft.plugins.platforms.simulated.roofline import Roofline
-from vllm_graft.plugins.platforms.simulated.shape import Shape, shape_of
+from vllm_graft.simulator.devices import DEVICES, Device
+from vllm_graft.simulator.model_shape import ModelShape, read_shape
+from vllm_graft.simulator.roofline import Roofline
 
 HERE = Path(__file__).resolve().parent / "gpu"
 sys.path.insert(0, str(HERE))
@@ -73,13 +73,13 @@ def recorded(vllm: str, shape: str) -> tuple[list[Point], dict[str, Any]]:
     return points, parts[0]["about"]
 
 
-def loss(points: Sequence[Point], shape: Shape, device: Device) -> float:
+def loss(points: Sequence[Point], shape: ModelShape, device: Device) -> float:
     """Mean squared logarithm of modelled over measured: a step twice too long counts like one half as long."""
     roofline = Roofline(shape, device)
     return statistics.mean(math.log1p(point.error(roofline)) ** 2 for point in points)
 
 
-def fit(points: Sequence[Point], shape: Shape, device: Device) -> Device:
+def fit(points: Sequence[Point], shape: ModelShape, device: Device) -> Device:
     """The constants that fit best, by a search along one at a time with shrinking strides."""
     best = loss(points, shape, device)
     strides = dict.fromkeys(FITTED, 0.2)
@@ -99,7 +99,7 @@ def fit(points: Sequence[Point], shape: Shape, device: Device) -> Device:
     return device
 
 
-def kv_tokens(shape: Shape, device: Device) -> int:
+def kv_tokens(shape: ModelShape, device: Device) -> int:
     """How many tokens the KV cache of the recording would hold by the model."""
     roofline = Roofline(shape, device)
     left = MEMORY_SHARE * device.memory_bytes - 1e9 * device.reserve_gb - roofline.weight_bytes
@@ -129,13 +129,13 @@ def held_out_table(points: Sequence[Point], roofline: Roofline) -> list[str]:
 def tables(device: Device) -> list[str]:
     """What the documentation shows, for the constants of a device."""
     points, about = recorded("0.32.0", "llama-3-8b")
-    shape = shape_of(SHAPES["llama-3-8b"])
+    shape = read_shape(SHAPES["llama-3-8b"])
     roofline = Roofline(shape, device)
     held_out = points[1::2]
     decode = [point for point in held_out if point.kind == "decode"]
     older, older_about = recorded("0.26.0", "llama-3-8b")
     experts, experts_about = recorded("0.32.0", "qwen3-30b-a3b")
-    mixture = shape_of(SHAPES["qwen3-30b-a3b"])
+    mixture = read_shape(SHAPES["qwen3-30b-a3b"])
     lines = ["| steps the fit has not seen | points | mean error | median | largest |", "|---|---|---|---|---|"]
     lines += [summary("decode, batch 8 and more", [point for point in decode if point.batch >= 8], roofline)]
     lines += [summary("decode, batch below 8", [point for point in decode if point.batch < 8], roofline)]
@@ -164,7 +164,7 @@ def main() -> int:
         print("\n".join(tables(shipped)))
         return 0
     points, _ = recorded("0.32.0", "llama-3-8b")
-    shape = shape_of(SHAPES["llama-3-8b"])
+    shape = read_shape(SHAPES["llama-3-8b"])
     print(f"fitting {len(FITTED)} constants to {len(points[::2])} of {len(points)} points", file=sys.stderr)
     found = fit(points[::2], shape, shipped)
     print("constant".ljust(12), "fitted".rjust(9), "shipped".rjust(9))
@@ -174,7 +174,7 @@ def main() -> int:
     roofline = Roofline(shape, shipped)
     worst = max(abs(p.error(roofline)) for p in points[1::2] if p.kind == "decode" and p.batch >= 8)
     experts, _ = recorded("0.32.0", "qwen3-30b-a3b")
-    mixture = Roofline(shape_of(SHAPES["qwen3-30b-a3b"]), shipped)
+    mixture = Roofline(read_shape(SHAPES["qwen3-30b-a3b"]), shipped)
     print("\nQwen3-30B-A3B by batch (dummy weights send tokens to few experts, the model counts a random choice):")
     for batch in sorted({point.batch for point in experts}):
         errors = [point.error(mixture) for point in experts if point.batch == batch]

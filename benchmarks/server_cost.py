@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from vllm_graft.launcher.server import ServerProcess
 from vllm_graft.testing import Session
-from vllm_graft.testing.server import Server
 from vllm_graft.versions import vllm_version
 
 KEY = "benchmark"
@@ -58,7 +58,7 @@ def plan_text(parts: Mapping[str, str]) -> str:
     return "\n".join(["[defaults]", *parts.values(), ""])
 
 
-def start(folder: Path, name: str, parts: Mapping[str, str]) -> tuple[Session, Server]:
+def start(folder: Path, name: str, parts: Mapping[str, str]) -> tuple[Session, ServerProcess]:
     """A server that is starting, with a plan of these parts; none of them is the stock server."""
     home = folder / name.replace(" ", "-")
     home.mkdir()
@@ -72,7 +72,7 @@ def start(folder: Path, name: str, parts: Mapping[str, str]) -> tuple[Session, S
     return session, server.start()
 
 
-def cpu_seconds(server: Server) -> dict[str, float]:
+def cpu_seconds(server: ServerProcess) -> dict[str, float]:
     """CPU time so far of the API server, and of all other processes of the server together."""
     times = {"api": 0.0, "engine": 0.0}
     for pid in server.leftovers():
@@ -83,7 +83,9 @@ def cpu_seconds(server: Server) -> dict[str, float]:
     return times
 
 
-def ask(server: Server, requests: int, at_once: int, tokens: int, extra: Mapping[str, object]) -> dict[str, float]:
+def ask(
+    server: ServerProcess, requests: int, at_once: int, tokens: int, extra: Mapping[str, object]
+) -> dict[str, float]:
     """Send a round of requests: requests per second, and CPU milliseconds per request."""
 
     def one(number: int) -> None:
@@ -134,7 +136,9 @@ def measure(folder: Path, plans: Mapping[str, Mapping[str, str]], args: argparse
             session, servers[name] = start(folder, name, parts)
             sessions.append(session)
             servers[name].wait_healthy(timeout_s=400)
-        cases: dict[str, tuple[Server, Mapping[str, object]]] = {name: (server, {}) for name, server in servers.items()}
+        cases: dict[str, tuple[ServerProcess, Mapping[str, object]]] = {
+            name: (server, {}) for name, server in servers.items()
+        }
         cases |= {f"in use: {name}": (servers["whole plan"], keys) for name, keys in USES.items()}
         found: dict[str, list[dict]] = {name: [] for name in cases}
         for turn in range(args.rounds + 1):

@@ -25,7 +25,7 @@ from sources import FetchFailed, fetch
 from suites import CPU_RELEASES, CPU_SUITES, RELEASES, ROOT, SUITES, Cell, Release, Suite
 
 import vllm_graft
-from vllm_graft.testing.models import cache_folder
+from vllm_graft.files import cache_folder
 
 LOGS = ROOT / "build" / "matrix"
 

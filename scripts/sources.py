@@ -24,7 +24,7 @@ from advice import advice
 from repair_metadata import BUILD, write_metadata
 
 from vllm_graft.audit.releases.kept import MARK, content, is_whole
-from vllm_graft.testing.models import cache_folder
+from vllm_graft.files import cache_folder
 
 KEPT = (".py", ".json", ".jinja", ".sh")
 SAY_EVERY_S = 15.0

@@ -36,7 +36,7 @@ class Suite:
 # A path may be a pattern; all are relative to the repository. The longest come first, for the sake of --jobs.
 SUITES = (
     Suite("boot", ("tests/boot/test_process.py", "tests/boot/test_simulated.py", "tests/boot/test_nodes.py")),
-    Suite("simulation", ("tests/plugins/simulated", "tests/plugins/test_workload*.py")),
+    Suite("simulation", ("tests/simulator",)),
     Suite("refusals", ("tests/boot/test_refused.py", "tests/boot/test_platforms.py")),
     Suite(
         "serve",
@@ -61,7 +61,7 @@ SUITES = (
 CPU_SUITES = (
     Suite("boot", ("tests/boot", "tests/plugins/patches"), "compiled"),
     Suite("bindings", ("tests/bindings",), "compiled"),
-    Suite("testing", ("tests/testing",), "compiled"),
+    Suite("testing", ("tests/testing", "tests/launcher"), "compiled"),
 )
 
 

@@ -41,13 +41,13 @@ from vllm_graft.patching import Engine, VLLMPatch
 from vllm_graft.plan import Plan, PlanItem, Request, Run, carried, carried_run, carry, resolve
 from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.plan.layers import read_file
-from vllm_graft.plugins.platforms.simulated.devices import DEVICES
-from vllm_graft.plugins.platforms.simulated.devices import __file__ as DEVICES_FILE
-from vllm_graft.plugins.platforms.simulated.workload.description import generate
 from vllm_graft.points import POINTS, keys
 from vllm_graft.server.callers import Callers
 from vllm_graft.server.metrics import QueueLines, item_families
 from vllm_graft.server.status import status_document
+from vllm_graft.simulator.devices import DEVICES
+from vllm_graft.simulator.devices import __file__ as DEVICES_FILE
+from vllm_graft.simulator.workload.description import generate
 from vllm_graft.testing import Session, assert_active, assert_called, lay_out
 from vllm_graft.versions import vllm_root
 

@@ -26,12 +26,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_graft.plugins.platforms.simulated.devices import DEVICES
-from vllm_graft.plugins.platforms.simulated.models import find_model
-from vllm_graft.plugins.platforms.simulated.roofline import Roofline
-from vllm_graft.plugins.platforms.simulated.settings import Settings
-from vllm_graft.plugins.platforms.simulated.shape import shape_of
-from vllm_graft.plugins.platforms.simulated.workload import Request, Workload, read, run
+from vllm_graft.simulator.devices import DEVICES
+from vllm_graft.simulator.model_shape import find_model, read_shape
+from vllm_graft.simulator.roofline import Roofline
+from vllm_graft.simulator.settings import SimulationSettings
+from vllm_graft.simulator.workload import Workload, WorkloadRequest, read, run
 
 HERE = Path(__file__).resolve().parent
 ENGINE = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "max_model_len": 8192, "gpu_memory_utilization": 0.92}
@@ -44,10 +43,9 @@ async def measure(workload: Workload) -> tuple[dict[str, Any], list[Any]]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from vllm_graft.plugins.platforms.simulated.workload.drive import Tape
-    from vllm_graft.plugins.platforms.simulated.workload.engine import preemption_counter
-    from vllm_graft.plugins.platforms.simulated.workload.prompts import prompt_of
-    from vllm_graft.plugins.platforms.simulated.workload.realtime import _all
+    from vllm_graft.simulator.workload.engine import preemption_counter
+    from vllm_graft.simulator.workload.player import Recording, send_all
+    from vllm_graft.simulator.workload.requests import build_prompt
 
     folder = str(find_model(MODEL).folder)
     args = AsyncEngineArgs(
@@ -59,20 +57,22 @@ async def measure(workload: Workload) -> tuple[dict[str, Any], list[Any]]:
     engine = AsyncLLM.from_vllm_config(config, stat_loggers=[counter])
     try:
         warm = Workload(
-            tuple(Request(at=0.02 * n, max_tokens=64, prompt_tokens=300 + n, id=f"warm-{n}") for n in range(96)),
+            tuple(
+                WorkloadRequest(at=0.02 * n, max_tokens=64, prompt_tokens=300 + n, id=f"warm-{n}") for n in range(96)
+            ),
             "warm-up",
         )
         for played in (warm, workload):
-            tape = Tape(played, Settings(), config)
-            prompts = [prompt_of(request, tape.vocabulary) for request in played]
+            recording = Recording(played, SimulationSettings(), config)
+            prompts = [build_prompt(request, recording.vocabulary) for request in played]
             await engine.collective_rpc("forget_steps")
             start = time.monotonic() + 0.5
-            await _all(tape, engine, prompts, start)
+            await send_all(recording, engine, prompts, start)
         steps = (await engine.collective_rpc("recorded_steps"))[0]
         cache = config.cache_config
-        tape.measured |= {"preemptions": counter.seen, "kv_tokens": (cache.num_gpu_blocks or 0) * cache.block_size}
+        recording.measured |= {"preemptions": counter.seen, "kv_tokens": (cache.num_gpu_blocks or 0) * cache.block_size}
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        return {**tape.report().as_dict(), "device": name, "workload": "serving.toml"}, steps
+        return {**recording.report().as_dict(), "device": name, "workload": "serving.toml"}, steps
     finally:
         engine.shutdown()
 
@@ -120,7 +120,7 @@ def launches(steps: list[Step]) -> dict[str, float]:
 
 def step_table(steps: list[Step]) -> list[str]:
     """Steps that ``launches`` has not seen beside the modelled ones, without and with the host, by what is in them."""
-    shape = shape_of(find_model(MODEL).config)
+    shape = read_shape(find_model(MODEL).config)
     models = [Roofline(shape, replace(DEVICES["H200"], **keys)) for keys in ({}, launches(steps))]
     rows = [
         "| steps | how many | launched in | took | modelled | mean error | with the host | mean error |",

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vllm_graft.plugins.platforms.simulated.models import find_model
+from vllm_graft.simulator.model_shape import find_model
 
 SHAPES: dict[str, dict[str, Any]] = {name: find_model(name).config for name in ("llama-3-8b", "qwen3-30b-a3b")}
 LONGEST = 16384

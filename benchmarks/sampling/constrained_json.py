@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from vllm_graft.contracts import Params, ServedModel
+from vllm_graft.launcher.models import embedded_model
 from vllm_graft.plugins.samplers.constrained_json import ConstrainedJSONSampler
-from vllm_graft.testing.models import embedded_model
 
 LIMIT_US = 500
 BATCHES = (1, 2, 4, 8, 16, 32)

@@ -42,7 +42,7 @@ def gpu_model(folder: Path) -> Path:
     """Llama-3-8B's shape, and a tokenizer that has a word for each of its tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from vllm_graft.plugins.platforms.simulated.models import find_model
+    from vllm_graft.simulator.model_shape import find_model
 
     made = folder / "llama-3-8b"
     made.mkdir()

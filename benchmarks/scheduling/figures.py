@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.scheduling.policies import ADMISSION
 
-from vllm_graft.plugins.platforms.simulated.workload import Spread
+from vllm_graft.simulator.workload import Spread
 
 Row = dict[str, Any]
 

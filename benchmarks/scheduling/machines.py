@@ -80,6 +80,6 @@ def _folder(model: str) -> Path:
         from vllm_graft.testing import embedded_model
 
         return embedded_model()
-    from vllm_graft.plugins.platforms.simulated.models import find_model
+    from vllm_graft.simulator.model_shape import find_model
 
     return find_model(model).folder

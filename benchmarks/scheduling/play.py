@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.scheduling.policies import Policy
 from benchmarks.scheduling.workloads import DEVICE, engine_of
 
-from vllm_graft.plugins.platforms.simulated.workload import Workload, read, run
+from vllm_graft.simulator.workload import Workload, read, run
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from benchmarks.scheduling.figures import capacity_of
 from benchmarks.scheduling.workloads import cycle, saturated
 
 from vllm_graft.ledger import runs
-from vllm_graft.plugins.platforms.simulated.settings import Settings
-from vllm_graft.plugins.platforms.simulated.workload import Request, Workload
-from vllm_graft.plugins.platforms.simulated.workload.drive import Tape
-from vllm_graft.plugins.platforms.simulated.workload.engine import preemption_counter, rejections
-from vllm_graft.plugins.platforms.simulated.workload.prompts import prompt_of
+from vllm_graft.simulator.settings import SimulationSettings
+from vllm_graft.simulator.workload import Workload, WorkloadRequest
+from vllm_graft.simulator.workload.engine import preemption_counter, rejection_errors
+from vllm_graft.simulator.workload.player import Recording
+from vllm_graft.simulator.workload.requests import build_prompt
 
 TOLD_EVERY_S = 10.0
 
@@ -39,20 +39,20 @@ class Player:
 
     async def play(self, workload: Workload) -> list[dict[str, Any]]:
         """What became of each request. What takes three times as long as it should, and two minutes, is stuck."""
-        tape = Tape(workload, Settings(), self._config)
+        recording = Recording(workload, SimulationSettings(), self._config)
         # Made beforehand, as a client's are: by the clock they would count as the engine's time.
-        prompts = [prompt_of(request, tape.vocabulary) for request in workload]
+        prompts = [build_prompt(request, recording.vocabulary) for request in workload]
         self.latest, start = 0.0, time.monotonic() + 0.5
-        told = asyncio.create_task(self._tell(tape, start))
+        told = asyncio.create_task(self._tell(recording, start))
         try:
             async with asyncio.timeout(120 + 3 * workload.requests[-1].at), asyncio.TaskGroup() as group:
                 for request, prompt in zip(workload, prompts, strict=True):
-                    group.create_task(self._one(tape, request, prompt, start))
+                    group.create_task(self._one(recording, request, prompt, start))
         finally:
             told.cancel()
-        return [result.as_dict() for result in tape.report().results]
+        return [result.as_dict() for result in recording.report().results]
 
-    async def _one(self, tape: Tape, request: Request, prompt: dict[str, Any], start: float) -> None:
+    async def _one(self, recording: Recording, request: WorkloadRequest, prompt: dict[str, Any], start: float) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         await asyncio.sleep(start + request.at - time.monotonic())
@@ -65,21 +65,21 @@ class Player:
                 last = output
         except EngineDeadError:
             raise
-        except rejections() as error:
-            tape.rejected(request, error, time.monotonic() - start)
+        except rejection_errors() as error:
+            recording.add_rejection(request, error, time.monotonic() - start)
             return
         if last is not None:
-            tape.ended(request, last, start, time.monotonic() - start)
+            recording.add_output(request, last, start, time.monotonic() - start)
 
     @staticmethod
-    async def _tell(tape: Tape, start: float) -> None:
+    async def _tell(recording: Recording, start: float) -> None:
         while True:
             await asyncio.sleep(TOLD_EVERY_S)
-            done, now = len(tape.results), time.monotonic() - start
-            _say(f"{tape.workload.name}: {done} of {len(tape.workload)} requests after {now:.0f} s")
+            done, now = len(recording.results), time.monotonic() - start
+            _say(f"{recording.workload.name}: {done} of {len(recording.workload)} requests after {now:.0f} s")
 
 
-def _sampling(request: Request) -> Any:
+def _sampling(request: WorkloadRequest) -> Any:
     """Greedy, and exactly as many tokens as the workload says."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -130,7 +130,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warm_up(at_a_time: int) -> Workload:
-    rows = [Request(at=0.02 * number, max_tokens=16, prompt_tokens=16 + number) for number in range(at_a_time)]
+    rows = [WorkloadRequest(at=0.02 * number, max_tokens=16, prompt_tokens=16 + number) for number in range(at_a_time)]
     return Workload(rows, "warm-up")
 
 

@@ -15,7 +15,7 @@ from benchmarks.scheduling.policies import policy_of
 from benchmarks.scheduling.workloads import ENGINE, cycle, saturated
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.plugins.platforms.simulated.devices import DEVICES
+from vllm_graft.simulator.devices import DEVICES
 
 COLUMNS = (
     *("policy", "", "P1 mean", "P1 P99", "longest wait", "over M", "tokens/s", "preempted", "failed"),

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from vllm_graft.plugins.platforms.simulated.workload import Request, Workload
-from vllm_graft.plugins.platforms.simulated.workload.description import generate
+from vllm_graft.simulator.workload import Workload, WorkloadRequest
+from vllm_graft.simulator.workload.description import generate
 
 ENGINE: Final[dict[str, Any]] = {"model": "llama-3-8b", "max_num_seqs": 128, "max_num_batched_tokens": 2048}
 """What every run gives vLLM."""
@@ -73,7 +73,7 @@ def starved(capacity: float, seed: int) -> Workload:
 
 def tenants(capacity: float, seed: int) -> Workload:
     """One tenant floods with half as much again as can be served; a light one, and one that comes late, beside it."""
-    made: list[Request] = []
+    made: list[WorkloadRequest] = []
     for number, (name, share, start) in enumerate((("flood", 1.38, 0), ("light", 0.10, 0), ("late", 0.28, 60))):
         head = f"[workload]\nseed = {seed * 10 + number}\nseconds = {180 - start}\nrate = {share * capacity}\n"
         rows = generate(f"{head}{LENGTHS}", name)

@@ -13,7 +13,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_graft.testing.models import cache_folder
+from vllm_graft.files import cache_folder
 
 
 @dataclass(frozen=True)

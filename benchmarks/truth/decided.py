@@ -17,7 +17,7 @@ from truth.corpus import Entry, unpack
 from truth.oracle import Oracle
 from truth.upstream import Sources
 from truth.verdicts import NO_USE
-from vllm_graft.testing.models import cache_folder
+from vllm_graft.files import cache_folder
 
 
 @dataclass(frozen=True)

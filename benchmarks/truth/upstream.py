@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from truth.collect import Shape, shape_of
-from vllm_graft.testing.models import cache_folder
+from vllm_graft.files import cache_folder
 
 _FORMAT = 1
 

@@ -10,14 +10,17 @@ if TYPE_CHECKING:
 
 
 def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """A module's ``__getattr__``: ``homes`` says in which module of the package each public name lives."""
+    """Return a module's ``__getattr__``: ``homes`` has the module of each public name.
+
+    A home is relative to the package; with a leading dot, to the package's parent.
+    """
 
     def load(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         import importlib
 
-        found: object = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        found: object = getattr(importlib.import_module(f".{homes[name]}", package), name)
         setattr(sys.modules[package], name, found)
         return found
 

@@ -18,8 +18,8 @@ import pytest
 
 from vllm_graft.boot.clients import unasked_ranks
 from vllm_graft.errors import StartError
-from vllm_graft.testing import Server, Session
-from vllm_graft.testing.server import free_port
+from vllm_graft.launcher.server import free_port
+from vllm_graft.testing import ServerProcess, Session
 
 ENTER = 'hostname "$0" && mount -t tmpfs shm /dev/shm && exec "$@"'
 """Run in a new UTS and mount namespace: give the node a name and shared memory of its own, then start the program."""
@@ -63,7 +63,7 @@ def network() -> Iterator[Network]:
 
 
 @contextmanager
-def second_node(folder: Path, network: Network, plan: str, *arguments: str) -> Iterator[Server]:
+def second_node(folder: Path, network: Network, plan: str, *arguments: str) -> Iterator[ServerProcess]:
     """A headless node with a plan of its own."""
     (folder / "node-b").mkdir()
     session = Session(folder / "node-b")

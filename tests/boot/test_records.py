@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from vllm_graft.findings import Finding
-from vllm_graft.testing import Server, Session
+from vllm_graft.testing import ServerProcess, Session
 
 pytestmark = pytest.mark.server
 
@@ -76,13 +76,13 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 
 
 @pytest.fixture(scope="module")
-def server(session: Session) -> Iterator[Server]:
+def server(session: Session) -> Iterator[ServerProcess]:
     """One server for all tests that it survives; the last test of this file is its end."""
     with session.server("--served-model-name", "m") as running:
         yield running
 
 
-def findings(server: Server) -> dict[str, Finding]:
+def findings(server: ServerProcess) -> dict[str, Finding]:
     view = server.run_view()
     return {finding.code: finding for finding in view.findings()} if view is not None else {}
 
@@ -94,20 +94,20 @@ def wait_for(condition: Callable[[], object], seconds: float = 40.0) -> None:
     assert condition()
 
 
-def pid_of(server: Server, role: str) -> int:
+def pid_of(server: ServerProcess, role: str) -> int:
     view = server.run_view()
     assert view is not None
     return next(process.record.pid for process in view.processes if role in process.record.roles)
 
 
-def ask(server: Server) -> dict[str, list[dict[str, str]]]:
+def ask(server: ServerProcess) -> dict[str, list[dict[str, str]]]:
     status, body = server.get("/graft/status")
     assert status == 200
     found: dict[str, list[dict[str, str]]] = json.loads(body)
     return found
 
 
-def test_who_asks_while_another_waits_for_the_answer_waits_too(server: Server):
+def test_who_asks_while_another_waits_for_the_answer_waits_too(server: ServerProcess):
     """An answer that is still on its way is no all-clear."""
     engine = pid_of(server, "engine")
     os.kill(engine, signal.SIGSTOP)
@@ -126,7 +126,7 @@ def test_who_asks_while_another_waits_for_the_answer_waits_too(server: Server):
     assert first.result()["findings"] == second.result()["findings"] == []
 
 
-def test_the_metrics_have_the_items(server: Server):
+def test_the_metrics_have_the_items(server: ServerProcess):
     """Beside vLLM's own, in either format."""
     assert server.post("/v1/completions", BODY)[0] == 200
     for accept, last in (("text/plain", "\n"), ("application/openmetrics-text; version=1.0.0", "\n# EOF\n")):
@@ -139,7 +139,7 @@ def test_the_metrics_have_the_items(server: Server):
         assert text.count("# EOF") == last.count("# EOF")
 
 
-def test_a_sink_that_does_not_return_is_a_finding_that_names_it(server: Server, session: Session):
+def test_a_sink_that_does_not_return_is_a_finding_that_names_it(server: ServerProcess, session: Session):
     """Though it holds up the event loop, so that the server itself answers nobody."""
     flag = session.folder / "hang-sink"
     flag.touch()
@@ -156,7 +156,7 @@ def test_a_sink_that_does_not_return_is_a_finding_that_names_it(server: Server, 
     wait_for(lambda: "S016" not in findings(server))
 
 
-def test_an_engine_that_makes_no_step_is_a_finding(server: Server, session: Session):
+def test_an_engine_that_makes_no_step_is_a_finding(server: ServerProcess, session: Session):
     """In the records, and in the route's answer, which does not wait for it for long."""
     flag = session.folder / "hang-engine"
     flag.touch()
@@ -177,7 +177,7 @@ def test_an_engine_that_makes_no_step_is_a_finding(server: Server, session: Sess
     wait_for(lambda: findings(server) == {})
 
 
-def test_an_overwritten_patch_is_noticed_without_anybody_asking(server: Server, session: Session):
+def test_an_overwritten_patch_is_noticed_without_anybody_asking(server: ServerProcess, session: Session):
     """By the process itself, in its record and in the log."""
     assert findings(server) == {}
     (session.folder / "overwrite").touch()
@@ -188,7 +188,7 @@ def test_an_overwritten_patch_is_noticed_without_anybody_asking(server: Server, 
     assert server.log.read_text().count("S010: patch steps is overwritten") == 1
 
 
-def test_a_crashed_engine_has_died_though_its_server_ends_in_order(server: Server, session: Session):
+def test_a_crashed_engine_has_died_though_its_server_ends_in_order(server: ServerProcess, session: Session):
     """The last test of this server: it does not survive it."""
     (session.folder / "crash-engine").touch()
     status, _ = server.post("/v1/completions", BODY)
@@ -217,7 +217,7 @@ def test_a_server_that_is_told_to_end_has_ended(graft: Session, number: int):
     assert [(process.record.name, process.life) for view in graft.views() for process in view.processes] == []
 
 
-def _send(server: Server, body: object) -> None:
+def _send(server: ServerProcess, body: object) -> None:
     try:
         server.post("/v1/completions", body)
     except OSError:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.testing import Server, Session, assert_active, assert_called
+from vllm_graft.testing import ServerProcess, Session, assert_active, assert_called
 
 pytestmark = [pytest.mark.server, pytest.mark.compiled]
 
@@ -21,14 +21,14 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "model
 
 
 @pytest.fixture(scope="module")
-def server(planned_module: Session) -> Iterator[Server]:
+def server(planned_module: Session) -> Iterator[ServerProcess]:
     """Two API servers behind one port, with an API key."""
     arguments = ("--api-server-count", "2", "--served-model-name", "m", "--api-key", "secret")
     with planned_module.server(*arguments) as running:
         yield running
 
 
-def test_every_process_is_in_the_ledger_with_its_part_of_the_plan(server: Server):
+def test_every_process_is_in_the_ledger_with_its_part_of_the_plan(server: ServerProcess):
     """Launcher, two API servers, engine core and worker."""
     view = server.run_view()
     assert view is not None
@@ -41,7 +41,7 @@ def test_every_process_is_in_the_ledger_with_its_part_of_the_plan(server: Server
     assert view.findings() == []
 
 
-def test_hooks_are_counted_where_they_run(server: Server):
+def test_hooks_are_counted_where_they_run(server: ServerProcess):
     """A request goes through the scheduler in the engine and the model in the worker."""
     status, body = server.post("/v1/chat/completions", CHAT, KEY)
     assert status == 200, body
@@ -53,7 +53,7 @@ def test_hooks_are_counted_where_they_run(server: Server):
     assert engine.calls("on-worker") == 0
 
 
-def test_the_status_route_says_the_same_from_inside(server: Server):
+def test_the_status_route_says_the_same_from_inside(server: ServerProcess):
     """JSON for programs: every process, the plan, no finding."""
     status, body = server.get("/graft/status", KEY)
     assert status == 200
@@ -73,7 +73,7 @@ def test_the_status_route_says_the_same_from_inside(server: Server):
     }
 
 
-def test_a_run_s_folder_that_somebody_removed_is_written_again_by_all(server: Server):
+def test_a_run_s_folder_that_somebody_removed_is_written_again_by_all(server: ServerProcess):
     """The launcher too, and the plan; until then nothing says that all is well, and nobody raises."""
     view = server.run_view()
     assert view is not None
@@ -95,7 +95,7 @@ def test_a_run_s_folder_that_somebody_removed_is_written_again_by_all(server: Se
     assert "Traceback" not in server.tail(2000)
 
 
-def test_the_status_route_shows_a_page_to_a_browser(server: Server):
+def test_the_status_route_shows_a_page_to_a_browser(server: ServerProcess):
     """One plain page without a script."""
     status, body = server.get("/graft/status", {**KEY, "Accept": "text/html,*/*"})
     assert status == 200
@@ -105,14 +105,14 @@ def test_the_status_route_shows_a_page_to_a_browser(server: Server):
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}])
-def test_the_status_route_asks_for_the_servers_key(server: Server, headers: dict[str, str]):
+def test_the_status_route_asks_for_the_servers_key(server: ServerProcess, headers: dict[str, str]):
     """vLLM guards only paths under /v1, so ours guard themselves."""
     status, body = server.get("/graft/status", headers)
     assert status == 401
     assert "processes" not in body
 
 
-def test_the_metrics_have_the_items_whichever_api_server_answers(server: Server):
+def test_the_metrics_have_the_items_whichever_api_server_answers(server: ServerProcess):
     """Once for all of them: every API server reads the same records."""
     state = 'vllm_graft_item_processes{item="on-worker",point="patch",role="worker",state="applied"} 1'
     for _ in range(6):
@@ -132,7 +132,7 @@ def run_status(session: Session, *arguments: str) -> subprocess.CompletedProcess
     return run_command(session, "status", *arguments)
 
 
-def test_the_status_command_shows_a_row_per_process(server: Server, planned_module: Session):
+def test_the_status_command_shows_a_row_per_process(server: ServerProcess, planned_module: Session):
     """From the records, and from the server's own mouth."""
     shown = run_status(planned_module)
     assert shown.returncode == 0, shown.stderr
@@ -155,7 +155,7 @@ os._exit(0)
 """
 
 
-def test_the_doctor_asks_the_server_too(server: Server, planned_module: Session):
+def test_the_doctor_asks_the_server_too(server: ServerProcess, planned_module: Session):
     """A sound server adds nothing; what it says of itself is added: here a record of a process that is gone."""
     asked = ("doctor", "--url", server.url, "--api-key", "secret", "--json")
     codes = {finding["code"] for finding in json.loads(run_command(planned_module, *asked).stdout)["findings"]}
@@ -173,7 +173,7 @@ def test_the_doctor_asks_the_server_too(server: Server, planned_module: Session)
     assert "give the server's key with --api-key" in refused.stderr
 
 
-def test_a_killed_worker_is_visible(server: Server, planned_module: Session):
+def test_a_killed_worker_is_visible(server: ServerProcess, planned_module: Session):
     """The last test of this server: it does not survive it."""
     view = server.run_view()
     assert view is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.cli import main
-from vllm_graft.testing import Server
+from vllm_graft.testing import ServerProcess
 from vllm_graft.testing.packages import lay_out, python_path
 
 SCHEDULER = "from vllm.v1.core.sched.scheduler import Scheduler\nclass Mine(Scheduler): ...\n"
@@ -38,7 +38,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The arguments of every server that would have been started."""
     calls: list[list[str]] = []
 
-    def watch(server: Server) -> int:
+    def watch(server: ServerProcess) -> int:
         calls.append(server.arguments)
         return 0
 

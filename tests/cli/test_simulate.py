@@ -18,14 +18,16 @@ import pytest
 
 from vllm_graft import sockets
 from vllm_graft.cli import main, simulate
-from vllm_graft.cli.simulated import folder_of, given, memory_share, render, sizes, summary
+from vllm_graft.cli.simulate import memory_share, model_folder, parallel_sizes, summary
+from vllm_graft.cli.simulate_report import render
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
-from vllm_graft.plugins.platforms.simulated.models import find_model
-from vllm_graft.plugins.platforms.simulated.settings import VARIABLES, Settings
-from vllm_graft.plugins.platforms.simulated.workload import Report, Result
+from vllm_graft.launcher.server import ServerProcess
+from vllm_graft.simulator.model_shape import find_model
+from vllm_graft.simulator.settings import VARIABLES, SimulationSettings
+from vllm_graft.simulator.workload import Result, WorkloadReport
 from vllm_graft.testing import Session, free_port, tiny_model, zygote
-from vllm_graft.testing.server import Server
+from vllm_graft.vllm_arguments import VllmArguments
 
 BASE = ["simulate", "--model", "llama-3-8b", "--device", "H200"]
 MIXTURE = ["simulate", "--model", "qwen3-30b-a3b", "--device", "L40S"]
@@ -221,7 +223,7 @@ class TestList:
 
 class TestArguments:
     def test_a_shape_is_served_under_its_name_with_the_embedded_tokenizer(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("vllm_graft.testing.models.embedded_model", lambda: Path("/embedded"))
+        monkeypatch.setattr("vllm_graft.launcher.models.embedded_model", lambda: Path("/embedded"))
         model = find_model("llama-3-8b")
         assert simulate._vllm_arguments(model, ["--port", "1"], tokenizer=True) == [
             *(str(model.folder), "--served-model-name", "llama-3-8b", "--tokenizer", "/embedded", "--port", "1")
@@ -239,9 +241,9 @@ class TestArguments:
     def test_a_config_by_another_name_gets_a_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("GRAFT_CACHE_DIR", str(tmp_path / "cache"))
         (tmp_path / "mine.json").write_text(find_model("llama-3-8b").file.read_text())
-        folder = folder_of(find_model("mine.json"))
+        folder = model_folder(find_model("mine.json"))
         assert json.loads((folder / "config.json").read_text())["hidden_size"] == 4096
-        assert folder_of(find_model("llama-3-8b")) == find_model("llama-3-8b").folder
+        assert model_folder(find_model("llama-3-8b")) == find_model("llama-3-8b").folder
 
     def test_a_tokenizer_beside_such_a_config_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("GRAFT_CACHE_DIR", str(tmp_path / "cache"))
@@ -251,23 +253,24 @@ class TestArguments:
         assert words[words.index("--tokenizer") + 1] == str(tmp_path)
 
     def test_numbers_are_read_in_every_spelling(self):
-        assert sizes(["--x", "3"]) == (1, 1, 1)
-        assert sizes(["-tp", "2", "--pipeline_parallel_size=3"]) == (2, 3, 1)
-        assert sizes(["-tp", "1", "-pp=4", "--tensor-par", "8"]) == (8, 4, 1)
-        assert sizes(["--data-parallel-size", "4", "-tp", "2"]) == (2, 1, 4)
-        assert sizes(["-tp", "1.5"]) is None
-        assert sizes(["-tp", "65536", "-pp", "65537"]) is None
+        assert parallel_sizes(["--x", "3"]) == (1, 1, 1)
+        assert parallel_sizes(["-tp", "2", "--pipeline_parallel_size=3"]) == (2, 3, 1)
+        assert parallel_sizes(["-tp", "1", "-pp=4", "--tensor-par", "8"]) == (8, 4, 1)
+        assert parallel_sizes(["--data-parallel-size", "4", "-tp", "2"]) == (2, 1, 4)
+        assert parallel_sizes(["-tp", "1.5"]) is None
+        assert parallel_sizes(["-tp", "65536", "-pp", "65537"]) is None
         assert memory_share([]) == 1
         assert memory_share(["--gpu_memory_utilization=0.3", "--device-memory-utilization", "0.5"]) == 0.5
         assert memory_share(["--gpu-memory-utilization", "nan"]) is None
 
     def test_another_argument_is_not_taken_for_one(self):
         words = ["--", "-", "--config-format", "hf", "--quantized=1", "x", "-t", "--hf-token", "-p=3"]
-        assert given(words, "--config", "--quantization", "-q", "--hf-overrides", "-tp", "-pp") == []
-        assert given(["--config.a=1", "--config"], "--config") == ["1", ""]
+        names = ("--config", "--quantization", "-q", "--hf-overrides", "-tp", "-pp")
+        assert VllmArguments(tuple(words)).possible_values(*names) == []
+        assert VllmArguments(("--config.a=1", "--config")).possible_values("--config") == ["1", ""]
 
     def test_one_line_says_what_is_simulated(self):
-        model, settings = find_model("llama-3-8b"), Settings(name="H200", speed=20.0, output_tokens=50.0)
+        model, settings = find_model("llama-3-8b"), SimulationSettings(name="H200", speed=20.0, output_tokens=50.0)
         assert summary(model, settings, ["-tp", "2"]) == (
             "simulating llama-3-8b on 2 x H200, 20 times as fast as real time, answers of 50 tokens on average; "
             "its text is invented"
@@ -279,7 +282,7 @@ def test_the_report_is_a_readable_table():
         Result("a", "x", 0, 0.0, "done", "length", 10, 5, 0, 0.5, 1.0, 2.0, (1,)),
         Result("b", "y", 0, 0.0, "rejected", "the prompt is too long"),
     )
-    shown = render(Report(rows, "w.toml", "m", "H200", float("inf"), "0.32.0", modelled_s=2.0, wall_s=0.1))
+    shown = render(WorkloadReport(rows, "w.toml", "m", "H200", float("inf"), "0.32.0", modelled_s=2.0, wall_s=0.1))
     assert "m on a modelled H200, vLLM 0.32.0, synchronous scheduling" in shown
     assert "w.toml: 2.0 s modelled in 0.1 s, 20.0 times faster than the time it models" in shown
     assert "2: 1 done, 1 rejected, 0 aborted" in shown
@@ -290,10 +293,10 @@ def test_the_report_is_a_readable_table():
 
 def test_a_report_says_what_was_not_active():
     """By whose figures it is: the scheduler, the plan, and what was put aside."""
-    plain = render(Report((), "w.toml", "m", "H200", scheduler="vLLM's own, fcfs"))
+    plain = render(WorkloadReport((), "w.toml", "m", "H200", scheduler="vLLM's own, fcfs"))
     assert "scheduler: vLLM's own, fcfs; no plan" in plain
     aside = Finding("S005", "warning", "scheduler fair", "is quarantined: RuntimeError: on purpose")
-    report = Report((), "w.toml", "m", "H200", plan="abc", scheduler="fair", findings=(aside,))
+    report = WorkloadReport((), "w.toml", "m", "H200", plan="abc", scheduler="fair", findings=(aside,))
     shown = render(report)
     assert "scheduler: fair; plan abc" in shown
     assert "S005 warning: scheduler fair: is quarantined: RuntimeError: on purpose" in shown
@@ -302,7 +305,7 @@ def test_a_report_says_what_was_not_active():
     assert (facts["plan"], facts["scheduler"], facts["sound"]) == ("abc", "fair", False)
     assert facts["findings"] == [aside.as_dict()]
     drifted = Finding("S009", "warning", "patch p", "is drifted: upstream changed")
-    assert Report((), findings=(drifted,)).sound
+    assert WorkloadReport((), findings=(drifted,)).sound
 
 
 QUEUE = """
@@ -537,7 +540,7 @@ def test_a_server_streams_refuses_and_stops(graft: Session, scratch: Path):
         process = subprocess.Popen(
             line, env=environment, cwd=graft.folder, stdout=file, stderr=file, start_new_session=True
         )
-        server = Server(["m", "--port", str(port)])
+        server = ServerProcess(["m", "--port", str(port)])
         try:
             deadline = time.monotonic() + 240
             while server.health() != 200:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from vllm_graft.launcher.server import ServerProcess
 from vllm_graft.testing import Session
-from vllm_graft.testing.server import Server
 
 pytestmark = pytest.mark.server
 
@@ -60,7 +60,9 @@ priority = 3
 """
 
 
-def post(server: Server, body: object, path: str = "/v1/completions", **headers: str) -> tuple[int, Mapping[str, str]]:
+def post(
+    server: ServerProcess, body: object, path: str = "/v1/completions", **headers: str
+) -> tuple[int, Mapping[str, str]]:
     """The status and the headers of the answer, which was read to its end; bytes are sent as they are."""
     sent = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -129,7 +131,7 @@ def test_who_asks_and_who_is_turned_away(graft: Session):
         wait(lambda: states(server)["noting"] == "quarantined", "the failed queue is shown")
 
 
-def states(server: Server) -> dict[str, str]:
+def states(server: ServerProcess) -> dict[str, str]:
     """The items of the API server's own process."""
     found = json.loads(server.get("/graft/status")[1])
     (row,) = [row for row in found["processes"] if "frontend" in row["roles"] and row["life"] == "running"]

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import os
 import pickle
 import sys
-import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +24,7 @@ from vllm_graft.audit.releases.shape import Release
 from vllm_graft.audit.releases.sourced import Sourced
 from vllm_graft.audit.uses.locate import Located
 from vllm_graft.audit.uses.locks import lock_of
-from vllm_graft.testing.models import cache_folder
+from vllm_graft.files import cache_folder, replace_file
 
 _PACKAGE: Final = Path(__file__).parents[1]
 _CODE: Final = ("audit", "patching")
@@ -64,14 +62,7 @@ class ReportCache:
             raise ValueError(str(error)) from error
         body = zlib.compress(packed.getvalue(), 1)
         self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.folder / f".{uuid.uuid4().hex}"
-        try:
-            part.write_bytes(hashlib.sha256(body).digest() + body)
-            os.replace(part, self.folder / key)
-        except OSError:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise
+        replace_file(self.folder / key, hashlib.sha256(body).digest() + body)
         self._prune()
 
     def _prune(self) -> None:

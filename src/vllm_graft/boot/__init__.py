@@ -29,7 +29,7 @@ def platform() -> str | None:
     """The entry point ``graft`` of ``vllm.platform_plugins``: the simulated platform where it is asked for."""
     if disabled() or not _asked(SIMULATE_VARIABLE):
         return None
-    return "vllm_graft.plugins.platforms.simulated.platform.SimulatedPlatform"
+    return "vllm_graft.simulator.platform.SimulatedPlatform"
 
 
 def disabled() -> bool:

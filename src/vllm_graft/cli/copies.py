@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import io
-import os
-import shutil
-import tempfile
 import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +12,7 @@ from pathlib import Path
 from vllm_graft.audit.merge import lines
 from vllm_graft.cli.patches import lock_file, patches
 from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.files import replace_file
 from vllm_graft.patching.declare import Patch
 from vllm_graft.patching.functions import functions_in, innermost
 from vllm_graft.patching.hooks import Hook
@@ -60,7 +57,7 @@ class Copy:
         if found[place] != old:
             raise ConfigError("the file has changed meanwhile", where=f"{self.path}:{line}", fix="run it again")
         found[place] = new
-        _write(self.path, "".join(found).encode(encoding))
+        replace_file(self.path, "".join(found).encode(encoding))
         return len(new) - len(old)
 
 
@@ -202,17 +199,3 @@ def _parsed(path: Path) -> tuple[str, list[ast.stmt]]:
             where=str(path),
             fix="repair it: conflict markers may be left in it",
         ) from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Put new contents in the place of a file's, all or nothing."""
-    path = path.resolve()
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        shutil.copymode(path, name)
-        os.replace(name, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)

@@ -24,9 +24,9 @@ from vllm_graft.cli.model import ProgressLine
 from vllm_graft.cli.status import render_run
 from vllm_graft.cli.table import paint
 from vllm_graft.errors import SetupError, StartError
-from vllm_graft.testing.models import embedded_model
+from vllm_graft.launcher.models import embedded_model
+from vllm_graft.launcher.server import ServerProcess, free_port
 from vllm_graft.testing.packages import lay_out, python_path
-from vllm_graft.testing.server import Server, free_port
 from vllm_graft.versions import vllm_version
 
 HELP = "run the product's main job on a real vLLM server with the embedded model (about two minutes)"
@@ -120,13 +120,13 @@ def _plan() -> str:
     return PLAN.replace(_OWN, _SEEDS + _OWN) if cpu else PLAN
 
 
-def _stock_half(server: Server) -> None:
+def _stock_half(server: ServerProcess) -> None:
     print(f"   first chat    -> {_verdict(*_chat(server))}")
     print(f"   second chat   -> {_verdict(*_chat(server))}")
     print(f"   GET /health   -> {_health(server)}")
 
 
-def _grafted_half(server: Server, folder: Path) -> bool:
+def _grafted_half(server: ServerProcess, folder: Path) -> bool:
     failed = False
     for which in ("first", "second"):
         status, answer = _chat(server)
@@ -170,7 +170,7 @@ def _burst(folder: Path) -> bool:
     return good
 
 
-def _chat(server: Server) -> tuple[int, str]:
+def _chat(server: ServerProcess) -> tuple[int, str]:
     """One chat through the openai client: HTTP status, and the answer or the error."""
     try:
         import openai
@@ -189,7 +189,7 @@ def _chat(server: Server) -> tuple[int, str]:
     return 200, " ".join((answer.choices[0].message.content or "").split())
 
 
-def _continued(server: Server, **keys: object) -> str:
+def _continued(server: ServerProcess, **keys: object) -> str:
     """How the model goes on, with keys at the top level of the request, as other servers' clients send them."""
     body = {"model": "smollm2-135m", "prompt": LOOP, "max_tokens": 48, "temperature": 0.0, "ignore_eos": True, **keys}
     status, answer = server.post("/v1/completions", body)
@@ -205,7 +205,7 @@ def _circles(text: str) -> int:
     return max((runs.count(each) for each in runs), default=0)
 
 
-def _health(server: Server) -> str:
+def _health(server: ServerProcess) -> str:
     status = server.health()
     return paint(str(status), "green") if status == 200 else paint(str(status or "no answer"), "red")
 
@@ -217,7 +217,7 @@ def _verdict(status: int, answer: str) -> str:
 
 
 @contextmanager
-def _server(model: Path, folder: Path, log: str, *, disable: bool) -> Iterator[Server]:
+def _server(model: Path, folder: Path, log: str, *, disable: bool) -> Iterator[ServerProcess]:
     arguments = [str(model), "--served-model-name", "smollm2-135m", "--dtype", "float32", "--max-model-len", "1024"]
     arguments += ["--enforce-eager", "--host", "127.0.0.1", "--port", str(free_port())]
     environment = {
@@ -227,7 +227,7 @@ def _server(model: Path, folder: Path, log: str, *, disable: bool) -> Iterator[S
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    server = Server(arguments, env=environment, log=folder / log, cwd=folder)
+    server = ServerProcess(arguments, env=environment, log=folder / log, cwd=folder)
     print("   starting vLLM", end="", flush=True)
     started = time.monotonic()
     try:

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from vllm_graft.testing import models
+from vllm_graft.launcher import models
 
 HELP = "make or check the embedded model and print its folder"
 

@@ -143,7 +143,7 @@ def _releases(copies: Iterable[Copy], args: argparse.Namespace) -> dict[str, Fin
 
 def _candidates(copies: Iterable[Copy]) -> list[str]:
     from vllm_graft.audit.releases.catalogue import Catalogue
-    from vllm_graft.testing.models import cache_folder
+    from vllm_graft.files import cache_folder
 
     kept = [path.name for shelf in ("sources", "wheels") for path in sorted(cache_folder().glob(f"{shelf}/[0-9]*"))]
     reviewed = [release for copy in copies for release in copy.reviewed]

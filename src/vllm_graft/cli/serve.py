@@ -14,10 +14,11 @@ from vllm_graft.cli.status import render_run
 from vllm_graft.cli.switches import PLUGINS_VARIABLE, plugins_fault
 from vllm_graft.errors import ConfigError, GraftError, SetupError, StartError
 from vllm_graft.findings import Finding
-from vllm_graft.testing.models import embedded_model
-from vllm_graft.testing.server import Server
+from vllm_graft.launcher.models import embedded_model
+from vllm_graft.launcher.server import ServerProcess
 from vllm_graft.text import printable
 from vllm_graft.versions import vllm_version
+from vllm_graft.vllm_arguments import VllmArguments
 
 HELP = "start the vLLM API server with the plan (and the embedded model where none is named)"
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     arguments = with_default_model(args.rest)
     if not args.no_doctor and not is_sound(arguments):
         return 1
-    return watch(Server(arguments, env=_environment(embedded=arguments != args.rest)))
+    return watch(ServerProcess(arguments, env=_environment(embedded=arguments != args.rest)))
 
 
 def is_sound(arguments: Sequence[str]) -> bool:
@@ -85,7 +86,7 @@ def _findings(arguments: Sequence[str]) -> list[Finding]:
     return examine(Facts.gather(arguments, path=path, by_graft=True))
 
 
-def watch(server: Server) -> int:
+def watch(server: ServerProcess) -> int:
     """Start the server, print the status table once it is healthy, stop it in order on a signal."""
     if server.health():
         raise ConfigError(
@@ -117,8 +118,8 @@ def watch(server: Server) -> int:
         server.stop()
 
 
-def _conclude(server: Server, status: int) -> int:
-    """Say what ended a server that nobody stopped; the exit status, which vLLM's own is 0 also where an engine died."""
+def _conclude(server: ServerProcess, status: int) -> int:
+    """Print what ended a server on its own; return the exit status, since vLLM's is 0 even where an engine died."""
     if status < 0:
         print(f"vllm-graft: the server was ended by {_signal_name(-status)}", file=sys.stderr)
         status = 128 - status
@@ -140,7 +141,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _wait(server: Server) -> None:
+def _wait(server: ServerProcess) -> None:
     """Wait until the server is healthy; where it ends before that, end with the reason its processes recorded."""
     try:
         server.wait_healthy(timeout_s=24 * 3600)
@@ -168,13 +169,12 @@ def check_plugins_variable() -> None:
 
 def with_default_model(arguments: list[str]) -> list[str]:
     """The arguments, with the embedded model and what it needs where no model is named."""
-    named = any(argument == "--model" or argument.startswith("--model=") for argument in arguments)
-    configured = any(argument == "--config" or argument.startswith("--config=") for argument in arguments)
-    if named or configured or (arguments and not arguments[0].startswith("-")):
+    told = VllmArguments(tuple(arguments))
+    if told.model or told.given("--model") or told.given("--config"):
         return list(arguments)
     model = embedded_model()
-    added = [part for name, value in _EMBEDDED_DEFAULTS if not has(arguments, name) for part in (name, value)]
-    if not any(word.replace("_", "-").startswith(_COMPILING) for word in arguments):
+    added = [part for name, value in _EMBEDDED_DEFAULTS if not told.given(name) for part in (name, value)]
+    if not told.any_begins(*_COMPILING):
         added.append("--enforce-eager")
     print(f"vllm-graft: no model named, serving the embedded one with {' '.join(added)}", file=sys.stderr)
     return [str(model), *arguments, *added]
@@ -185,12 +185,7 @@ def _environment(*, embedded: bool) -> dict[str, str | None]:
     return {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")} if embedded else {}
 
 
-def has(arguments: Sequence[str], name: str) -> bool:
-    """Whether an argument of vLLM is given, in any of the spellings that vLLM takes."""
-    return any(argument.partition("=")[0].replace("_", "-") == name for argument in arguments)
-
-
-def _show(server: Server) -> None:
+def _show(server: ServerProcess) -> None:
     view = server.run_view()
     if view is not None:
         print(render_run(view), flush=True)

@@ -8,17 +8,37 @@ import math
 import os
 import signal
 import sys
+from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from vllm_graft.boot import disabled
 from vllm_graft.errors import ConfigError
+from vllm_graft.files import cache_folder, replace_file
+from vllm_graft.vllm_arguments import VllmArguments
 
 if TYPE_CHECKING:
-    from vllm_graft.plugins.platforms.simulated.models import Model
-    from vllm_graft.plugins.platforms.simulated.settings import Settings
-    from vllm_graft.plugins.platforms.simulated.workload import Workload
+    from vllm_graft.simulator.model_shape import Model
+    from vllm_graft.simulator.settings import SimulationSettings
+    from vllm_graft.simulator.workload import Workload
+
+_KEYS: Final = ("device", "speed", "output_tokens", "acceptance")
+"""The settings of a simulation that are arguments of the command."""
+
+_RESIZING: Final = (
+    *("--quantization", "-q", "--quantization-config", "--hf-overrides", "--hf-config-path", "--config"),
+    "--kv-cache-memory-bytes",
+)
+"""Arguments of vLLM that change what a device holds, so that the model's file no longer tells."""
+
+_PARALLEL: Final = (
+    ("--tensor-parallel-size", "-tp"),
+    ("--pipeline-parallel-size", "-pp"),
+    ("--data-parallel-size", "-dp"),
+)
+_MOST_DEVICES: Final = 1 << 16
+"""No model can be spread over more."""
 
 HELP = "run vLLM's real engine on a modelled device: an API server, or one workload and its figures"
 
@@ -46,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List, play a workload, or serve."""
     from vllm_graft.cli.serve import check_set_up
-    from vllm_graft.cli.simulated import print_list
-    from vllm_graft.plugins.platforms.simulated.models import find_model
+    from vllm_graft.cli.simulate_report import print_list
+    from vllm_graft.simulator.model_shape import find_model
 
     if args.list:
         return print_list(as_json=args.json)
@@ -68,20 +88,20 @@ def run(args: argparse.Namespace) -> int:
     return _serve(args, model, variables, settings)
 
 
-def _serve(args: argparse.Namespace, model: Model, variables: dict[str, str], settings: Settings) -> int:
-    from vllm_graft.cli.serve import has, watch
-    from vllm_graft.cli.simulated import summary
-    from vllm_graft.testing.server import Server
+def _serve(args: argparse.Namespace, model: Model, variables: dict[str, str], settings: SimulationSettings) -> int:
+    from vllm_graft.cli.serve import watch
+    from vllm_graft.launcher.server import ServerProcess
 
-    arguments = _vllm_arguments(model, args.rest, tokenizer=not has(args.rest, "--skip-tokenizer-init"))
+    skip = VllmArguments(tuple(args.rest)).given("--skip-tokenizer-init")
+    arguments = _vllm_arguments(model, args.rest, tokenizer=not skip)
     print(f"vllm-graft: {summary(model, settings, args.rest)}", file=sys.stderr, flush=True)
-    return watch(Server(arguments, env={"VLLM_NO_USAGE_STATS": "1", **variables}))
+    return watch(ServerProcess(arguments, env={"VLLM_NO_USAGE_STATS": "1", **variables}))
 
 
 def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], workload: Workload) -> int:
-    from vllm_graft.cli.simulated import PlayProgress, render
-    from vllm_graft.plugins.platforms.simulated.workload import run
-    from vllm_graft.plugins.platforms.simulated.workload.engine import parsed
+    from vllm_graft.cli.simulate_report import PlayProgress, render
+    from vllm_graft.simulator.workload import run
+    from vllm_graft.simulator.workload.engine import parse_engine_args
 
     # The report goes to standard output, so nothing else may.
     os.environ.update(variables)
@@ -89,7 +109,8 @@ def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], wor
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     signal.signal(signal.SIGTERM, _interrupt)
     words = _vllm_arguments(model, args.rest, tokenizer=workload.has_text)
-    report = run(workload, parsed(["--model", *words]), progress=PlayProgress() if sys.stderr.isatty() else None)
+    progress = PlayProgress() if sys.stderr.isatty() else None
+    report = run(workload, parse_engine_args(["--model", *words]), progress=progress)
     print(json.dumps(report.as_dict(), indent=2) if args.json else render(report), flush=True)
     if args.per_request:
         rows = "".join(json.dumps(result.as_dict()) + "\n" for result in report.results)
@@ -104,22 +125,19 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _variables(args: argparse.Namespace) -> dict[str, str]:
-    """Our arguments as the variables that every process of vLLM sees."""
-    from vllm_graft.plugins.platforms.simulated.settings import VARIABLES
+    """Return our arguments as variables, which every process of vLLM sees."""
+    from vllm_graft.simulator.settings import VARIABLES
 
     given = {VARIABLES[key]: getattr(args, key) for key in _KEYS if getattr(args, key) is not None}
-    # Where no device is given as an argument, a variable or the file may name one; the platform is asked for anyway.
+    # Without --device, a variable or the file may name one; the variable asks for the platform in any case.
     asked = os.environ.get(VARIABLES["device"], "").strip()
     given.setdefault(VARIABLES["device"], asked if asked.lower() not in ("", "0", "false", "no") else "1")
     return given
 
 
-_KEYS: Final = ("device", "speed", "output_tokens", "acceptance")
-
-
-def _settings(args: argparse.Namespace, variables: dict[str, str]) -> Settings:
-    """The settings; an error names the argument where one is at fault, and not the variable it stands for."""
-    from vllm_graft.plugins.platforms.simulated.settings import VARIABLES, resolve_settings
+def _settings(args: argparse.Namespace, variables: dict[str, str]) -> SimulationSettings:
+    """Resolve the settings; an error names the argument at fault rather than its variable."""
+    from vllm_graft.simulator.settings import VARIABLES, resolve_settings
 
     try:
         settings = resolve_settings({**os.environ, **variables})
@@ -136,7 +154,7 @@ def _settings(args: argparse.Namespace, variables: dict[str, str]) -> Settings:
     return settings
 
 
-def _check_server(args: argparse.Namespace, settings: Settings) -> None:
+def _check_server(args: argparse.Namespace, settings: SimulationSettings) -> None:
     if settings.virtual:
         raise ConfigError(
             "virtual time belongs to one process, and a server has several",
@@ -153,7 +171,7 @@ def _check_server(args: argparse.Namespace, settings: Settings) -> None:
 
 
 def _check_per_request(file: str, workload: str) -> None:
-    """Refuse a file that cannot be written, or that the workload is read from; a new one is not left behind empty."""
+    """Refuse a file that cannot be written or is the workload's own; leave no empty one behind."""
     if _is_one_file(workload, file):
         raise ConfigError(
             f"{file} is the workload itself, and would be overwritten", where="--per-request", fix="name another file"
@@ -165,7 +183,7 @@ def _check_per_request(file: str, workload: str) -> None:
 
 
 def _is_one_file(first: str, second: str) -> bool:
-    """Whether two names are of one file on a disk; a terminal may be read and written."""
+    """Say whether two names are one file on a disk; a terminal may be both read and written."""
     try:
         return Path(first).is_file() and Path(first).samefile(second)
     except OSError:
@@ -182,15 +200,14 @@ def _write(file: str, text: str, mode: str) -> None:
         ) from None
 
 
-def _check_memory(model: Model, settings: Settings, rest: list[str]) -> None:
-    """Refuse weights that cannot fit, which vLLM would find out after a minute. It checks to the byte later."""
-    from vllm_graft.cli.simulated import given, memory_share, sizes
-    from vllm_graft.plugins.platforms.simulated.roofline import Roofline
+def _check_memory(model: Model, settings: SimulationSettings, rest: list[str]) -> None:
+    """Refuse weights that cannot fit, before a start that takes a minute; the exact check comes with it."""
+    from vllm_graft.simulator.roofline import Roofline
 
-    device, parallel, share = settings.device, sizes(rest), memory_share(rest)
-    if device is None or model.shape is None or settings.kv_bytes or given(rest, *_RESIZING):
+    device, parallel, share = settings.device, parallel_sizes(rest), memory_share(rest)
+    if device is None or model.shape is None or settings.kv_bytes:
         return
-    if parallel is None or share is None:
+    if VllmArguments(tuple(rest)).possible_values(*_RESIZING) or parallel is None or share is None:
         return
     tensor, pipeline, data = parallel
     weights = Roofline(model.shape, device, tensor=tensor, pipeline=pipeline, data=data).weight_bytes / 1e9
@@ -204,15 +221,8 @@ def _check_memory(model: Model, settings: Settings, rest: list[str]) -> None:
         )
 
 
-_RESIZING: Final = (
-    *("--quantization", "-q", "--quantization-config", "--hf-overrides", "--hf-config-path", "--config"),
-    "--kv-cache-memory-bytes",
-)
-"""Arguments of vLLM after which the model's file no longer tells what a device holds."""
-
-
 def _workload(args: argparse.Namespace) -> Workload | None:
-    from vllm_graft.plugins.platforms.simulated.workload import read
+    from vllm_graft.simulator.workload import read
 
     if args.workload is None:
         return None
@@ -223,19 +233,61 @@ def _workload(args: argparse.Namespace) -> Workload | None:
 
 
 def _vllm_arguments(model: Model, rest: list[str], *, tokenizer: bool) -> list[str]:
-    """The model and what it needs, then what the user gave."""
-    from vllm_graft.cli.serve import has
-    from vllm_graft.cli.simulated import folder_of, sizes
-    from vllm_graft.plugins.platforms.simulated.workload.engine import EXECUTOR
-    from vllm_graft.testing.models import embedded_model
+    """Return the model and the arguments it needs, then the user's own."""
+    from vllm_graft.launcher.models import embedded_model
+    from vllm_graft.simulator.workload.engine import EXECUTOR
 
+    told = VllmArguments(tuple(rest))
     added: list[str] = []
-    if model.shipped and not has(rest, "--served-model-name"):
+    if model.shipped and not told.given("--served-model-name"):
         added += ["--served-model-name", model.name]
-    folder = folder_of(model)
-    if tokenizer and not has(rest, "--tokenizer") and not (model.has_tokenizer and folder == model.folder):
+    folder = model_folder(model)
+    if tokenizer and not told.given("--tokenizer") and not (model.has_tokenizer and folder == model.folder):
         added += ["--tokenizer", str(model.folder if model.has_tokenizer else embedded_model())]
-    tensor, pipeline, _ = sizes(rest) or (1, 1, 1)
-    if tensor * pipeline > 1 and not has(rest, "--distributed-executor-backend"):
+    tensor, pipeline, _ = parallel_sizes(rest) or (1, 1, 1)
+    if tensor * pipeline > 1 and not told.given("--distributed-executor-backend"):
         added += ["--distributed-executor-backend", EXECUTOR]
     return [str(folder), *added, *rest]
+
+
+def model_folder(model: Model) -> Path:
+    """Return the folder for vLLM, which reads a config.json: a file of another name is copied into the cache."""
+    if model.file.name == "config.json":
+        return model.folder
+    content = model.file.read_bytes()
+    folder = cache_folder() / "simulated" / sha256(content).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "config.json", content)
+    return folder
+
+
+def summary(model: Model, settings: SimulationSettings, rest: list[str]) -> str:
+    """Return one line that says what is simulated."""
+    devices = math.prod(parallel_sizes(rest) or (1,))
+    count = f"{devices} x " if devices > 1 else ""
+    speed = "in real time" if settings.speed == 1 else f"{settings.speed:g} times as fast as real time"
+    mean = settings.output_tokens
+    ends = f"answers of {mean:g} tokens on average" if mean else "answers end at max_tokens"
+    return f"simulating {model.name} on {count}{settings.name}, {speed}, {ends}; its text is invented"
+
+
+def parallel_sizes(rest: list[str]) -> tuple[int, int, int] | None:
+    """Return the tensor, pipeline and data parallel sizes for vLLM; None where vLLM would refuse one of them."""
+    told = VllmArguments(tuple(rest))
+    try:
+        tensor, pipeline, data = (int((told.possible_values(*names) or ["1"])[-1]) for names in _PARALLEL)
+    except ValueError:
+        return None
+    fits = all(1 <= size <= _MOST_DEVICES for size in (tensor, pipeline, data))
+    return (tensor, pipeline, data) if fits else None
+
+
+def memory_share(rest: list[str]) -> float | None:
+    """Return the share of a device's memory for vLLM, 1 where none is given; None where vLLM would refuse it."""
+    # vLLM has two names for one argument.
+    names = ("--gpu-memory-utilization", "--device-memory-utilization")
+    try:
+        share = float((VllmArguments(tuple(rest)).possible_values(*names) or ["1"])[-1])
+    except ValueError:
+        return None
+    return share if 0 < share <= 1 else None

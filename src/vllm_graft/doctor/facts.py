@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_graft.doctor.arguments import Arguments
 from vllm_graft.doctor.packages import GROUPS, Entry, Package, packages
 from vllm_graft.versions import vllm_root, vllm_version
+from vllm_graft.vllm_arguments import VllmArguments
 
 if TYPE_CHECKING:
     from vllm_graft.doctor.source import Reading
@@ -33,7 +33,7 @@ class Facts:
 
     path: tuple[str, ...]
     environ: Mapping[str, str]
-    arguments: Arguments
+    arguments: VllmArguments
     packages: tuple[Package, ...]
     vllm: str | None
     root: Path | None
@@ -53,7 +53,7 @@ class Facts:
         return cls(
             places,
             dict(os.environ if environ is None else environ),
-            Arguments(tuple(arguments)),
+            VllmArguments(tuple(arguments)),
             packages(places),
             vllm_version(),
             vllm_root(),

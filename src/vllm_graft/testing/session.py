@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import sockets
 from vllm_graft.errors import SetupError
+from vllm_graft.launcher.models import tiny_model
+from vllm_graft.launcher.server import ServerProcess, free_port
 from vllm_graft.ledger import RunView, runs
 from vllm_graft.ledger.folder import home_in
 from vllm_graft.testing import zygote
-from vllm_graft.testing.models import tiny_model
 from vllm_graft.testing.packages import lay_out, python_path
-from vllm_graft.testing.server import Server, free_port
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -62,7 +62,7 @@ class Session:
         self._sockets = sockets.make(os.environ)
         if self._sockets is not None:
             self.env[sockets.VARIABLE] = str(self._sockets)
-        self._servers: list[Server] = []
+        self._servers: list[ServerProcess] = []
 
     def plan(self, text: str) -> None:
         """Write ``graft.toml``."""
@@ -85,13 +85,15 @@ class Session:
         if speed == "virtual":
             self.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-    def server(self, *arguments: str, model: str | Path | None = None, program: Sequence[str] | None = None) -> Server:
+    def server(
+        self, *arguments: str, model: str | Path | None = None, program: Sequence[str] | None = None
+    ) -> ServerProcess:
         """A server with the plan, not started yet; stopped when the test ends."""
         chosen = str(model if model is not None else tiny_model())
         port = [] if "--port" in arguments else ["--port", str(free_port())]
         small = [] if model is not None else list(_SMALL)
         log = self.folder / f"server-{len(self._servers)}.log"
-        made = Server(
+        made = ServerProcess(
             [chosen, *small, "--host", "127.0.0.1", *port, *arguments],
             env=self.env,
             log=log,

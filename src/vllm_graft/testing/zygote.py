@@ -162,7 +162,7 @@ def client() -> Client | None:
 
 def dependencies(env: Mapping[str, str]) -> list[str]:
     """List the modules of other packages that vLLM imports: found by importing it, then kept in the cache folder."""
-    from vllm_graft.testing.models import cache_folder
+    from vllm_graft.files import cache_folder
     from vllm_graft.versions import vllm_version
 
     release = f"{vllm_version()}-python{sys.version_info[0]}.{sys.version_info[1]}"

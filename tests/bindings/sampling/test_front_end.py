@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from vllm_graft.testing import Server, Session
+from vllm_graft.testing import ServerProcess, Session
 
 LENIENT = """
 def lift_refusal():
     import os
     if os.environ.get("GRAFT_SIMULATE"):
-        from vllm_graft.plugins.platforms.simulated import refusals
+        from vllm_graft.simulator import refusals
         refused = ("model_config.logits_processors", "logits processors need logits")
         for name, table in list(vars(refusals).items()):
             if isinstance(table, tuple) and refused in table:
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.server]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server for all of them."""
     session = Session(tmp_path_factory.mktemp("front-end"))
     session.simulate()
@@ -54,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("place", ["top level", "xargs"])
 @pytest.mark.parametrize("path", REQUESTS)
-def test_a_bad_key_is_a_400(server: Server, path: str, place: str, stream: bool):
+def test_a_bad_key_is_a_400(server: ServerProcess, path: str, place: str, stream: bool):
     """Also where the answer would be streamed."""
     for extra in ({"dry_multiplier": -1}, {"dry_mutliplier": 1}, {"dry_penalty_last_n": 2**64}, {"xtc_threshold": 2}):
         body = {**REQUESTS[path], "stream": stream, **(extra if place == "top level" else {"vllm_xargs": extra})}
@@ -64,7 +64,7 @@ def test_a_bad_key_is_a_400(server: Server, path: str, place: str, stream: bool)
 
 
 @pytest.mark.parametrize("path", REQUESTS)
-def test_other_names_and_values_that_mean_off_are_served(server: Server, path: str):
+def test_other_names_and_values_that_mean_off_are_served(server: ServerProcess, path: str):
     """Whole and in a stream."""
     for extra in ({"threshold": 0.5}, {"dry_multiplier": 0}, {"my_probability": 1}):
         for stream in (False, True):
@@ -73,7 +73,7 @@ def test_other_names_and_values_that_mean_off_are_served(server: Server, path: s
             assert '"error": {' not in answer
 
 
-def test_many_names_and_many_prompts_are_served(server: Server):
+def test_many_names_and_many_prompts_are_served(server: ServerProcess):
     """Each name is looked at once."""
     names = {f"dry_penalty_lst_{number:03d}": 1 for number in range(500)}
     for extra in (names, {"vllm_xargs": names}):
@@ -82,14 +82,14 @@ def test_many_names_and_many_prompts_are_served(server: Server):
 
 
 @pytest.mark.parametrize("value", [5, "x", [1]], ids=str)
-def test_a_body_that_vllm_stumbles_over_is_a_400(server: Server, value: object):
+def test_a_body_that_vllm_stumbles_over_is_a_400(server: ServerProcess, value: object):
     """A stock server answers with a 500."""
     for path in ("/v1/completions", "/v1/chat/completions"):
         status, answer = server.post(path, {**REQUESTS[path], "structured_outputs": value})
         assert status == 400, answer
 
 
-def test_the_server_says_what_it_has(server: Server):
+def test_the_server_says_what_it_has(server: ServerProcess):
     """With what requests carry by default."""
     listed = json.loads(server.get("/graft/samplers")[1])["samplers"]
     assert [(row["name"], row["defaults"], row["every_request"]) for row in listed] == [

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vllm_graft.testing import Server, Session
+from vllm_graft.testing import ServerProcess, Session
 
 pytestmark = [pytest.mark.server, pytest.mark.compiled]
 
@@ -103,7 +103,7 @@ ASK = {"prompt": "x", "max_tokens": 6, "model": "m", "temperature": 0, "ignore_e
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server with all of them planned."""
     session = Session(tmp_path_factory.mktemp("misbehaviour"))
     entries = {name: f"misdeeds:{name.capitalize()}" for name in NAMES}
@@ -114,25 +114,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     session.close()
 
 
-def text(server: Server, **more: object) -> str:
+def text(server: ServerProcess, **more: object) -> str:
     status, body = server.post("/v1/completions", {**ASK, **more})
     assert status == 200, body
     return str(json.loads(body)["choices"][0]["text"])
 
 
 @pytest.fixture(scope="module")
-def plain(server: Server) -> str:
+def plain(server: ServerProcess) -> str:
     """What a request gets that asks for nothing."""
     return text(server)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(server: Server) -> list[str]:
+def undisturbed(server: ServerProcess) -> list[str]:
     """What four long ones get."""
     return [text(server, max_tokens=LONG)] * 4
 
 
-def beside(server: Server, name: str, number: int = 4) -> tuple[list[str], list[str]]:
+def beside(server: ServerProcess, name: str, number: int = 4) -> tuple[list[str], list[str]]:
     """The answers of requests that ask for a sampler, and of others that are under way when they come."""
     with ThreadPoolExecutor(8) as pool:
         others = [pool.submit(text, server, max_tokens=LONG) for _ in range(4)]
@@ -141,7 +141,7 @@ def beside(server: Server, name: str, number: int = 4) -> tuple[list[str], list[
         return [each.result() for each in own], [each.result() for each in others]
 
 
-def reason(server: Server, name: str) -> str:
+def reason(server: ServerProcess, name: str) -> str:
     """Why a sampler is quarantined."""
     (worker,) = [view for view in server.run_view().processes if "worker" in view.record.roles]
     item = worker.record.item(name)
@@ -164,7 +164,7 @@ def reason(server: Server, name: str) -> str:
     ],
 )
 def test_a_misdeed_costs_the_sampler_and_nobody_else(
-    server: Server, plain: str, undisturbed: list[str], name: str, said: str
+    server: ServerProcess, plain: str, undisturbed: list[str], name: str, said: str
 ):
     """Its request goes on as if it had never been called, others do not notice, and status has the reason."""
     assert beside(server, name, 1) == ([plain], undisturbed)
@@ -172,20 +172,20 @@ def test_a_misdeed_costs_the_sampler_and_nobody_else(
     assert server.health() == 200
 
 
-def test_rows_of_other_requests_are_out_of_reach(server: Server, undisturbed: list[str]):
+def test_rows_of_other_requests_are_out_of_reach(server: ServerProcess, undisturbed: list[str]):
     """It forces a token wherever it can write: in its own rows only."""
     own, others = beside(server, "overreaches")
     assert set(own) == {"B" * 6}
     assert others == undisturbed
 
 
-def test_what_a_step_returns_counts(server: Server, undisturbed: list[str]):
+def test_what_a_step_returns_counts(server: ServerProcess, undisturbed: list[str]):
     """As in vLLM's own interface."""
     assert beside(server, "returns") == (["A" * 6] * 4, undisturbed)
 
 
 @pytest.mark.parametrize(("name", "requests"), [("sleeps", 1), ("dozes", 3)])
-def test_one_that_sleeps_is_put_aside_at_its_third_call(server: Server, plain: str, name: str, requests: int):
+def test_one_that_sleeps_is_put_aside_at_its_third_call(server: ServerProcess, plain: str, name: str, requests: int):
     """Two long calls are forgiven; six of them, for one request, would take nine seconds."""
     started = time.monotonic()
     for _ in range(requests):

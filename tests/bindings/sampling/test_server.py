@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vllm_graft.testing import Server, Session, assert_active
+from vllm_graft.testing import ServerProcess, Session, assert_active
 
 ACME = '''
 from vllm_graft import Key, Sampler, SamplingStrategy
@@ -122,7 +122,7 @@ def lay_out(session: Session) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server with all of them."""
     session = Session(tmp_path_factory.mktemp("samplers"))
     lay_out(session)
@@ -132,12 +132,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     session.close()
 
 
-def complete(server: Server, **more: object) -> tuple[int, dict]:
+def complete(server: ServerProcess, **more: object) -> tuple[int, dict]:
     status, body = server.post("/v1/completions", {**ASK, **more})
     return status, json.loads(body)
 
 
-def text(server: Server, **more: object) -> str:
+def text(server: ServerProcess, **more: object) -> str:
     status, body = complete(server, **more)
     assert status == 200, body
     return str(body["choices"][0]["text"])
@@ -146,7 +146,7 @@ def text(server: Server, **more: object) -> str:
 pytestmark = [pytest.mark.server, pytest.mark.compiled]
 
 
-def test_two_packages_strategies_chosen_per_request(server: Server):
+def test_two_packages_strategies_chosen_per_request(server: ServerProcess):
     """All at once in one batch, each request asking for something else, some for nothing."""
     plain, bent = text(server), text(server, bend=True)
     assert bent != plain
@@ -156,7 +156,7 @@ def test_two_packages_strategies_chosen_per_request(server: Server):
     assert answers == ["AAAAA", plain, bent, "BBBBB", plain, "CCCCC", plain]
 
 
-def test_keys_at_the_top_level_and_in_xargs(server: Server):
+def test_keys_at_the_top_level_and_in_xargs(server: ServerProcess):
     """As other servers' clients send them; xargs count more, and chat requests have them too."""
     assert text(server, force=65) == "AAAAA"
     assert text(server, vllm_xargs={"force": 66}) == "BBBBB"
@@ -189,7 +189,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("extra", "said"), REFUSED, ids=[str(extra)[:30] for extra, _ in REFUSED])
 @pytest.mark.parametrize("where", ["top level", "xargs"])
-def test_bad_requests_are_told_what_is_wrong(server: Server, extra: dict[str, object], said: str, where: str):
+def test_bad_requests_are_told_what_is_wrong(server: ServerProcess, extra: dict[str, object], said: str, where: str):
     """A 400 with key, value and what is allowed."""
     status, body = complete(server, **(extra if where == "top level" else {"vllm_xargs": extra}))
     assert status == 400, body
@@ -212,7 +212,7 @@ STREAMS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_a_bad_key_is_a_400_before_anything_is_streamed(server: Server, path: str):
+def test_a_bad_key_is_a_400_before_anything_is_streamed(server: ServerProcess, path: str):
     """Wherever it stands; a stream that has begun could not say so any more."""
     places: list[dict[str, object]] = [{"vllm_xargs": {"dry_multiplier": -1}}, {"vllm_xargs": {"dry_mutliplier": 1}}]
     if path not in ("/v1/messages", "/v1/chat/completions/batch"):
@@ -223,7 +223,7 @@ def test_a_bad_key_is_a_400_before_anything_is_streamed(server: Server, path: st
         assert "multiplier" in body
 
 
-def test_sampling_parameters_that_are_sent_whole_are_checked_before_the_stream(server: Server):
+def test_sampling_parameters_that_are_sent_whole_are_checked_before_the_stream(server: ServerProcess):
     """The endpoint for tokens takes vLLM's own parameters as they are."""
     params = {"max_tokens": 2, "extra_args": {"dry_multiplier": -1}}
     body = {"model": "m", "token_ids": [1, 2], "sampling_params": params, "stream": True}
@@ -254,14 +254,14 @@ UNSENDABLE: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("extra", UNSENDABLE, ids=range(len(UNSENDABLE)))
-def test_what_no_engine_can_be_sent_is_a_400_with_a_word(server: Server, extra: dict[str, object]):
+def test_what_no_engine_can_be_sent_is_a_400_with_a_word(server: ServerProcess, extra: dict[str, object]):
     """Ours or vLLM's own: a stock server fails on some of these with a 500."""
     status, body = complete(server, **extra)
     assert status == 400, body
     assert body["error"]["message"]
 
 
-def test_names_of_other_packages_pass(server: Server):
+def test_names_of_other_packages_pass(server: ServerProcess):
     """A word of our keys is nobody's misspelling; so does what the user's own logits processor reads."""
     plain = text(server)
     for name in ("threshold", "probability", "my_threshold"):
@@ -270,7 +270,7 @@ def test_names_of_other_packages_pass(server: Server):
     assert complete(server, vllm_xargs={"dry_baes": 0.5})[0] == 400
 
 
-def test_many_names_and_many_prompts_do_not_hold_the_server_up(server: Server):
+def test_many_names_and_many_prompts_do_not_hold_the_server_up(server: ServerProcess):
     """The names are looked at once, and not for each prompt."""
     names = {f"dry_penalty_lst_{number:03d}": 1 for number in range(500)}
     started = time.monotonic()
@@ -281,7 +281,7 @@ def test_many_names_and_many_prompts_do_not_hold_the_server_up(server: Server):
 
 
 @pytest.mark.parametrize("place", ["top level", "xargs"])
-def test_beam_search_is_refused_to_who_asks_for_a_sampler(server: Server, place: str):
+def test_beam_search_is_refused_to_who_asks_for_a_sampler(server: ServerProcess, place: str):
     """vLLM hands no keys on there; a request that asks for nothing has its beams."""
     extra = {"force": 65} if place == "top level" else {"vllm_xargs": {"force": 65}}
     status, body = complete(server, use_beam_search=True, n=2, max_tokens=2, **extra)
@@ -290,13 +290,13 @@ def test_beam_search_is_refused_to_who_asks_for_a_sampler(server: Server, place:
     assert complete(server, use_beam_search=True, n=2, max_tokens=2)[0] == 200
 
 
-def test_what_means_off_is_let_through(server: Server):
+def test_what_means_off_is_let_through(server: ServerProcess):
     """Clients send every key they know; only those that ask for something count."""
     off = {"dry_multiplier": 0, "xtc_probability": 0, "top_n_sigma": -1, "nsigma": 0, "mirostat_mode": 0, "tfs": 1}
     assert text(server, **{key: value for key, value in off.items() if key != "nsigma"}) == text(server)
 
 
-def test_a_thousand_bad_requests_are_a_thousand_400s(server: Server):
+def test_a_thousand_bad_requests_are_a_thousand_400s(server: ServerProcess):
     """And the server still answers."""
     generator = random.Random(7)
     extras = [dict(generator.choice(REFUSED)[0]) for _ in range(1000)]
@@ -306,7 +306,7 @@ def test_a_thousand_bad_requests_are_a_thousand_400s(server: Server):
     assert text(server, force=65) == "AAAAA"
 
 
-def test_log_probabilities_stay_the_models(server: Server):
+def test_log_probabilities_stay_the_models(server: ServerProcess):
     """Whatever was picked, the client sees what the model thought of it."""
     _, plain = complete(server, logprobs=3, max_tokens=1)
     _, second = complete(server, logprobs=3, max_tokens=1, rank=1)
@@ -317,7 +317,7 @@ def test_log_probabilities_stay_the_models(server: Server):
     assert best["token_logprobs"][0] == pytest.approx(ranked[0])
 
 
-def test_strategies_work_after_vllms_penalties(server: Server):
+def test_strategies_work_after_vllms_penalties(server: ServerProcess):
     """As they do on the V2 runner: what they leave is what is picked from, and no penalty comes on top of it."""
     status, body = complete(server, flat=True, presence_penalty=2.0, frequency_penalty=2.0, logprobs=1, max_tokens=6)
     assert status == 200, body
@@ -329,7 +329,7 @@ def test_strategies_work_after_vllms_penalties(server: Server):
 @pytest.mark.parametrize(
     "extra", [{"bend": True}, {"xtc_probability": 1.0, "xtc_threshold": 0.0}, {"dry_multiplier": 9}]
 )
-def test_what_a_grammar_forbids_stays_forbidden(server: Server, extra: dict[str, object]):
+def test_what_a_grammar_forbids_stays_forbidden(server: ServerProcess, extra: dict[str, object]):
     """Structured outputs mask the logits before any strategy sees them."""
     allowed = {"choice": ["abcabcabc", "bcabcabca"]}
     status, body = complete(
@@ -346,7 +346,7 @@ def test_what_a_grammar_forbids_stays_forbidden(server: Server, extra: dict[str,
     assert body["choices"][0]["text"] in allowed["choice"]
 
 
-def test_several_answers_to_one_request_are_each_their_own(server: Server):
+def test_several_answers_to_one_request_are_each_their_own(server: ServerProcess):
     """n > 1: the seeds differ, the strategy holds for all."""
     status, body = complete(server, n=3, temperature=1.0, seed=5, no_repeat_ngram_size=1, max_tokens=12)
     assert status == 200, body
@@ -356,7 +356,7 @@ def test_several_answers_to_one_request_are_each_their_own(server: Server):
     assert again == answers
 
 
-def test_a_long_prompt_that_is_read_in_parts(server: Server):
+def test_a_long_prompt_that_is_read_in_parts(server: ServerProcess):
     """Chunked prefill: nothing is picked until all of it is in, and nothing is changed but the pick."""
     long = "abcdefgh" * 24
     assert text(server, prompt=long, force=65, max_tokens=3) == "AAA"
@@ -367,7 +367,7 @@ def test_a_long_prompt_that_is_read_in_parts(server: Server):
     assert len(plain) <= 8
 
 
-def test_a_strategy_that_raises_at_random_loses_no_other_request(server: Server):
+def test_a_strategy_that_raises_at_random_loses_no_other_request(server: ServerProcess):
     """A thousand requests, a third of them at risk: those end well or with an error of their own, all others well."""
     plain = text(server, max_tokens=3)
     kinds: list[dict[str, object]] = [{"fragile": True}, {}, {"force": 65}]
@@ -388,7 +388,7 @@ def test_a_strategy_that_raises_at_random_loses_no_other_request(server: Server)
     assert server.health() == 200
 
 
-def test_or_it_is_put_aside_and_its_running_requests_go_on(server: Server):
+def test_or_it_is_put_aside_and_its_running_requests_go_on(server: ServerProcess):
     """The policy where the plan says nothing: the logits pass as they are, and status says so.
 
     Whoever asks for it from then on is told that it is not there: by the front end, or while that has not heard of it
@@ -422,7 +422,7 @@ def test_or_it_is_put_aside_and_its_running_requests_go_on(server: Server):
     assert "RuntimeError: no such row" in raised.reason
 
 
-def test_the_server_says_what_it_has(server: Server):
+def test_the_server_says_what_it_has(server: ServerProcess):
     """GET /graft/samplers: what is loaded with its keys, and what ships besides."""
     status, body = server.get("/graft/samplers")
     assert status == 200

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from vllm_graft.cli.status import render
-from vllm_graft.testing import Server, Session
+from vllm_graft.testing import ServerProcess, Session
 
 ENGINE = """
 import json
@@ -107,7 +107,7 @@ def test_an_aborted_request_was_never_admitted(graft: Session):
 METRIC = re.compile(r"^(vllm_graft_queue_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 
 
-def metrics_of(server: Server) -> Counter[tuple[str, str]]:
+def metrics_of(server: ServerProcess) -> Counter[tuple[str, str]]:
     """Samples of ours by name and labels; one that shows twice is an error."""
     status, text = server.get("/metrics")
     assert status == 200
@@ -119,7 +119,7 @@ def metrics_of(server: Server) -> Counter[tuple[str, str]]:
     return found
 
 
-def asked(server: Server, number: int) -> None:
+def asked(server: ServerProcess, number: int) -> None:
     """So many requests of two tenants, at once; the server has stepped once more when all have their answers."""
 
     def ask(index: int) -> int:
@@ -131,7 +131,7 @@ def asked(server: Server, number: int) -> None:
         assert set(pool.map(ask, range(number))) == {200}
 
 
-def check_metrics(server: Server, number: int) -> None:
+def check_metrics(server: ServerProcess, number: int) -> None:
     found = metrics_of(server)
     for tenant in ("acme", "zeta"):
         labels = f'by="tenant",engine="0",value="{tenant}"'

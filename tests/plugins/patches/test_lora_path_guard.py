@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from vllm_graft.launcher.models import tiny_model
 from vllm_graft.patching import Engine
 from vllm_graft.plugins.patches.lora_path_guard import LoraPathGuard
 from vllm_graft.testing import Session, assert_active
-from vllm_graft.testing.models import tiny_model
 
 INSIDE = ["own", "team/own", "team/../own", "./own", "linked", "own/"]
 OUTSIDE = ["../outside/own", "team/../../outside/own", "{outside}/own", "escaping", "escaping-folder/own"]

@@ -7,7 +7,6 @@ release costs little more than what is new in it. ``make catalogue`` builds it; 
 from __future__ import annotations
 
 import lzma
-import os
 from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
@@ -19,6 +18,7 @@ from vllm_graft.audit.releases.outline import entries, mentions
 from vllm_graft.audit.releases.shape import NOT_OURS
 from vllm_graft.audit.releases.written import Contents, Form, Pages, dump
 from vllm_graft.errors import ConfigError
+from vllm_graft.files import replace_file
 from vllm_graft.patching.upstream.finder import Finder
 from vllm_graft.patching.upstream.sources import Source
 
@@ -103,9 +103,7 @@ class Builder:
     def write(self, path: Path) -> None:
         """Put it on the disk as a whole or not at all; the same releases give the same bytes."""
         packed = lzma.compress(self.text.encode(), format=lzma.FORMAT_XZ, filters=_FILTERS)
-        half = path.with_name(f"{path.name}.{os.getpid()}.part")
-        half.write_bytes(packed)
-        os.replace(half, path)
+        replace_file(path, packed)
 
     @cached_property
     def text(self) -> str:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
-import uuid
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -24,8 +22,8 @@ from packaging.version import InvalidVersion, Version
 from vllm_graft.audit.releases.index import Index, number_of
 from vllm_graft.audit.releases.remote import Progress, Remote, Span
 from vllm_graft.errors import ConfigError
+from vllm_graft.files import cache_folder, replace_file
 from vllm_graft.patching.upstream.sources import File, Source, Tree, text_of
-from vllm_graft.testing.models import cache_folder
 
 MARK: Final = "whole.json"
 """The file that says of a tree what it held when it was laid out."""
@@ -202,9 +200,7 @@ class Kept:
     def _write(self, path: Path, data: bytes) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = self._parts / uuid.uuid4().hex
-            part.write_bytes(data)
-            os.replace(part, path)
+            replace_file(path, data, scratch=self._parts)
         except OSError as error:
             raise ConfigError(
                 f"what was fetched cannot be kept: {error.strerror or error}",

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from vllm_graft.contracts import Params, ServedModel  # noqa: E402
+from vllm_graft.launcher.models import embedded_model  # noqa: E402
 from vllm_graft.plugins.samplers.constrained_json import ConstrainedJSONSampler  # noqa: E402
-from vllm_graft.testing.models import embedded_model  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,273 @@
+"""A real vLLM API server as a child process: started, waited for, stopped, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final
+
+from vllm_graft import sockets
+from vllm_graft.errors import LedgerError, StartError
+from vllm_graft.ledger import RunView, folder, runs
+from vllm_graft.ledger.cells import mark_ended
+from vllm_graft.vllm_arguments import VllmArguments
+
+_STOP_S: Final = 40.0
+"""The time that a serving server has for an orderly end."""
+
+_STOP_EARLY_S: Final = 4.0
+"""The time before it has served: no request is lost, and vLLM handles no signal while it loads or compiles."""
+
+_UNSEEN: Final = ("--uds", "--ssl", "--config")
+"""Beginnings of the arguments that move a server away from the address where ``/health`` is asked."""
+
+_LEAVE_S: Final = 2.0
+"""The time that processes may outlive the main one before they are killed, and the time for killing them."""
+
+
+class ServerProcess:
+    """One vLLM server. ``with ServerProcess([...]) as server`` starts it, waits until it is healthy, and stops it.
+
+    arguments: the words after ``vllm serve``
+    env:       added to this process's environment; a value of None takes a variable out
+    log:       the file for its output; None leaves it on this terminal
+    cwd:       its working directory, where ``graft.toml`` is looked for
+    program:   the command; by default ``boot.launch``, which also works where vLLM's metadata is missing
+    popen:     the class that starts the process; tests pass one that forks a process with vLLM imported
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str | None] | None = None,
+        log: Path | None = None,
+        cwd: Path | None = None,
+        program: Sequence[str] | None = None,
+        popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
+    ) -> None:
+        self.arguments = list(arguments)
+        self.log = log
+        self._env = _environment(env or {})
+        self._cwd = cwd
+        self._popen = popen
+        self._program = list(program or [sys.executable, "-m", "vllm_graft.boot.launch", "serve"])
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: IO[bytes] | None = None
+        self._sockets: Path | None = None
+        self._served = False
+        told = VllmArguments(tuple(arguments))
+        self._unseen = told.any_begins(*_UNSEEN)
+        self.host = told.value("--host") or "127.0.0.1"
+        self.port = int(told.value("--port") or 8000)
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server's main process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> ServerProcess:
+        """Start the process without waiting for it."""
+        self._output = self.log.open("ab") if self.log is not None else None
+        self._sockets = sockets.make(self._env)
+        lent = {sockets.VARIABLE: str(self._sockets)} if self._sockets is not None else {}
+        self._process = self._popen(
+            [*self._program, *self.arguments],
+            env={**self._env, **lent},
+            cwd=self._cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT if self._output is not None else None,
+            start_new_session=True,
+        )
+        return self
+
+    def wait_healthy(self, timeout_s: float = 300.0, while_waiting: Callable[[], None] | None = None) -> ServerProcess:
+        """Wait until ``/health`` answers; StartError with the end of the log where the server ends first."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if (status := self.poll()) is not None:
+                raise StartError(
+                    f"the server ended with status {status} before it served{self._ending()}",
+                    where=" ".join(self.arguments),
+                    fix="mend what its last line says",
+                )
+            if self.health() == 200:
+                self._served = True
+                return self
+            if while_waiting is not None:
+                while_waiting()
+            time.sleep(0.25)
+        raise StartError(
+            f"the server did not answer within {timeout_s:.0f} s{self._ending()}",
+            where=self.url,
+            fix="look for what it waits for in its output",
+        )
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while the server runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def wait(self) -> int:
+        """Wait for the server to end and return its exit status."""
+        assert self._process is not None
+        return self._process.wait()
+
+    def health(self) -> int:
+        """Return the HTTP status of ``/health``; 0 where nothing answers."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except (OSError, http.client.HTTPException):
+            # HTTPException: something that does not speak HTTP listens there.
+            return 0
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+        """GET a path; return HTTP status and body."""
+        return self._send(urllib.request.Request(f"{self.url}{path}", headers=dict(headers or {})))
+
+    def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+        """POST a JSON body; return HTTP status and body of the answer."""
+        data = json.dumps(body).encode()
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        return self._send(urllib.request.Request(f"{self.url}{path}", data=data, headers=sent))
+
+    def run_view(self) -> RunView | None:
+        """Return the ledger's view of this server; None where it runs without a plan."""
+        mine = [view for view in runs(self._state()) if view.run.startswith(f"{self.pid}-")]
+        return mine[-1] if mine else None
+
+    def _state(self) -> Path | None:
+        named = self._env.get(folder.VARIABLE)
+        return folder.home_in(Path(named)) if named else folder.state_folder()
+
+    def tail(self, lines: int = 25) -> str:
+        """Return the last lines of the log; empty where the output is on the terminal."""
+        if self.log is None or not self.log.is_file():
+            return ""
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+    def _ending(self) -> str:
+        return f"; its output ends with:\n{self.tail()}" if self.log is not None else ""
+
+    def stop(self) -> int:
+        """Stop the server in order, then kill what is left of its session; return its exit status."""
+        if self._process is None:
+            return 0
+        if self._process.poll() is None:
+            self._served = self._served or self._may_serve()
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_S if self._served else _STOP_EARLY_S)
+        self._end_session()
+        status = self._process.wait()
+        sockets.remove(self._sockets)
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+        return status
+
+    def _may_serve(self) -> bool:
+        """Say whether a server without a known ``/health`` may be serving.
+
+        Its record tells; a stock server has none, and counts as serving.
+        """
+        if not self._unseen:
+            return False
+        try:
+            view = self.run_view()
+        except LedgerError:
+            return True
+        return view is None or any(process.record.ready for process in view.processes)
+
+    def leftovers(self) -> list[int]:
+        """Return the living processes of the server's session."""
+        return [pid for pid in _living() if _session(pid) == self.pid]
+
+    def __enter__(self) -> ServerProcess:
+        try:
+            return self.start().wait_healthy()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _send(self, request: urllib.request.Request) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return int(answer.status), answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def _end_session(self) -> None:
+        deadline = time.monotonic() + _LEAVE_S
+        while self.leftovers() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if not self._served:
+            self._mark_ended()
+        deadline = time.monotonic() + _LEAVE_S
+        while (pids := self.leftovers()) and time.monotonic() < deadline:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def _mark_ended(self) -> None:
+        """Mark these processes as stopped deliberately, not crashed."""
+        state, view = self._state(), self.run_view()
+        if state is None or view is None:
+            return
+        for process in view.processes:
+            if process.life == "running":
+                with contextlib.suppress(OSError):  # a record kept in memory has no file
+                    mark_ended(folder.run_folder(state, view.run) / f"{process.record.pid}.cells")
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _environment(added: Mapping[str, str | None]) -> dict[str, str]:
+    merged = {**os.environ, **added}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def _living() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _session(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[3])

@@ -1,1 +1,0 @@
-"""Platforms that ship with the package: a simulated accelerator."""

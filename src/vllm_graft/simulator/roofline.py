@@ -1,0 +1,179 @@
+"""The time that a device takes for a batch: the slower of memory and arithmetic, for weights and for attention.
+
+    linear    = max(weights read / bandwidth, multiplications / arithmetic)
+    attention = for each request, max(KV read / bandwidth, multiplications / arithmetic)
+    step      = linear + attention + a constant per layer and per request + exchange between devices
+
+A step with prompts in it takes at least the host's time for its launch, where the device's table gives one. Tensor
+parallel devices share weights, KV cache and arithmetic, and exchange each layer's activations twice. Pipeline stages
+hold consecutive layers; a batch passes from one to the next. Data parallel engines share only the experts: all are
+assumed equally busy, and each holds its part and computes it for the tokens of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from vllm_graft.simulator.devices import Device
+from vllm_graft.simulator.model_shape import LayerShape, ModelShape
+
+ACTIVATION_BYTES = 2.0
+
+FEW = 16
+"""The most new tokens that are taken for drafts in verification; more are a prompt."""
+
+
+class Work(Protocol):
+    """One request's part of a step."""
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens computed now."""
+
+    @property
+    def context(self) -> int:
+        """Tokens in its KV cache afterwards."""
+
+
+class Roofline:
+    """The time and the memory of one model on one kind of device.
+
+    tensor, pipeline, data: the parallel sizes
+    kv_bytes:     bytes of one number in the KV cache
+    decode:       new tokens of a decoding request in one step, its drafts included
+    graph_tokens: the largest step for which vLLM has a CUDA graph
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        device: Device,
+        *,
+        tensor: int = 1,
+        pipeline: int = 1,
+        data: int = 1,
+        kv_bytes: float = 2.0,
+        decode: int = 1,
+        graph_tokens: int = 512,
+    ) -> None:
+        self.shape = shape
+        self.device = device
+        self._tensor = tensor
+        self._data = data
+        self._kv_bytes = kv_bytes
+        self._decode = decode
+        self._graph_tokens = graph_tokens
+        self._stages = [_Stage(shape.layers[first:end]) for first, end in _split(len(shape.layers), pipeline)]
+
+    def stage_seconds(self, batch: Iterable[Work]) -> list[float]:
+        """Return the seconds of each pipeline stage for a batch; 0 for an empty one."""
+        works = list(batch)
+        tokens = sum(work.new_tokens for work in works)
+        if not tokens:
+            return [0.0] * len(self._stages)
+        last = len(self._stages) - 1
+        launch = self._launch(works, tokens) / len(self.shape.layers)
+        seconds = [
+            self._linear(stage, tokens, len(works) if index == last else 0)
+            + sum(count * self._attention(window, works) for window, count in stage.windows.items())
+            + 1e-6 * self.device.layer_us * stage.depth
+            + 1e-6 * self.device.request_us * len(works) * (index == last)
+            + self._exchange(stage, tokens, passes_on=index != last)
+            for index, stage in enumerate(self._stages)
+        ]
+        return [max(each, launch * stage.depth) for each, stage in zip(seconds, self._stages, strict=True)]
+
+    def seconds(self, batch: Iterable[Work]) -> float:
+        """Return the seconds of a batch from end to end."""
+        return sum(self.stage_seconds(batch))
+
+    @property
+    def weight_bytes(self) -> float:
+        """The weights on the device that holds most of them."""
+        embeddings = self.shape.embedding_bytes / (2 if len(self._stages) > 1 and not self.shape.tied else 1)
+        held = max(stage.shared + stage.experts / self._data for stage in self._stages)
+        return (held * self.shape.weight_bytes + embeddings) / self._tensor
+
+    def activation_bytes(self, batched_tokens: int, sequences: int) -> float:
+        """Return the most memory that a step holds besides weights and KV cache."""
+        inner = (3 * self.shape.widest / self._tensor + 4 * self.shape.hidden) * ACTIVATION_BYTES
+        return batched_tokens * inner + 12.0 * sequences * self.shape.vocabulary / self._tensor
+
+    def _launch(self, works: list[Work], tokens: int) -> float:
+        """Return the host's time for a launch; a step that only decodes replays a CUDA graph, which costs nothing."""
+        graph, eager = 1e-3 * self.device.launch_ms, 1e-3 * self.device.eager_ms
+        if tokens > self._graph_tokens:
+            return max(graph, eager)
+        return graph if graph and any(work.new_tokens > self._decode for work in works) else 0.0
+
+    def _linear(self, stage: _Stage, tokens: int, sampled: int) -> float:
+        # The output embedding works on the last token of each request, in the last stage.
+        head = self.shape.vocabulary * self.shape.hidden if sampled else 0
+        read = self.shape.weight_bytes * sum(
+            (layer.shared + layer.chosen(tokens * self._data) / self._data) * count
+            for layer, count in stage.kinds.items()
+        )
+        multiplied = 2.0 * (stage.per_token * tokens + head * sampled)
+        return max(
+            (read + ACTIVATION_BYTES * head) / self._tensor / (1e9 * self.device.bandwidth_gb_s * self.device.weights),
+            multiplied / self._tensor / (1e12 * self.device.tflops * self.device.compute),
+        )
+
+    def _attention(self, window: int | None, works: list[Work]) -> float:
+        """Return the seconds of one layer's attention."""
+        # More devices than KV heads replicate the heads, as in vLLM.
+        shared = min(self._tensor, self.shape.kv_heads)
+        read = self.shape.kv_width * self._kv_bytes / shared / (1e9 * self.device.bandwidth_gb_s * self.device.kv)
+        flops = 1e12 * self.device.tflops * self.device.compute
+        decode = 4.0 * self.shape.attention_width / self._tensor / flops
+        prefill = 4.0 * self.shape.prefill_width / self._tensor / flops
+        seconds = 0.0
+        for work in works:
+            count = work.new_tokens
+            multiply = decode if count <= FEW else prefill
+            if window is None:
+                seconds += max(work.context * read, count * (work.context - (count - 1) / 2) * multiply)
+            else:
+                seen = min(work.context - (count - 1) / 2, window)
+                seconds += max(min(work.context, window + count - 1) * read, count * seen * multiply)
+        return seconds
+
+    def _exchange(self, stage: _Stage, tokens: int, *, passes_on: bool) -> float:
+        size = tokens * self.shape.hidden * ACTIVATION_BYTES
+        link, least = 1e9 * self.device.link_gb_s, 1e-6 * self.device.link_us
+        seconds = (size / link + least) if passes_on else 0.0
+        if self._tensor > 1:
+            # A ring all-reduce sends each byte this often.
+            ring = 2 * (self._tensor - 1) / self._tensor
+            seconds += 2 * stage.depth * (ring * size / link + least)
+        if self._data > 1:
+            seconds += 2 * stage.mixtures * ((self._data - 1) * size / link + least)
+        return seconds
+
+
+class _Stage:
+    """Consecutive layers, counted by kind: a model has dozens of layers but only one or two kinds."""
+
+    def __init__(self, layers: tuple[LayerShape, ...]) -> None:
+        self.depth = len(layers)
+        self.kinds: dict[LayerShape, int] = {}
+        self.windows: dict[int | None, int] = {}
+        for layer in layers:
+            self.kinds[layer] = self.kinds.get(layer, 0) + 1
+            self.windows[layer.window] = self.windows.get(layer.window, 0) + 1
+        self.per_token = sum(layer.per_token for layer in layers)
+        self.shared = sum(layer.shared for layer in layers)
+        self.experts = sum(layer.expert * layer.experts for layer in layers)
+        self.mixtures = sum(layer.experts > 0 for layer in layers)
+
+
+def _split(layers: int, stages: int) -> list[tuple[int, int]]:
+    """Divide layers among stages evenly; the stages before the last take the remainder, as in vLLM."""
+    each, extra = divmod(layers, stages)
+    ends, first = [], 0
+    for stage in range(stages):
+        end = first + each + (1 if stages - 1 - extra <= stage < stages - 1 else 0)
+        ends.append((first, end))
+        first = end
+    return ends

@@ -1,0 +1,396 @@
+"""Plays a workload on the simulated accelerator with vLLM's real engine, in virtual time or by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from vllm_graft import sockets
+from vllm_graft.errors import ConfigError, StartError
+from vllm_graft.simulator.clock import VIRTUAL_CLOCK
+from vllm_graft.simulator.model_shape import FILE, find_model
+from vllm_graft.simulator.settings import SimulationSettings, resolve_settings
+from vllm_graft.simulator.workload.engine import (
+    describe_plan,
+    engine_config,
+    preemption_counter,
+    rejection_errors,
+    sampling_params,
+    set_environment,
+    simulation_variables,
+    vllm_variables,
+)
+from vllm_graft.simulator.workload.report import Result, WorkloadReport
+from vllm_graft.simulator.workload.requests import Workload, WorkloadRequest, build_prompt
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+RunProgress: TypeAlias = Callable[[int, int, float], None]
+"""Called with the finished requests, all requests, and the modelled seconds so far."""
+
+_GARBAGE: Final = (50_000, 20, 100)
+"""Thresholds of Python's garbage collector. A run makes many objects that live for a while and few cycles; with
+Python's defaults the collector takes a tenth of the run's time."""
+
+_LOOK_S: Final = 0.001
+"""The clock's step while a scheduler holds every request back: it may wait for a moment to come."""
+
+_LEAD_S: Final = 0.2
+"""The time between the end of the preparations and the run's start."""
+
+_ASK_S: Final = 5.0
+"""The timeout for an engine's load; the engine may be dying."""
+
+
+def run(
+    workload: Workload,
+    engine_args: Mapping[str, Any] | AsyncEngineArgs,
+    simulated: Mapping[str, object] | None = None,
+    *,
+    progress: RunProgress | None = None,
+) -> WorkloadReport:
+    """Play a workload and return the report.
+
+    engine_args: vLLM's engine arguments; ``model`` is a config.json's folder or the name of a shipped model
+    simulated:   keys of ``[simulated]`` over those of graft.toml and the environment: device, speed, ...
+    progress:    called as requests end
+
+    With the speed "virtual" the engine runs in this process and the result is the same every time. Otherwise it runs as
+    behind the API server, by the clock. Ctrl-C ends the run, and the report has what was measured so far.
+    """
+    with set_environment(simulation_variables(simulated or {})):
+        settings = resolve_settings()
+        given = with_model_folder(engine_args) if isinstance(engine_args, Mapping) else engine_args
+        with set_environment(vllm_variables(settings)):
+            config = engine_config(given, text=workload.has_text)
+            recording = Recording(workload, settings, config, progress)
+            (play_virtual if settings.virtual else play_by_clock)(recording)
+            return recording.report()
+
+
+def with_model_folder(engine_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return engine arguments with the model's folder in the place of a shipped model's name."""
+    model = find_model(str(engine_args.get("model", "")))
+    if model.file.name != FILE:
+        raise ConfigError(
+            f"vLLM wants a folder with a {FILE}", where=str(model.file), fix=f"copy it to a folder of its own as {FILE}"
+        )
+    named = {"served_model_name": model.name} if model.shipped else {}
+    return {**named, **engine_args, "model": str(model.folder)}
+
+
+@dataclass(slots=True)
+class Recording:
+    """A run being recorded: the workload, and the results so far."""
+
+    workload: Workload
+    settings: SimulationSettings
+    config: VllmConfig
+    progress: RunProgress | None = None
+    results: dict[str, Result] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+    """Fields of the report that the player measures."""
+    began: float = field(default_factory=time.time)
+    """The time of the run's start, by the wall clock."""
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of token ids for prompts."""
+        size: int = self.config.model_config.get_vocab_size()
+        return size
+
+    def add_rejection(self, request: WorkloadRequest, error: Exception, now: float) -> None:
+        """Record that vLLM rejected a request."""
+        reason = " ".join(str(error).split())
+        self._add(request, Result(request.id, request.group, request.priority, request.at, "rejected", reason), now)
+
+    def add_output(self, request: WorkloadRequest, output: Any, start: float, now: float, speed: float = 1.0) -> None:
+        """Record a request's last output; ``start`` is the run's first moment on its engine's clock."""
+        completion, stats = output.outputs[0], output.metrics
+
+        def moment(stamp: float) -> float | None:
+            return round((stamp - start) * speed, 6) if stamp else None
+
+        served = completion.finish_reason in ("length", "stop", "repetition")
+        result = Result(
+            id=request.id,
+            group=request.group,
+            priority=request.priority,
+            at=request.at,
+            state="done" if served else "aborted",
+            reason=str(completion.finish_reason),
+            prompt_tokens=len(output.prompt_token_ids or ()),
+            output_tokens=len(completion.token_ids),
+            cached_tokens=max(output.num_cached_tokens or 0, 0),
+            scheduled_at=moment(stats.scheduled_ts),
+            first_token_at=moment(stats.first_token_ts),
+            finished_at=moment(stats.last_token_ts),
+            token_ids=tuple(completion.token_ids),
+        )
+        self._add(request, result, now)
+
+    def report(self) -> WorkloadReport:
+        """Return the report, with unfinished requests as aborted."""
+        results = tuple(self.results.get(request.id) or _abort(request) for request in self.workload)
+        return WorkloadReport(
+            results,
+            workload=self.workload.name,
+            model=_served_name(self.config.model_config),
+            device=self.settings.name,
+            speed=self.settings.speed,
+            vllm=_version(),
+            async_scheduling=bool(self.config.scheduler_config.async_scheduling),
+            engines=self.config.parallel_config.data_parallel_size,
+            **describe_plan(self.config, self.began),
+            **self.measured,
+        )
+
+    def _add(self, request: WorkloadRequest, result: Result, now: float) -> None:
+        self.results[request.id] = result
+        if self.progress is not None:
+            self.progress(len(self.results), len(self.workload), now)
+
+
+def _abort(request: WorkloadRequest) -> Result:
+    return Result(request.id, request.group, request.priority, request.at, "aborted", "the run ended before it did")
+
+
+def _served_name(model_config: Any) -> str:
+    served = model_config.served_model_name
+    return str(served if isinstance(served, str) else (served or [model_config.model])[0])
+
+
+def _version() -> str:
+    import vllm
+
+    return str(vllm.__version__)
+
+
+# Virtual time: the engine in this process, and a clock that jumps to the next event.
+
+
+def play_virtual(recording: Recording) -> None:
+    """Play the workload in virtual time; Ctrl-C ends it early."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    real = VIRTUAL_CLOCK.real
+    began = real()
+    VIRTUAL_CLOCK.restart()
+    counter = preemption_counter(alone=True)
+    try:
+        engine = LLMEngine.from_vllm_config(recording.config, stat_loggers=[counter])
+        try:
+            recording.measured["start_s"] = real() - began
+            began, used = real(), time.process_time()
+            start = VIRTUAL_CLOCK.now()
+            try:
+                with _rare_garbage_collection():
+                    _loop(recording, engine, start)
+            except KeyboardInterrupt:
+                recording.measured["interrupted"] = True
+            recording.measured |= _measure_load(engine, recording)
+            recording.measured |= {"modelled_s": VIRTUAL_CLOCK.now() - start, "wall_s": real() - began}
+            recording.measured["cpu_s"] = time.process_time() - used
+            recording.measured["preemptions"] = counter.seen  # type: ignore[attr-defined]
+        finally:
+            engine.engine_core.shutdown()
+    finally:
+        VIRTUAL_CLOCK.remove()
+
+
+@contextlib.contextmanager
+def _rare_garbage_collection() -> Iterator[None]:
+    """Run Python's garbage collector less often, and not over the objects of the engine's start."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GARBAGE)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def _loop(recording: Recording, engine: Any, start: float) -> None:
+    coming, playing = deque(recording.workload), dict[str, WorkloadRequest]()
+    idle = _Idle(engine, recording)
+    while coming or playing:
+        now = VIRTUAL_CLOCK.now()
+        while coming and start + coming[0].at <= now:
+            request = coming.popleft()
+            if _admit(recording, engine, request, start):
+                playing[request.id] = request
+        if not playing:
+            if coming:
+                VIRTUAL_CLOCK.reach(start + coming[0].at)
+            continue
+        # A step takes its modelled time: reading its output moves the virtual clock.
+        for output in engine.step():
+            if output.finished:
+                recording.add_output(playing.pop(output.request_id), output, start, VIRTUAL_CLOCK.now() - start)
+        if playing and VIRTUAL_CLOCK.now() == now and idle.lasts():
+            soon = now + _LOOK_S
+            VIRTUAL_CLOCK.reach(min(soon, start + coming[0].at) if coming else soon)
+
+
+class _Idle:
+    """Detects an engine whose scheduler holds every waiting request back, step after step."""
+
+    def __init__(self, engine: Any, recording: Recording) -> None:
+        self._engine = engine
+        self._most = recording.config.parallel_config.pipeline_parallel_size + 2
+        self._launched = -1.0
+        self._rounds = 0
+
+    def lasts(self) -> bool:
+        """Say, after a round without time, whether more rounds launched nothing than steps can be in flight."""
+        launched = _steps(self._engine)["steps"]
+        self._rounds = self._rounds + 1 if launched == self._launched else 0
+        self._launched = launched
+        return self._rounds > self._most
+
+
+def _admit(recording: Recording, engine: Any, request: WorkloadRequest, start: float) -> bool:
+    try:
+        engine.add_request(
+            request.id,
+            build_prompt(request, recording.vocabulary),
+            sampling_params(request, recording.settings),
+            arrival_time=start + request.at,
+            priority=request.priority,
+        )
+    except rejection_errors() as error:
+        recording.add_rejection(request, error, VIRTUAL_CLOCK.now() - start)
+        return False
+    return True
+
+
+def _steps(engine: Any) -> dict[str, float]:
+    loads: list[dict[str, float]] = engine.collective_rpc("simulated_load")
+    return max(loads, key=lambda each: each["steps"])
+
+
+def _measure_load(engine: Any, recording: Recording) -> dict[str, Any]:
+    load = _steps(engine)
+    cache = recording.config.cache_config
+    return {
+        "steps": int(load["steps"]),
+        "device_busy_s": load["busy_s"],
+        "kv_tokens": (cache.num_gpu_blocks or 0) * cache.block_size,
+    }
+
+
+# By the clock: vLLM's asynchronous engine, whose core has a process of its own, as in a server.
+
+
+def play_by_clock(recording: Recording) -> None:
+    """Play the workload by the clock, sped up by the settings' factor; Ctrl-C ends it early."""
+    with sockets.lent(os.environ) as variables, set_environment(variables):
+        asyncio.run(_play_by_clock(recording))
+
+
+async def _play_by_clock(recording: Recording) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    began = time.perf_counter()
+    counter = preemption_counter(alone=False)
+    try:
+        engine = AsyncLLM.from_vllm_config(recording.config, stat_loggers=[counter])
+    except RuntimeError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise KeyboardInterrupt from None
+        raise StartError(
+            f"the engine did not start: {error}", where="engine core", fix="mend what it says above"
+        ) from error
+    try:
+        recording.measured["start_s"] = time.perf_counter() - began
+        # Prompts are built beforehand, as a client's are: by the clock they would count as the engine's time.
+        prompts = [build_prompt(request, recording.vocabulary) for request in recording.workload]
+        # Steps of the engine's start are not the workload's.
+        before = await _load(engine)
+        start = time.monotonic() + _LEAD_S
+        await send_all(recording, engine, prompts, start)
+        wall = time.monotonic() - start
+        recording.measured |= {"modelled_s": wall * recording.settings.speed, "wall_s": wall}
+        recording.measured["preemptions"] = counter.seen  # type: ignore[attr-defined]
+        after = await _load(engine)
+        recording.measured["steps"] = max(int(after["steps"] - before["steps"]), 0)
+        recording.measured["device_busy_s"] = max(after["busy_s"] - before["busy_s"], 0.0)
+        cache = recording.config.cache_config
+        recording.measured["kv_tokens"] = (cache.num_gpu_blocks or 0) * cache.block_size
+    finally:
+        engine.shutdown()
+
+
+async def send_all(recording: Recording, engine: Any, prompts: list[dict[str, Any]], start: float) -> None:
+    """Send every request at its time; a signal ends it early, with what was recorded so far."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+    assert main is not None
+    tasks = [
+        asyncio.create_task(_send(recording, engine, request, prompt, start))
+        for request, prompt in zip(recording.workload, prompts, strict=True)
+    ]
+    with contextlib.suppress(ValueError, RuntimeError):  # signal handlers belong to the main thread
+        loop.add_signal_handler(signal.SIGTERM, main.cancel)
+    try:
+        await asyncio.gather(*tasks)
+    except (asyncio.CancelledError, EngineDeadError) as error:
+        # Ctrl-C reaches the engine's process too, which may end first; vLLM cancels what waits for a dead engine.
+        if main.cancelling():
+            recording.measured["interrupted"] = True
+            return
+        raise StartError(
+            "the engine died in the middle of the run", where="engine core", fix="look for its last words above"
+        ) from error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _send(
+    recording: Recording, engine: Any, request: WorkloadRequest, prompt: dict[str, Any], start: float
+) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    speed = recording.settings.speed
+    await asyncio.sleep(start + request.at / speed - time.monotonic())
+    last = None
+    try:
+        params = sampling_params(request, recording.settings)
+        async for output in engine.generate(prompt, params, request.id, priority=request.priority):
+            last = output
+    except EngineDeadError:
+        # Newer releases derive it from the errors by which vLLM rejects a request.
+        raise
+    except rejection_errors() as error:
+        recording.add_rejection(request, error, (time.monotonic() - start) * speed)
+        return
+    if last is not None:
+        recording.add_output(request, last, start, (time.monotonic() - start) * speed, speed)
+
+
+async def _load(engine: Any) -> dict[str, float]:
+    """Return steps and modelled seconds so far; 0 where the engine is gone."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        loads = await asyncio.wait_for(engine.collective_rpc("simulated_load"), _ASK_S)
+    except (EngineDeadError, TimeoutError):
+        return {"steps": 0, "busy_s": 0.0}
+    return max(loads, key=lambda each: each["steps"])

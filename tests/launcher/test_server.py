@@ -1,0 +1,129 @@
+"""A server as a child process: how it is stopped before it has served, and what answers on its port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_graft.launcher import server as module
+from vllm_graft.launcher.server import ServerProcess
+
+DEAF = """
+import os, signal, sys, time
+from vllm_graft.ledger import current
+from vllm_graft.ledger.record import Record
+from vllm_graft.plan import Plan
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+run, book = f"{os.getpid()}-aa", current()
+book.begin_run(run, Plan())
+book.open(Record.of_this_process(run, Plan().hash, "m", ["frontend"], "0.32.0", "V1"))
+if READY:
+    book.set_ready()
+open(FILE, "w").close()
+time.sleep(300)
+"""
+"""A program that records itself as a server does, and hears no signal, as vLLM while it loads a model."""
+
+
+def deaf(tmp_path: Path, *arguments: str, ready: bool) -> ServerProcess:
+    code = DEAF.replace("READY", str(ready)).replace("FILE", repr(str(tmp_path / "up")))
+    env = {"GRAFT_STATE_DIR": str(tmp_path)}
+    started = ServerProcess(arguments, env=env, program=[sys.executable, "-c", code], log=tmp_path / "log").start()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < deadline, started.tail()
+        time.sleep(0.05)
+    return started
+
+
+def test_a_server_that_starts_unseen_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its record says that it has not served, though its health cannot be asked for."""
+    monkeypatch.setattr(module, "_STOP_S", 60.0)
+    monkeypatch.setattr(module, "_STOP_EARLY_S", 0.5)
+    started = deaf(tmp_path, "--config=x.yaml", ready=False)
+    began = time.monotonic()
+    assert started.stop() == -signal.SIGKILL
+    assert time.monotonic() - began < 30
+
+
+def test_one_that_may_serve_is_given_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Somebody may wait for an answer of its."""
+    monkeypatch.setattr(module, "_STOP_S", 2.0)
+    monkeypatch.setattr(module, "_STOP_EARLY_S", 0.0)
+    started = deaf(tmp_path, "--config=x.yaml", ready=True)
+    began = time.monotonic()
+    started.stop()
+    assert time.monotonic() - began >= 2.0
+
+
+def test_what_does_not_speak_http_is_not_healthy():
+    """It is no error of ours that something else listens on the port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-x\r\n")
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        assert ServerProcess(["--port", str(listener.getsockname()[1])]).health() == 0
+        thread.join(10)
+
+
+WATCH = """
+import sys
+from vllm_graft.cli.serve import watch
+from vllm_graft.launcher.server import ServerProcess, free_port
+child = "import time; open(FILE, 'w').close(); time.sleep(300)"
+sys.exit(watch(ServerProcess(["--port", str(free_port())], program=[sys.executable, "-c", child])))
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGTERM])
+def test_serve_stops_its_server_on_a_signal(tmp_path: Path, signum: signal.Signals):
+    """A closed terminal too: the server has a session of its own, and would go on alone."""
+    ends(tmp_path, signum)
+
+
+def test_serve_goes_on_under_nohup(tmp_path: Path):
+    """Who starts it with SIGHUP ignored wants it to outlive the terminal."""
+    ends(tmp_path, signal.SIGTERM, first=signal.SIGHUP, command=["nohup"])
+
+
+def ends(tmp_path: Path, signum: signal.Signals, first: signal.Signals | None = None, command: list[str] | None = None):
+    """Start ``serve`` over a program that sleeps, send it signals, and see that nothing is left."""
+    up = tmp_path / "up"
+    code = WATCH.replace("FILE", repr(str(up)))
+    with (tmp_path / "log").open("wb") as log:
+        served = subprocess.Popen(
+            [*(command or []), sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "GRAFT_STATE_DIR": str(tmp_path)},
+        )
+    deadline = time.monotonic() + 60
+    while not up.exists():
+        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.05)
+    children = Path(f"/proc/{served.pid}/task/{served.pid}/children").read_text().split()
+    assert children
+    if first is not None:
+        served.send_signal(first)
+        time.sleep(0.5)
+        assert served.poll() is None
+    served.send_signal(signum)
+    status = served.wait(60)
+    left = [int(pid) for pid in children if Path(f"/proc/{pid}").exists()]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert (status, left) == (0, [])
