@@ -186,7 +186,8 @@ from contextlib import suppress
 for name in ("entrypoints.openai.api_server", "entrypoints.cli.main", "v1.engine.core", "entrypoints.llm"):
     with suppress(ImportError):
         importlib.import_module(f"vllm.{name}")
-print(json.dumps([name for name in sys.modules if not name.startswith(("vllm", "__"))]))
+# prometheus_client chooses by a variable, when it is imported, whether processes share their metrics.
+print(json.dumps([name for name in sys.modules if not name.startswith(("vllm", "__", "prometheus"))]))
 """
 
 
@@ -283,7 +284,7 @@ def _preload(names: Sequence[str]) -> None:
     for name in names:
         with suppress(Exception):
             importlib.import_module(name)
-        if taken := {"vllm", "vllm_graft"} & sys.modules.keys():
+        if taken := {"vllm", "vllm_graft", "prometheus_client"} & sys.modules.keys():
             sys.exit(f"the zygote of the tests must not import {', '.join(taken)}, and {name} does")
 
 

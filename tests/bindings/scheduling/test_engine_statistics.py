@@ -143,9 +143,7 @@ def check_metrics(server: ServerProcess, number: int) -> None:
         assert sample["vllm_graft_queue_tokens_total"] > number / 2
 
 
-# Several API servers share metrics through files. prometheus_client decides on that when it is imported, which in the
-# zygote is before vLLM sets PROMETHEUS_MULTIPROC_DIR.
-@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.plain_start)])
+@pytest.mark.parametrize("servers", [1, 2])
 def test_a_real_server_shows_its_queues_in_status_and_metrics(graft: Session, servers: int):
     """Once, whichever of its API servers is asked; and none where no scheduler is planned."""
     pytest.importorskip("vllm")
