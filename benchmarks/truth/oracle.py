@@ -77,7 +77,12 @@ class Oracle:
 
     def _decide(self, use: Use, package: Package) -> None:
         if use.kind == "import":
-            self.get(use.refs[0])
+            try:
+                self.get(use.refs[0])
+            except Broken:
+                if package.adds(use.refs[0].dotted):
+                    raise Undecided("the package itself may put it there") from None
+                raise
         elif use.kind == "read":
             self._read(use, package)
         elif use.kind == "call":
@@ -329,6 +334,8 @@ class _Member:
             raise Undecided("it is itself a base class")
         if all(_kind(one)[0] in ("staticmethod", "classmethod") for one in cls.methods.values()):
             raise Undecided("nobody makes objects of it")
+        if any((cls.node.name, name) in self.package.borrowed for name in cls.methods):
+            raise Undecided("its methods are put on other classes")
         raise Broken("TypeError", f"abstract methods are missing: {', '.join(sorted(left))}")
 
     def _upstream_member(self, name: str) -> tuple[object, type]:
@@ -445,6 +452,8 @@ class _Member:
             raise Undecided("it may be put there elsewhere")
         if any(dynamic(base) for base in self.bases):
             raise Undecided("its class makes up attributes")
+        if any((cls.node.name, method) in self.package.borrowed for cls in self.own for method in cls.methods):
+            raise Undecided("its methods are put on other classes")
         raise Broken("AttributeError", f"{', '.join(base.__name__ for base in self.bases)}: no {name}")
 
     def _bind(self, theirs: object, shape: Shape, cls: type) -> None:
