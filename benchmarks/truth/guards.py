@@ -47,7 +47,9 @@ _IMPORTABLE = {
     "torch",
     "platform",
 }
-_MACHINE = ("sys.argv", "sys.platform", "os.environ", "os.getenv", "platform.", "torch.cuda", "torch.xpu", "torch.version")
+_MACHINE = (
+    "sys.argv", "sys.platform", "os.environ", "os.getenv", "platform.", "torch.cuda", "torch.xpu", "torch.version",
+)  # fmt: skip
 _DEEP = 6
 
 

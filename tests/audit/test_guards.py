@@ -320,5 +320,6 @@ def test_an_outcome_that_is_kept_on_the_object(found):
     """
     assert found(text) == []
     assert ("P201", "error") in found(text.replace("if self.has_gone:", "if not self.has_gone:"))
-    changed = text.replace("        def run", "        def reset(self):\n            self.has_gone = ask()\n        def run")
+    later = "def reset(self):\n            self.has_gone = ask()\n        def run"
+    changed = text.replace("def run", later)
     assert found(changed) != [], "what is stored later may be anything"

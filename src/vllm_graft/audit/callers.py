@@ -135,7 +135,10 @@ def lacking(use: Use, before: Sequence[Release], new: Release) -> tuple[list[str
     ]
     asking = [old.abstract(use.module, use.qualname) for old in before if old.shape(use.module, use.qualname)]
     fresh = sorted(name for name in left if not asking or any(name not in asked for asked in asking))
-    return (fresh, True) if fresh else (sorted(left), False)
+    if fresh:
+        return fresh, True
+    # Nobody could make an object of it before: a class without a constructor may hold functions for others.
+    return (sorted(left), False) if "__init__" in use.own or use.made else ([], False)
 
 
 def _defines(release: Release, cls: tuple[str, str], name: str) -> bool:
@@ -198,7 +201,7 @@ def uncallable(use: Use, before: Sequence[Release], new: Release) -> tuple[str, 
     for call in calls:
         if said := _call_refused(use, call):
             return said, f"vLLM calls it with {_passed(call)}"
-    if (calls and all_known) or was is None or was.signature != now.signature:
+    if (calls and all_known) or use.mixed or was is None or was.signature != now.signature:
         return "", ""
     for old in before[1:]:
         then = old.shape(use.module, use.qualname)
@@ -218,7 +221,7 @@ def takes_every_call(use: Use, new: Release) -> bool:
 
 def _is_called_by_upstream(use: Use) -> bool:
     name = use.qualname.rpartition(".")[2]
-    if use.way != "override" or use.body is None or use.mixed or (name.startswith("__") and name != "__call__"):
+    if use.way != "override" or use.body is None or (name.startswith("__") and name != "__call__"):
         return False
     return _own_parameters(use) is not None and OPAQUE not in function_marks([use.body])
 
@@ -235,9 +238,7 @@ def _calls_of(use: Use, now: Shape, release: Release) -> tuple[list[Arguments], 
     definers = release.definers(method)
     above = family.intersection(definers)
     related = all(one in family or not above.isdisjoint(release.lineage(*one.split(":"))) for one in definers)
-    reaching = [
-        call.arguments for call in release.calls(method) if (call.owner in family if call.owner else related)
-    ]
+    reaching = [call.arguments for call in release.calls(method) if (call.owner in family if call.owner else related)]
     taken = _taken(now)
     return [call for call in reaching if not all(misfit(call, signature) for signature in taken)], related
 
