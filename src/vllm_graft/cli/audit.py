@@ -28,7 +28,7 @@ _PACKAGES: Final = "an installed package, a file or a folder; without any, every
 _AGAINST: Final = "a release, 'installed' or 'latest'; several times; the newest in the catalogue without it"
 _BASE: Final = (
     "the release to compare with; without it the one that the package pins, the newest that its range allows, "
-    "or the installed one"
+    "the one whose number it has and that it speaks of, or the installed one"
 )
 
 
