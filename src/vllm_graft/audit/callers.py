@@ -230,7 +230,7 @@ def _calls_of(use: Use, now: Shape, release: Release) -> tuple[list[Arguments], 
     """Return the calls in a release that reach an override, and whether those on any object are among them.
 
     A call on ``self`` in a class that the override's derives from reaches it. A call on another object does where no
-    class outside the family has a method of that name.
+    class outside the family has a method of that name, or where the override takes none of the calls there are.
     """
     owner, _, method = use.qualname.rpartition(".")
     lineage = release.lineage(use.module, owner)
@@ -238,9 +238,14 @@ def _calls_of(use: Use, now: Shape, release: Release) -> tuple[list[Arguments], 
     definers = release.definers(method)
     above = family.intersection(definers)
     related = all(one in family or not above.isdisjoint(release.lineage(*one.split(":"))) for one in definers)
-    reaching = [call.arguments for call in release.calls(method) if (call.owner in family if call.owner else related)]
     taken = _taken(now)
-    return [call for call in reaching if not all(misfit(call, signature) for signature in taken)], related
+    calls = [
+        call for call in release.calls(method) if not all(misfit(call.arguments, signature) for signature in taken)
+    ]
+    reaching = [call.arguments for call in calls if (call.owner in family if call.owner else related)]
+    if not reaching and all(_call_refused(use, call.arguments) for call in calls):
+        return [call.arguments for call in calls], False
+    return reaching, related
 
 
 def _call_refused(use: Use, call: Arguments) -> str:
