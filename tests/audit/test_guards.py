@@ -320,6 +320,8 @@ def test_an_outcome_that_is_kept_on_the_object(found):
     """
     assert found(text) == []
     assert ("P201", "error") in found(text.replace("if self.has_gone:", "if not self.has_gone:"))
+    of_object = text.replace('hasattr(m, "gone")', 'hasattr(self.config, "gone")')
+    assert found(of_object).count(("P201", "error")) == 1, "what an object has says nothing of the release"
     later = "def reset(self):\n            self.has_gone = ask()\n        def run"
     changed = text.replace("def run", later)
     assert found(changed) != [], "what is stored later may be anything"

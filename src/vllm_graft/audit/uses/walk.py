@@ -207,10 +207,16 @@ class Walker:
     def _keep_test(self, target: ast.Attribute, value: Values) -> None:
         """Keep the outcome of a test that a method stores on its object: ``self.has_x = hasattr(vllm, "x")``."""
         holders = [one.cls for one in self.state.value(target.value) if isinstance(one, Self)]
-        kept = bool(value) and all(isinstance(one, Test) for one in value)
+        kept = bool(value) and all(isinstance(one, Test) and self._asks_vllm(one.node) for one in value)
         for cls in holders:
             if cls.inside is not None and (kept or target.attr in cls.inside.tests):
                 cls.inside.tests[target.attr] = joined(cls.inside.tests.get(target.attr, ()), value) if kept else ()
+
+    def _asks_vllm(self, test: ast.expr) -> bool:
+        """Whether a test asks vLLM itself; what an object has, such as a request, is another matter."""
+        calls = [one for one in ast.walk(test) if isinstance(one, ast.Call) and one.args]
+        asking = [one for one in calls if dotted(one.func) in ("hasattr", "getattr")]
+        return all(any(names_of(self.state.value(one.args[0]))) for one in asking)
 
     def _parts(
         self, targets: Sequence[ast.expr], expr: ast.expr | None, value: Values
