@@ -1,6 +1,6 @@
 """How often the audit is right, measured against the real vLLM.
 
-    python benchmarks/audit_truth.py [--only trl verl] [--list] [--json FILE]
+    python benchmarks/audit_truth.py [--only trl verl] [--tuned] [--list] [--json FILE]
 
 For each package in `truth/corpus.py`, pinned and fetched from the package index once: every use of vLLM is read from
 its syntax trees, without code of the audit, and decided by running the installed vLLM: the module is imported, the
@@ -137,6 +137,7 @@ def document(results: Sequence[Result], release: str) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="measure these packages")
+    parser.add_argument("--tuned", action="store_true", help="leave out the packages that are held out")
     parser.add_argument("--list", action="store_true", dest="faults", help="print misses and false alarms")
     parser.add_argument("--undecided", action="store_true", help="print why uses are undecided")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
@@ -147,7 +148,7 @@ def main() -> int:
     if unknown := set(args.only or ()) - {entry.name for entry in CORPUS}:
         parser.error(f"not in the corpus: {', '.join(sorted(unknown))}")
     for entry in CORPUS:
-        if not args.only or entry.name in args.only:
+        if (not args.only or entry.name in args.only) and not (args.tuned and entry.held_out):
             results.append(measure(entry, truth, release, args.undecided))
             print(f"{entry.label}: done", file=sys.stderr, flush=True)
     show(results)

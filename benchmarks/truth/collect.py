@@ -214,6 +214,8 @@ class Package:
         self.unparsed: list[str] = []
         self.classes: list[OwnClass] = []
         self.importers: dict[str, list[tuple[str, Guards]]] = {}
+        self.puts: dict[tuple[str, str], int] = {}
+        self.reads: dict[tuple[str, str], int] = {}
         for path in sorted(_files(folder)):
             self._read(path)
         for module in self.modules.values():
@@ -284,6 +286,20 @@ class Package:
     @cached_property
     def _replaced_names(self) -> frozenset[str]:
         return frozenset(name for _, name in self.replaced)
+
+    def adds(self, name: str) -> bool:
+        """Tell whether the package puts a name on vLLM in a file that does not read vLLM's own of that name before."""
+        files = [(file, line) for (put, file), line in self.puts.items() if put == name]
+        return any(self.reads.get((name, file), line + 1) > line for file, line in files)
+
+    @cached_property
+    def borrowed(self) -> frozenset[tuple[str, str]]:
+        """Every method that is taken from a class by its name: ``Target.forward = OwnClass.forward``."""
+        names = {one.node.name for one in self.classes}
+        nodes = (node for module in self.modules.values() for node in ast.walk(module.tree))
+        stores = (node.value for node in nodes if isinstance(node, ast.Assign))
+        taken = (one for one in stores if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name))
+        return frozenset((one.value.id, one.attr) for one in taken if one.value.id in names)
 
     def resolve(self, found: Iterable[object], depth: int = 0) -> list[object]:
         """Follow bindings through the package's own modules."""
@@ -628,8 +644,8 @@ class _Collector(_Blocks):
         self.found.append(Use(kind, self.module.shown, line, end, name, context.guards, **more))  # type: ignore[arg-type]
 
     def _imports(self, module: str, guards: Guards) -> None:
-        """Note who imports a module of the package, and the packages above it; type checkers do not count."""
-        if any(isinstance(guard, Never) for guard in guards):
+        """Note who imports a module of the package, and the packages above it; type checkers and tests do not count."""
+        if any(isinstance(guard, Never) for guard in guards) or is_test(self.module.shown):
             return
         while module and module.partition(".")[0] in self.package.tops:
             if module in self.package.modules:
@@ -637,6 +653,7 @@ class _Collector(_Blocks):
             module = module.rpartition(".")[0]
 
     def _statement(self, node: ast.stmt, context: _Context) -> None:
+        self._note_puts(node, context)
         if isinstance(node, ast.Import):
             for alias in node.names:
                 self._imports(alias.name, context.guards)
@@ -648,6 +665,7 @@ class _Collector(_Blocks):
                 below = f"{source}.{alias.name}"
                 self._imports(below if below in self.package.modules else source, context.guards)
             for alias in node.names if is_upstream(source) else ():
+                self._reads(f"{source}.{alias.name}", node.lineno)
                 ref = Upstream(source, () if alias.name == "*" else (alias.name,))
                 self._use("import", alias, ref.dotted, context, refs=(ref,))
         elif isinstance(node, ast.ClassDef):
@@ -662,6 +680,30 @@ class _Collector(_Blocks):
                     self.expression(child, context)
                 elif isinstance(child, ast.withitem):
                     self.expression(child.context_expr, context)
+
+    def _reads(self, name: str, line: int) -> None:
+        key = name, self.module.shown
+        self.package.reads[key] = min(line, self.package.reads.get(key, line))
+
+    def _note_puts(self, node: ast.stmt, context: _Context) -> None:
+        """Note the names that a statement puts on a module or class of vLLM: an assignment, ``setattr``, a patch."""
+        owners: list[tuple[ast.expr, Iterable[str]]] = []
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            owners += [(one.value, [one.attr]) for one in targets if isinstance(one, ast.Attribute)]
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and called(node.value) == "setattr":
+            owner, key = [*node.value.args, None, None][:2]
+            if owner is not None and isinstance(key, ast.Constant):
+                owners.append((owner, [str(key.value)]))
+        elif isinstance(node, ast.ClassDef):
+            # A patch class names its target in brackets: ``class MyPatch(Patch[target])``.
+            names = [one.name for one in node.body if isinstance(one, Function)]
+            names += [name for one in node.body for name in _bound(one)]
+            owners += [(base.slice, names) for base in node.bases if isinstance(base, ast.Subscript)]
+        for owner, names in owners:
+            for ref in self.package.upstream(owner, context.scope):
+                for name in names:
+                    self.package.puts.setdefault((f"{ref.dotted}.{name}", self.module.shown), node.lineno)
 
     def _class(self, node: ast.ClassDef, context: _Context) -> None:
         for one in [*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)]:
@@ -801,6 +843,9 @@ class _Collector(_Blocks):
         refs = self.package.upstream(whole, context.scope) if isinstance(whole, ast.expr) else ()
         if not refs:
             return
+        if isinstance(node.ctx, ast.Load):
+            for ref in refs:
+                self._reads(ref.dotted, node.lineno)
         shape = shape_of(call) if call is not None else None
         self._use("call" if shape else "read", call or node, refs[0].dotted, context, refs=refs, shape=shape)
 

@@ -103,7 +103,7 @@ def speaks_of(finding: Finding, use: Decided) -> bool:
         word = re.search(rf"\b{re.escape(use.member)}\b", f"{finding.name} {finding.what}")
         return word is not None and (_on_line(finding, use) or use.kind != "super call" or _in_class(finding, use))
     if use.kind == "field":
-        return _on_line(finding, use) or any(_says(finding, name) for name in use.path)
+        return _on_line(finding, use) or finding.dotted.rpartition(".")[2] in use.path
     if use.kind == "abstract":
         missing = use.why.partition(":")[2].replace(",", " ").split()
         return _on_line(finding, use) and finding.way == "subclass" and any(_says(finding, name) for name in missing)
@@ -150,6 +150,9 @@ def _judge(finding: Finding, entry: Entry, uses: Sequence[Decided], truth: Truth
     decided = [use for use in about if use.verdict != UNDECIDED]
     if any(use.verdict == BROKEN for use in decided):
         return "right", ""
+    if finding.code == "P215" and not any(use.shape for use in decided):
+        # The name is there; whether a call fits it no use tells.
+        return "undecided", ""
     if finding.code in ("P202", "P206", "P211"):
         decided = [use for use in decided if use.kind in ("call", "construct", "override", "super call", "self call")]
         if len(decided) < len([use for use in about if use.kind != "import"]):

@@ -44,8 +44,20 @@ CORPUS = (
     Entry("terratorch", "1.2.13"),
     Entry("ms-swift", "4.6.0"),
     Entry("ray", "2.60.0"),
-    Entry("vllm-rbln", "0.12.0", held_out=True),
-    Entry("skyrl", "0.3.0", held_out=True),
+    Entry("vllm-rbln", "0.12.0"),
+    Entry("skyrl", "0.3.0"),
+    Entry("ai-dynamo", "1.6.1", held_out=True),
+    Entry("aibrix-kvcache", "0.8.0", held_out=True),
+    Entry("arctic-inference", "0.1.2", held_out=True),
+    Entry("areal", "1.0.4", held_out=True),
+    Entry("lighteval", "0.13.0", held_out=True),
+    Entry("llmcompressor", "0.14.0.1", held_out=True),
+    Entry("lmcache", "0.4.2", held_out=True),
+    Entry("tpu-inference", "0.20.0", held_out=True),
+    Entry("vllm-kunlun", "0.11.1", held_out=True),
+    Entry("vllm-omni", "0.20.0", held_out=True),
+    Entry("vllm-spyre", "1.4.0", held_out=True),
+    Entry("vllm-tgis-adapter", "0.10.0", held_out=True),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,9 @@ _IMPORTABLE = {
     "torch",
     "platform",
 }
+_MACHINE = (
+    "sys.argv", "sys.platform", "os.environ", "os.getenv", "platform.", "torch.cuda", "torch.xpu", "torch.version",
+)  # fmt: skip
 _DEEP = 6
 
 
@@ -81,6 +85,8 @@ class Evaluator:
             return self._fails(guard)
         if not isinstance(guard, Condition):
             return True
+        if self._asks_the_machine(guard.test, guard.scope):
+            return True
         key = id(guard.test)
         if key not in self._known:
             self._alive.append(guard.test)
@@ -90,6 +96,32 @@ class Evaluator:
             # A condition on the request or the options may come out either way: the code does run at times.
             return None if asks(guard.test) or _flagged(guard.test, guard.scope) else True
         return answer is guard.branch
+
+    def _asks_the_machine(self, test: ast.expr, scope: Scope) -> bool:
+        """Tell whether a condition goes by the machine or the command line, so that it is another one elsewhere.
+
+        ``current_platform.is_cuda()``, ``HAS_TRITON``, ``envs.VLLM_USE_V1``: what vLLM holds as a value that is no
+        version. A test for a name, ``hasattr(current_platform, "is_xpu")``, is none of these.
+        """
+        asked = [one.args[0] for one in ast.walk(test) if isinstance(one, ast.Call) and _is_test_for_name(one)]
+        inner = {id(node) for one in asked for node in ast.walk(one)}
+        for node in ast.walk(test):
+            if not isinstance(node, ast.Name | ast.Attribute) or id(node) in inner:
+                continue
+            text = ast.unparse(node)
+            if text.startswith(_MACHINE):
+                return True
+            if "version" in text.lower():
+                continue
+            refs = scope.module.package.upstream(node, scope)
+            for ref in refs:
+                try:
+                    found = self._oracle.get(ref)
+                except (Broken, Undecided):
+                    continue
+                if found is not None and not isinstance(found, type | types.ModuleType) and not callable(found):
+                    return True
+        return False
 
     def modules_run(self, package: Package) -> dict[str, bool | None]:
         """Tell of each module whether it is imported on this release: not where every way to it is behind a false test.
@@ -294,6 +326,10 @@ def _reached(
                 found.add(name)
                 left.append(name)
     return found
+
+
+def _is_test_for_name(node: ast.Call) -> bool:
+    return bool(node.args) and isinstance(node.func, ast.Name) and node.func.id in ("hasattr", "getattr")
 
 
 def _flagged(test: ast.expr, scope: Scope) -> bool:

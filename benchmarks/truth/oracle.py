@@ -16,7 +16,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from truth.collect import Function, OwnClass, Package, Shape, Upstream, Use, is_upstream
+from truth.collect import Function, OwnClass, Package, Shape, Upstream, Use, is_upstream, shape_of
 from truth.guards import Evaluator
 from truth.upstream import Sources
 from truth.verdicts import BROKEN, FINE, NO_USE, UNDECIDED, Broken, NoUse, Undecided
@@ -77,7 +77,12 @@ class Oracle:
 
     def _decide(self, use: Use, package: Package) -> None:
         if use.kind == "import":
-            self.get(use.refs[0])
+            try:
+                self.get(use.refs[0])
+            except Broken:
+                if package.adds(use.refs[0].dotted):
+                    raise Undecided("the package itself may put it there") from None
+                raise
         elif use.kind == "read":
             self._read(use, package)
         elif use.kind == "call":
@@ -329,6 +334,8 @@ class _Member:
             raise Undecided("it is itself a base class")
         if all(_kind(one)[0] in ("staticmethod", "classmethod") for one in cls.methods.values()):
             raise Undecided("nobody makes objects of it")
+        if any((cls.node.name, name) in self.package.borrowed for name in cls.methods):
+            raise Undecided("its methods are put on other classes")
         raise Broken("TypeError", f"abstract methods are missing: {', '.join(sorted(left))}")
 
     def _upstream_member(self, name: str) -> tuple[object, type]:
@@ -378,8 +385,12 @@ class _Member:
             raise Undecided("vLLM does not call it in plain sight")
         if not refused:
             return
-        if self.oracle.sources.definers(name) > 1 and not self._one_family(name):
-            raise Undecided("which class vLLM's calls go to")
+        if self.oracle.sources.definers(name) > 1 and len(refused) < len(meant) and not self._one_family(name):
+            # Calls on ``self`` in the classes above go to the override whoever else has such a method.
+            own = {shape for base in self.bases for shape in calls_on_self(base, name)}
+            refused = [shape for shape in refused if shape in own]
+            if not refused:
+                raise Undecided("which class vLLM's calls go to")
         raise Broken(
             "TypeError", f"vLLM calls it with {refused[0].positional} and {refused[0].keywords}, it takes {plain}"
         )
@@ -432,8 +443,8 @@ class _Member:
         for one in self.package.descendants(self.use.cls):
             if name in one.defined:
                 raise NoUse("the package's own")
-            if one.node.bases and len(one.node.bases) > 1:
-                raise Undecided("a mixin may have it")
+            if len(one.node.bases) > 1:
+                self._mixin_lacks(one, name)
         theirs, cls = self._upstream_member(name)
         if theirs is not _MISSING:
             if self.package.replaces(name):
@@ -445,7 +456,18 @@ class _Member:
             raise Undecided("it may be put there elsewhere")
         if any(dynamic(base) for base in self.bases):
             raise Undecided("its class makes up attributes")
+        if any((cls.node.name, method) in self.package.borrowed for cls in self.own for method in cls.methods):
+            raise Undecided("its methods are put on other classes")
         raise Broken("AttributeError", f"{', '.join(base.__name__ for base in self.bases)}: no {name}")
+
+    def _mixin_lacks(self, cls: OwnClass, name: str) -> None:
+        """Raise where a class that derives from this one, and from others, may have an attribute from those."""
+        own, bases = self._lineage(cls)
+        if any(name in one.defined for one in own):
+            raise NoUse("the package's own")
+        others = [base for base in bases if base not in self.bases]
+        if any(hasattr(base, name) or name in instance_names(base) or dynamic(base) for base in others):
+            raise Undecided("a mixin may have it")
 
     def _bind(self, theirs: object, shape: Shape, cls: type) -> None:
         if isinstance(theirs, staticmethod):
@@ -545,6 +567,19 @@ def _class_tree(cls: type) -> ast.AST | None:
         return ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError, IndentationError):
         return None
+
+
+@functools.cache
+def calls_on_self(cls: type, name: str) -> frozenset[Shape]:
+    """Return how the methods of a class and of its bases call a method on their own object."""
+    found: set[Shape] = set()
+    for one in cls.__mro__:
+        tree = _class_tree(one) if is_upstream(one.__module__) else None
+        for node in ast.walk(tree) if tree is not None else ():
+            called = node.func if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+            if called is not None and called.attr == name and getattr(called.value, "id", "") in ("self", "cls"):
+                found.add(shape_of(node))
+    return frozenset(found)
 
 
 @functools.cache

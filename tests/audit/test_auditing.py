@@ -68,6 +68,8 @@ def test_a_wrap_of_changed_code_is_information(judged):
 def test_an_override_that_cannot_take_a_new_parameter_is_an_error(judged):
     grown = UPSTREAM.replace("def step(self, batch)", "def step(self, batch, throttle=False)")
     one = "from vllm.m import Engine\nclass Mine(Engine):\n    def step(self, batch):\n        return 0\n"
+    assert codes(judged(one, UPSTREAM, grown)) == [("P209", "info")], "vLLM calls it as before"
+    grown += "def drive(engine: Engine):\n    engine.step([], throttle=True)\n"
     assert codes(judged(one, UPSTREAM, grown)) == [("P209", "error")]
     takes = one.replace("self, batch", "self, batch, **more")
     assert codes(judged(takes, UPSTREAM, grown)) == [("P209", "info")]

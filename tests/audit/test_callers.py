@@ -252,7 +252,9 @@ def test_what_an_older_release_had_the_code_was_written_for(since):
     assert since(body.format("self.pick()"), OLD, later, later) == [("P210", "error")]
     assert since(body.format("self.never"), OLD, later, later) == []
     assert since("from vllm.m import Engine\nEngine.pick\n", OLD, later, later) == [("P213", "error")]
-    assert since("from vllm.m import Engine\nEngine.never\n", OLD, later, later) == []
+    assert since("from vllm.m import Engine\nEngine.never\n", OLD, later, later) == [("P213", "error")]
+    foreign = later.replace("class Engine:", "from torch import Thing\nclass Engine(Thing):")
+    assert since("from vllm.m import Engine\nEngine.never\n", foreign, foreign, foreign) == []
 
 
 def test_an_override_that_an_older_release_could_call(since):
@@ -266,4 +268,59 @@ def test_an_override_that_an_older_release_could_call(since):
 def test_an_abstract_method_that_an_older_release_did_not_ask_for(since):
     package = "from vllm.m import Base\nclass C(Base):\n    def go(self): ...\n"
     assert since(package, ABSTRACT, STRICTER, STRICTER) == [("P216", "error")]
-    assert since(package, STRICTER, STRICTER, STRICTER) == []
+    assert since(package, STRICTER, STRICTER, STRICTER) == [], "it may hold functions for others"
+    made = package + "    def __init__(self): ...\n"
+    assert since(made, STRICTER, STRICTER, STRICTER) == [("P216", "warning")], "nobody could make one before"
+
+
+CALLED = """
+class Engine:
+    def step(self, batch, wait=1): ...
+    def run(self):
+        self.step([], wait=2)
+"""
+
+
+def test_an_override_is_held_against_the_calls_in_vllm(findings):
+    """The signature has not changed since the base: what vLLM passes in the audited release decides."""
+    body = "from vllm.m import Engine\nclass Mine(Engine):\n    def step(self, {}): ...\n"
+    assert findings(body.format("batch"), CALLED, CALLED) == [("P218", "error", 3)]
+    assert findings(body.format("batch, *, wait"), CALLED, CALLED) == []
+    assert findings(body.format("batch, **more"), CALLED, CALLED) == []
+    quiet = CALLED.replace(", wait=2", "")
+    assert findings(body.format("batch"), quiet, quiet) == []
+
+
+def test_a_call_on_another_object_counts_where_one_family_has_the_method(findings):
+    body = "from vllm.m import Engine\nclass Mine(Engine):\n    def step(self, batch): ...\n"
+    outside = CALLED.replace("self.step", "make().step")
+    assert findings(body, outside, outside) == [("P218", "error", 3)]
+    below = outside + "class Fast(Engine):\n    def step(self, batch, wait=1): ...\n"
+    assert findings(body, below, below) == [("P218", "error", 3)]
+    other = outside + "class Other:\n    def step(self, batch, wait=1): ...\n"
+    assert findings(body, other, other) == [("P218", "error", 3)], "vLLM has no call that it takes"
+    either = other + "make().step([])\n"
+    assert findings(body, either, either) == [], "the call that it takes may be the one that it gets"
+    own = CALLED + "class Other:\n    def step(self, batch, wait=1): ...\n"
+    assert findings(body, own, own) == [("P218", "error", 3)], "a call on self goes to the override"
+
+
+def test_a_sibling_that_calls_its_own_method_says_nothing(findings):
+    body = "from vllm.m import Engine\nclass Mine(Engine):\n    def step(self, batch): ...\n"
+    sibling = CALLED.replace("self.step([], wait=2)", "self.step([])")
+    sibling += "class Fast(Engine):\n    def go(self):\n        self.step([], wait=2)\n"
+    assert findings(body, sibling, sibling) == []
+
+
+def test_an_override_behind_a_decorator_may_take_anything(findings):
+    body = "from vllm.m import Engine\nclass Mine(Engine):\n    @adapted\n    def step(self, batch): ...\n"
+    assert findings(body, CALLED, CALLED) == []
+
+
+def test_a_name_that_an_older_release_had_is_not_added(since):
+    """An assignment that is made whatever the release replaces what is gone; the imports of it fail."""
+    later = OLD.replace("class Engine", "class Motor")
+    package = "import vllm.m as m\nfrom vllm.m import Engine\nm.Engine = object\n"
+    assert since(package, OLD, later, later) == [("P213", "error"), ("P213", "error")]
+    filled = "import vllm.m as m\nif not hasattr(m, 'Engine'):\n    m.Engine = object\nfrom vllm.m import Engine\n"
+    assert since(filled, OLD, later, later) == []

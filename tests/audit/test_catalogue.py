@@ -134,3 +134,13 @@ def test_half_a_file_is_an_error_too(tmp_path):
     (tmp_path / "c.xz").write_bytes(FILE.read_bytes()[:100_000])
     with pytest.raises(ConfigError, match="cannot be read"):
         Catalogue.read(tmp_path / "c.xz")
+
+
+@pytest.mark.parametrize("method", ["_check_and_update_cudagraph_mode", "update_from_output", "compute_slot_mappings"])
+def test_it_knows_the_calls_that_the_files_of_the_installed_release_make(shipped, method):
+    here = Sourced(Installed())
+    there = shipped.release(here.version.partition("+")[0])
+    assert set(there.calls(method)) == set(here.calls(method)) != set()
+    assert set(there.definers(method)) == set(here.definers(method)) != set()
+    for definer in here.definers(method):
+        assert there.lineage(*definer.split(":")) == here.lineage(*definer.split(":"))

@@ -285,3 +285,43 @@ def test_a_flag_that_depends_on_itself_is_left_open(found):
     flag = "old = None\nif not old and vllm.__version__:\n    old = True\n"
     text = f"import vllm\n{flag}if old:\n    from vllm.m import gone\n"
     assert [code for code, _ in found(text)] == ["P201"]
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        "ERRORS = (ImportError, AttributeError)\n{}except ERRORS:\n    gone = None\n",
+        "ERRORS = ImportError\n{}except ERRORS:\n    gone = None\n",
+        "class Known:\n    ERRORS = (ImportError,)\n{}except Known.ERRORS:\n    gone = None\n",
+    ],
+)
+def test_a_variable_with_the_exceptions_that_are_caught(found, errors):
+    attempt = "try:\n    from vllm.m import gone\n"
+    assert ("P201", "error") not in found(errors.format(attempt))
+    assert ("P201", "error") in found(errors.replace("ImportError", "KeyError").format(attempt))
+
+
+def test_an_outcome_that_is_kept_on_the_object(found):
+    text = """
+    import vllm.m as m
+    class Mine:
+        def __init__(self):
+            self.has_gone = hasattr(m, "gone")
+        def run(self):
+            if self.has_gone:
+                m.gone()
+        def leave(self):
+            if not self.has_gone:
+                return
+            m.gone()
+    class Below(Mine):
+        def more(self):
+            return m.gone() if self.has_gone else None
+    """
+    assert found(text) == []
+    assert ("P201", "error") in found(text.replace("if self.has_gone:", "if not self.has_gone:"))
+    of_object = text.replace('hasattr(m, "gone")', 'hasattr(self.config, "gone")')
+    assert found(of_object).count(("P201", "error")) == 1, "what an object has says nothing of the release"
+    later = "def reset(self):\n            self.has_gone = ask()\n        def run"
+    changed = text.replace("def run", later)
+    assert found(changed) != [], "what is stored later may be anything"

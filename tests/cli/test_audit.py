@@ -121,6 +121,26 @@ def test_the_newest_release_in_the_range_that_a_package_allows_is_its_base(plugi
     assert "compared with 0.28.0 (the newest within my_plugin's vllm>=0.24,<0.29 in pyproject.toml)" in out
 
 
+def test_a_package_with_the_number_of_a_release_that_it_speaks_of_is_compared_with_that(plugin, capsys):
+    (plugin / "pyproject.toml").write_text('[project]\nname = "p"\nversion = "0.28.0.post1"\n')
+    readme = plugin / "README.md"
+    readme.write_text("p 0.28.0 is tested with vLLM v0.28.0.\n")
+    _, out, _ = audited(capsys, plugin, "--against", "0.30.0", "--offline")
+    assert "compared with 0.28.0 (my_plugin has its number, and README.md speaks of vLLM 0.28.0)" in out
+    for text in ("vllm-p 0.28.0 is out.\n", "It needs vLLM 0.28.0.1.\n", ""):
+        readme.write_text(text)
+        _, out, _ = audited(capsys, plugin, "--against", "0.30.0", "--offline")
+        assert "has its number" not in out
+
+
+def test_a_release_with_the_number_of_a_package_that_cannot_be_had_is_left_aside(plugin, capsys):
+    (plugin / "pyproject.toml").write_text('[project]\nname = "p"\nversion = "0.3.0"\n')
+    (plugin / "README.md").write_text("For vLLM 0.3.0.\n")
+    status, out, _ = audited(capsys, plugin, "--against", "0.30.0", "--offline")
+    assert status in (0, 1)
+    assert "has its number" not in out
+
+
 def test_a_range_of_which_no_release_is_known_is_named(plugin, capsys, monkeypatch):
     monkeypatch.setattr("vllm_graft.versions.vllm_version", lambda: None)
     (plugin / "pyproject.toml").write_text('[project]\nname = "p"\ndependencies = ["vllm>=0.17,<0.18.1"]\n')

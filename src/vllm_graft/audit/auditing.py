@@ -9,7 +9,7 @@ from typing import Final
 
 from vllm_graft.audit.callers import uncallable, vanished
 from vllm_graft.audit.findings import is_for, misspelt, refused, reported
-from vllm_graft.audit.judging import Pair, adds, has_owner, is_dynamic, located, may_inherit, spelled
+from vllm_graft.audit.judging import Pair, ReleaseFacts, adds, has_owner, is_dynamic, located, may_inherit, spelled
 from vllm_graft.audit.model import Cell, Reading, Report, Row, Use, Verdict
 from vllm_graft.audit.releases.shape import BODY, Release
 from vllm_graft.findings import Finding, worst_first
@@ -33,9 +33,10 @@ def audit(
     is reported goes by the last release compared with the base either way. ``known`` are more releases, older than the
     last: what code needs and one of them had it was written for, whatever the base is.
     """
-    readings = [_as_meant(reading, (base, *against)) for reading in readings]
-    uses = [use for reading in readings for use in reading.uses]
     more = [release for release in known if not any(same.version == release.version for same in (base, *against))]
+    before = [ReleaseFacts(release) for release in more]
+    readings = [_as_meant(reading, (base, *against), before) for reading in readings]
+    uses = [use for reading in readings for use in reading.uses]
     pairs = [
         Pair.of(before, release, uses, () if steps else more)
         for before, release in zip(_before(base, against, steps), against, strict=True)
@@ -56,10 +57,10 @@ def audit(
     )
 
 
-def _as_meant(reading: Reading, releases: Sequence[Release]) -> Reading:
+def _as_meant(reading: Reading, releases: Sequence[Release], before: Sequence[ReleaseFacts]) -> Reading:
     """The reading with each name parted where its module ends, and what is new on a class or module taken for added."""
     uses = [spelled(use, releases) for use in reading.uses]
-    uses = [replace(use, way="add") if adds(use, releases[0]) else use for use in uses]
+    uses = [replace(use, way="add") if adds(use, releases[0], before) else use for use in uses]
     added = {use.name for use in uses if use.way == "add"}
     return replace(reading, uses=[use for use in uses if use.way != "import" or not _is_of(use, added)])
 
@@ -81,8 +82,8 @@ def _row(reading: Reading, use: Use, pairs: Sequence[Pair]) -> Row | None:
     if absent and use.way not in ("call", "read"):
         had = use.way == "import" and any(located(release, use) for release in pairs[-1].known)
         added = use.way in ("add", "override") and (use.patch is None or has_owner(pairs[-1].new, use))
-        from_elsewhere = is_dynamic if use.patch is None else may_inherit
-        if added or (from_elsewhere(pairs[-1].new, use) and not had):
+        from_elsewhere = is_dynamic if use.patch is None and use.way != "import" else may_inherit
+        if added or (not had and any(from_elsewhere(release, use) for release in (pairs[-1].new, pairs[-1].old))):
             return None
     return Row(reading.package, use, cells)
 

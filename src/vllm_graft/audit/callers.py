@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from vllm_graft.audit.binding import misfit, refusals, rejects
-from vllm_graft.audit.model import Use, Verdict
+from vllm_graft.audit.model import Arguments, Use, Verdict
 from vllm_graft.audit.releases.classes import alternatives
-from vllm_graft.audit.releases.shape import Release, Shape
+from vllm_graft.audit.releases.fields import OPAQUE, function_marks
+from vllm_graft.audit.releases.shape import METHODS, Release, Shape
 from vllm_graft.audit.uses import relies
 from vllm_graft.patching.upstream.fingerprint import Function, parameters
 from vllm_graft.patching.upstream.scopes import dotted
 
 _SAME: Final = Verdict("same")
 _CONFIGS: Final = "vllm.config"
-_METHODS: Final = ("function", "classmethod", "staticmethod")
 
 
 def judge_call(use: Use, before: Sequence[Release], new: Release) -> Verdict:
@@ -64,7 +64,7 @@ def _against(use: Use, found: Shape, release: Release) -> str:
     if found.kind == "class" and not use.bound:
         made = release.constructor(found.module, found.qualname)
         return _all_fit(use, made) if made is not None else ""
-    if found.kind not in _METHODS:
+    if found.kind not in METHODS:
         return ""
     in_class = "." in found.qualname
     drops = found.kind == "classmethod" or (found.kind == "function" and in_class and use.bound)
@@ -124,17 +124,21 @@ def _owner(use: Use, release: Release, upto: int | None = None) -> Shape | None:
     return found if found is not None and found.kind == "class" else None
 
 
-def lacking(use: Use, before: Sequence[Release], new: Release) -> list[str]:
-    """The abstract methods that a subclass does not define and did not have to in some release before."""
+def lacking(use: Use, before: Sequence[Release], new: Release) -> tuple[list[str], bool]:
+    """The abstract methods that a subclass does not define, and whether some release before did not ask for them."""
     if use.way != "subclass" or not use.concrete:
-        return []
+        return [], False
     left = [
         name
         for name in new.abstract(use.module, use.qualname) - use.own
         if not any(_defines(new, other, name) for other in use.owners)
     ]
     asking = [old.abstract(use.module, use.qualname) for old in before if old.shape(use.module, use.qualname)]
-    return sorted(name for name in left if not asking or any(name not in asked for asked in asking))
+    fresh = sorted(name for name in left if not asking or any(name not in asked for asked in asking))
+    if fresh:
+        return fresh, True
+    # Nobody could make an object of it before: a class without a constructor may hold functions for others.
+    return (sorted(left), False) if "__init__" in use.own or use.made else ([], False)
 
 
 def _defines(release: Release, cls: tuple[str, str], name: str) -> bool:
@@ -182,25 +186,75 @@ def refuses(use: Use, was: Shape | None, now: Shape) -> bool:
 
 
 def uncallable(use: Use, before: Sequence[Release], new: Release) -> tuple[str, str]:
-    """What an override does not take of what upstream passes, though nothing changed since the base.
+    """What an override does not take of what upstream passes, and how that is known.
 
-    With the release that it fitted, where one is known; else it takes none of the calls that upstream's allows, now or
-    in the base. Empty where there is nothing to say.
+    It is known by a call in vLLM, or by a release that the override fitted; else it takes none of the calls that
+    upstream's signature allows, now or in the base. Empty where there is nothing to say.
     """
-    name = use.qualname.rpartition(".")[2]
-    if use.way != "override" or use.body is None or use.mixed or (name.startswith("__") and name != "__call__"):
-        return "", ""
     was, now = (release.shape(use.module, use.qualname) for release in (before[0], new))
-    own = _own_parameters(use)
-    if own is None or was is None or now is None or now.opaque or now.kind not in _METHODS:
+    if not _is_called_by_upstream(use) or now is None or now.opaque or now.kind not in METHODS:
         return "", ""
-    if was.signature != now.signature or not (refused := _refused(use, now)):
+    refused = _refused(use, now)
+    if not refused:
+        return "", ""
+    calls, all_known = _calls_of(use, now, new)
+    for call in calls:
+        if said := _call_refused(use, call):
+            return said, f"vLLM calls it with {_passed(call)}"
+    if (calls and all_known) or use.mixed or was is None or was.signature != now.signature:
         return "", ""
     for old in before[1:]:
         then = old.shape(use.module, use.qualname)
         if then is not None and then.kind == now.kind and not _refused(use, then):
-            return "; ".join(sorted(refused)), old.version
-    return _all_reject(own, now), ""
+            return "; ".join(sorted(refused)), f"it fitted {old.version}"
+    return _all_reject(_own_parameters(use) or (), now), ""
+
+
+def takes_every_call(use: Use, new: Release) -> bool:
+    """Tell whether vLLM's own calls of an overridden method are in sight, and the override takes them all."""
+    now = new.shape(use.module, use.qualname)
+    if not _is_called_by_upstream(use) or now is None or now.opaque or now.kind not in METHODS:
+        return False
+    calls, all_known = _calls_of(use, now, new)
+    return bool(calls) and all_known and not any(_call_refused(use, call) for call in calls)
+
+
+def _is_called_by_upstream(use: Use) -> bool:
+    name = use.qualname.rpartition(".")[2]
+    if use.way != "override" or use.body is None or (name.startswith("__") and name != "__call__"):
+        return False
+    return _own_parameters(use) is not None and OPAQUE not in function_marks([use.body])
+
+
+def _calls_of(use: Use, now: Shape, release: Release) -> tuple[list[Arguments], bool]:
+    """Return the calls in a release that reach an override, and whether those on any object are among them.
+
+    A call on ``self`` in a class that the override's derives from reaches it. A call on another object does where no
+    class outside the family has a method of that name, or where the override takes none of the calls there are.
+    """
+    owner, _, method = use.qualname.rpartition(".")
+    lineage = release.lineage(use.module, owner)
+    family = set(lineage)
+    definers = release.definers(method)
+    above = family.intersection(definers)
+    related = all(one in family or not above.isdisjoint(release.lineage(*one.split(":"))) for one in definers)
+    taken = _taken(now)
+    calls = [
+        call for call in release.calls(method) if not all(misfit(call.arguments, signature) for signature in taken)
+    ]
+    reaching = [call.arguments for call in calls if (call.owner in family if call.owner else related)]
+    if not reaching and all(_call_refused(use, call.arguments) for call in calls):
+        return [call.arguments for call in calls], False
+    return reaching, related
+
+
+def _call_refused(use: Use, call: Arguments) -> str:
+    return misfit(call, _own_parameters(use) or ())
+
+
+def _passed(call: Arguments) -> str:
+    by_place = f"{call.positional or 'no'} argument{'' if call.positional == 1 else 's'} by position"
+    return " and ".join([by_place, ", ".join(f"{name}=" for name in call.keywords)]) if call.keywords else by_place
 
 
 def _all_reject(own: Sequence[str], upstream: Shape) -> str:

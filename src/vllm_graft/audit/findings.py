@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from vllm_graft.audit.callers import refuses, uncallable, vanished
+from vllm_graft.audit.callers import refuses, takes_every_call, uncallable, vanished
 from vllm_graft.audit.judging import ReleaseFacts, located
 from vllm_graft.audit.model import Cell, Reading, Row, State, Use, Way
 from vllm_graft.audit.releases.classes import alternatives
@@ -93,19 +93,23 @@ def reported(row: Row, releases: Mapping[str, Release], known: Sequence[Release]
         old, new = releases.get(cell.since), releases.get(cell.release)
         now = located(new, row.use) if new is not None else None
         code = _BY_WAY.get((row.use.way, state), CODES.get(state, ""))
+        level: Level = "info"
         if _stops_silently(row.use, cell):
             what = f"{_said(row.use, cell)}, and the code around it goes on without a word: the patch no longer applies"
             yield _finding("P221", "error", row, cell, what, _FIX[state])
         elif code:
             was = located(old, row.use) if old is not None else None
             level = _level(row.use, cell, was, now)
+            if level == "error" and state in ("broken", "extended") and new and takes_every_call(row.use, new):
+                level = "info"
             fix = _FIX_BY_WAY.get((row.use.way, state), _FIX[state])
             yield _finding(code, level, row, cell, _said(row.use, cell), fix)
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
             facts = ReleaseFacts(new)
             yield from _vanished(row, cell, (old, *known), new, facts)
             yield from _refused(row, cell, old, now, facts)
-            yield from _uncallable(row, cell, (old, *known), new)
+            if level != "error" or state not in ("broken", "extended"):
+                yield from _uncallable(row, cell, (old, *known), new)
 
 
 def is_for(releases: str, version: str) -> bool:
@@ -229,7 +233,7 @@ def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
         dead = use.above and state != "misfit" and use.owner.rpartition(".")[2] == use.qualname.rpartition(".")[2]
         return "info" if provided else "warning" if dead else "error"
     if state == "misfit":
-        return "info" if provided else "error"
+        return "info" if provided else "error" if cell.verdict.fitted else "warning"
     if state in ("gone", "moved", "kind", "absent"):
         return "info" if provided else "warning" if use.way == "override" else "error"
     if state in ("broken", "extended"):
@@ -287,11 +291,11 @@ def _refused(row: Row, cell: Cell, old: Release, now: Shape | None, facts: Relea
 
 
 def _uncallable(row: Row, cell: Cell, before: Sequence[Release], new: Release) -> Iterator[Finding]:
-    """An override that upstream's callers do not fit, and did not fit in the base."""
-    said, fitted = uncallable(row.use, before, new)
+    """An override that does not take what upstream's callers pass."""
+    said, known = uncallable(row.use, before, new)
     if said:
-        what = f"what upstream passes the override does not take in {cell.release}, nor in {cell.since}: {said}"
-        what += f"; it fitted {fitted}" if fitted else ""
+        what = f"what upstream passes the override does not take in {cell.release}: {said}"
+        what += f"; {known}" if known else f"; nor in {cell.since}"
         fix = "accept the parameters and hand them on, or choose a name of your own"
-        level: Level = "error" if fitted and not row.use.guarded else "warning"
+        level: Level = "error" if known and not row.use.guarded else "warning"
         yield Finding("P218", level, f"{row.use.way} {row.use.name}", what, row.use.where, fix)

@@ -123,11 +123,11 @@ class Pair:
             return judge_call(use, self.before, self.new)
         if use.way == "read":
             return judge_read(use, self.before, self.new)
-        if missing := lacking(use, self.before, self.new):
+        missing, is_new = lacking(use, self.before, self.new)
+        if missing:
             names = ", ".join(map(repr, missing))
-            return Verdict(
-                "misfit", f"it does not define {names}, which {'is' if len(missing) == 1 else 'are'} abstract"
-            )
+            said = f"it does not define {names}, which {'is' if len(missing) == 1 else 'are'} abstract"
+            return Verdict("misfit", said if is_new else f"{said}, as before", fitted=is_new)
         was, now = located(self.old, use), located(self.new, use)
         if (was is None or now is None) and (why := _unread(use)):
             return Verdict("", why)
@@ -228,12 +228,18 @@ def _unread(use: Use) -> str:
     return "it is compiled, and only Python is read" if _COMPILED.search(whole) else ""
 
 
-def adds(use: Use, base: Release) -> bool:
-    """Whether an assignment puts a name on a class or module of vLLM that has none such in the release it is for."""
+def adds(use: Use, base: Release, known: Sequence[ReleaseFacts] = ()) -> bool:
+    """Whether an assignment puts a name on a class or module of vLLM that has none such in the release it is for.
+
+    Where one of the releases that are ``known`` has it, and the assignment is made there, it replaces what is gone.
+    """
     # A hook of vllm-graft's without a mark adds what is not there; one that reaches what is beneath does not.
     auto = use.patch is None or (not use.patch.marked and use.way == "replace")
     above = _container(use) if use.way in ("replace", "wrap") and auto else None
-    return above is not None and located(base, above) is not None and located(base, use) is None
+    if above is None or located(base, above) is None or located(base, use) is not None:
+        return False
+    having = (facts for facts in known if facts.has(use.module, use.qualname))
+    return not any(facts.standing(use.guard) not in ("skipped", "unmet") for facts in having)
 
 
 def is_dynamic(release: Release, use: Use) -> bool:
@@ -257,7 +263,8 @@ def may_inherit(release: Release, use: Use) -> bool:
         return False
     name = use.qualname.rpartition(".")[2]
     special = name.startswith("__") and name.endswith("__")
-    return special or bool(release.outside(found.module, found.qualname))
+    known = release.attributes(found.module, found.qualname) or frozenset()
+    return special or name in known or bool(release.outside(found.module, found.qualname))
 
 
 def _new_name(use: Use, now: Shape | None, new: Release) -> Verdict:

@@ -305,6 +305,8 @@ class Verdict:
     now: str = ""
     standing: Standing = "runs"
     """What becomes of the code itself in the newer release."""
+    fitted: bool = True
+    """Whether a release is known that the code worked in, where it does not now."""
 
 
 @dataclass(frozen=True, slots=True)

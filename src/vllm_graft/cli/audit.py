@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vllm_graft.audit.releases.library import Library
     from vllm_graft.audit.releases.shape import Release
     from vllm_graft.audit.uses import Located
+    from vllm_graft.audit.uses.requirements import Required
 
 HELP = "say what a vLLM release does to the patches, overrides and imports of packages, without installing it"
 
@@ -27,7 +28,7 @@ _PACKAGES: Final = "an installed package, a file or a folder; without any, every
 _AGAINST: Final = "a release, 'installed' or 'latest'; several times; the newest in the catalogue without it"
 _BASE: Final = (
     "the release to compare with; without it the one that the package pins, the newest that its range allows, "
-    "or the installed one"
+    "the one whose number it has and that it speaks of, or the installed one"
 )
 
 
@@ -149,10 +150,15 @@ def _base(
         return against[0], "the oldest in the catalogue"
     required = [(package.package, package.required) for package in packages if package.required is not None]
     for name, one in required:
-        if one.exact:
+        if one.exact and not one.by_number:
             return library.release(one.exact), f"{name} pins it in {one.file}: vllm{one.specifier}"
     unknown = ""
     for name, one in required:
+        if one.by_number:
+            found = _numbered_alike(library, name, one, against)
+            if found is not None:
+                return found
+            continue
         within = f"within {name}'s vllm{one.specifier} in {one.file}"
         newest = library.newest_within(one.specifier)
         if newest is not None:
@@ -160,6 +166,21 @@ def _base(
         unknown = unknown or f"; no release is known here {within}"
     release, why = _unstated(library, against)
     return release, f"{why}{unknown}"
+
+
+def _numbered_alike(
+    library: Library, name: str, required: Required, against: list[Release]
+) -> tuple[Release, str] | None:
+    """The release with the number of a package that speaks of it; None where there is none, or it is not older."""
+    from vllm_graft.audit.releases.library import is_older
+
+    if not all(is_older(required.exact, release.version) for release in against):
+        return None
+    try:
+        release = library.release(required.exact)
+    except ConfigError:
+        return None
+    return release, f"{name} has its number, and {required.file} speaks of vLLM {required.exact}"
 
 
 def _unstated(library: Library, against: list[Release]) -> tuple[Release, str]:

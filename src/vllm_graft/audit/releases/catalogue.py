@@ -6,6 +6,7 @@ release costs little more than what is new in it. ``make catalogue`` builds it; 
 
 from __future__ import annotations
 
+import ast
 import lzma
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from vllm_graft.audit.releases.call_sites import CallList, CallSite, call_sites, methods
 from vllm_graft.audit.releases.listed import Listed
 from vllm_graft.audit.releases.outline import entries, mentions
 from vllm_graft.audit.releases.shape import NOT_OURS
@@ -25,6 +27,11 @@ from vllm_graft.patching.upstream.sources import Source
 FILE: Final = Path(__file__).with_name("catalogue.xz")
 
 _FILTERS: Final = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0}]
+
+
+def _calls_beside(path: Path) -> Path:
+    """Return the file with the calls that belong to a catalogue."""
+    return path.with_name("calls.xz")
 
 
 class Catalogue:
@@ -42,7 +49,7 @@ class Catalogue:
     def read(cls, path: Path) -> Catalogue:
         """The catalogue in a file; ConfigError where it is none."""
         try:
-            return cls(Pages(lzma.decompress(path.read_bytes()).decode()))
+            return cls(Pages(lzma.decompress(path.read_bytes()).decode(), _calls_beside(path)))
         except (OSError, lzma.LZMAError, ValueError) as error:
             raise ConfigError(
                 f"the catalogue of vLLM's releases cannot be read: {error}",
@@ -64,7 +71,9 @@ class Builder:
     """A catalogue in the making: what is there already, and releases that are added."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._contents = Catalogue.read(path)._pages.contents() if path is not None else Contents()
+        pages = Catalogue.read(path)._pages if path is not None else None
+        self._contents = pages.contents() if pages is not None else Contents()
+        self._calls = pages.call_list if pages is not None else CallList()
 
     @property
     def releases(self) -> tuple[str, ...]:
@@ -77,17 +86,22 @@ class Builder:
         self._bit = 1 << (len(self._contents.releases) - 1)
         finder, words, defined = Finder(source), Counter[str](), set[str]()
         names = sorted(name for name in source.modules() if not name.startswith(NOT_OURS))
+        calls, called = list[tuple[str, CallSite]](), set[str]()
         for number, name in enumerate(names):
             module = finder.module(name)
             say(number + 1, len(names))
             if module is None:
                 continue
             words.update(mentions(module.file.text))
+            tree = ast.parse(module.file.text)
+            calls += call_sites(tree, name)
+            called.update(methods(tree))
             self._contents.modules[name] = self._contents.modules.get(name, 0) | self._bit
             for qualname, entry in entries(module):
                 self._enter(name, qualname, Form(self._bit, entry))
                 if entry.kind != "import":
                     defined.add(qualname.rpartition(".")[2])
+        self._calls.add(version, calls, called)
         for word in defined:
             if words[word] <= 0:
                 self._contents.unmentioned[word] = self._contents.unmentioned.get(word, 0) | self._bit
@@ -104,6 +118,7 @@ class Builder:
         """Put it on the disk as a whole or not at all; the same releases give the same bytes."""
         packed = lzma.compress(self.text.encode(), format=lzma.FORMAT_XZ, filters=_FILTERS)
         replace_file(path, packed)
+        self._calls.write(_calls_beside(path))
 
     @cached_property
     def text(self) -> str:

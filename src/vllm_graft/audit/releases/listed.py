@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from vllm_graft.audit.releases.call_sites import CallSite
 from vllm_graft.audit.releases.classes import Classes
 from vllm_graft.audit.releases.fields import OPAQUE
 from vllm_graft.audit.releases.outline import Entry
-from vllm_graft.audit.releases.shape import FOREIGN, Shape
+from vllm_graft.audit.releases.shape import FOREIGN, METHODS, Shape
 from vllm_graft.audit.releases.written import Pages
 from vllm_graft.patching.upstream.scopes import Imported
 from vllm_graft.patching.upstream.walk import Walk
@@ -73,6 +74,27 @@ class Listed:
         found = self._class(module, qualname)
         kind = self._classes.config(found, attribute) if found is not None else None
         return self.shape(kind[0], kind[1]) if kind is not None else None
+
+    def lineage(self, module: str, qualname: str) -> list[str]:
+        """A class and its bases in vLLM as Python looks through them, each as "module:Class"."""
+        found = self._class(module, qualname)
+        order = self._classes.order(found) if found is not None else []
+        return [f"{one.module.name}:{one.qualname}" for one in order if not isinstance(one, str)]
+
+    def definers(self, method: str) -> list[str]:
+        """Every class that defines a method, as "module:Class"."""
+        modules = (self._module(each) for each in self._pages.with_method(method))
+        return [
+            f"{module.name}:{name.rpartition('.')[0]}"
+            for module in modules
+            if module is not None
+            for name, entries in module.entries.items()
+            if name.endswith(f".{method}") and entries[0].kind in METHODS
+        ]
+
+    def calls(self, method: str) -> list[CallSite]:
+        """The calls of a method in vLLM that show what they pass; none where they are not known."""
+        return self._pages.call_list.of(method, self.version)
 
     def elsewhere(self, name: str) -> Collection[Shape]:
         """Every function or class of this name at the top level of a module."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from vllm_graft.audit.releases.call_sites import CallSite
 from vllm_graft.patching.upstream.finder import Kind
 
 BODY: Final = 8
@@ -16,6 +17,10 @@ NOT_OURS: Final = "vllm.third_party"
 
 FOREIGN: Final = "name of another package"
 """The kind of what a module of vLLM imports from elsewhere: ``torch``, ``time``. What it is vLLM does not say."""
+
+
+METHODS: Final = ("function", "classmethod", "staticmethod")
+"""The kinds of what can be called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,18 @@ class Release(Protocol):
 
     def config(self, module: str, qualname: str, attribute: str) -> Shape | None:
         """The configuration class that an attribute of a class is annotated with."""
+        ...
+
+    def lineage(self, module: str, qualname: str) -> Sequence[str]:
+        """A class and its bases in vLLM as Python looks through them, each as "module:Class"."""
+        ...
+
+    def definers(self, method: str) -> Collection[str]:
+        """Every class that defines a method, as "module:Class"."""
+        ...
+
+    def calls(self, method: str) -> Collection[CallSite]:
+        """The calls of a method in vLLM that show what they pass; none where they are not known."""
         ...
 
     def elsewhere(self, name: str) -> Collection[Shape]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
+from vllm_graft.audit.releases.call_sites import CallSite, call_sites
 from vllm_graft.audit.releases.classes import Classes
 from vllm_graft.audit.releases.fields import OPAQUE
 from vllm_graft.audit.releases.outline import Entry, entry, set_on_self
-from vllm_graft.audit.releases.shape import FOREIGN, Shape
-from vllm_graft.patching.upstream.finder import Definition, Finder, Place
+from vllm_graft.audit.releases.shape import FOREIGN, METHODS, Shape
+from vllm_graft.patching.upstream.finder import Definition, Finder, Place, ReadModule
 from vllm_graft.patching.upstream.sources import File, Source
 
 
@@ -22,6 +24,7 @@ class Sourced:
         self.version = version or source.version
         self._finder = Finder(_Within(source))
         self._entries: dict[int, tuple[Place, Entry]] = {}
+        self._calls: dict[str, list[tuple[str, CallSite]]] = {}
         self._attributes: dict[tuple[str, str], frozenset[str] | None] = {}
         self._classes = Classes(self._finder.walk, self._entry, Place.inside, _names)
 
@@ -76,6 +79,35 @@ class Sourced:
         found = self._class(module, qualname)
         kind = self._classes.config(found, attribute) if found is not None else None
         return self.shape(kind[0], kind[1]) if kind is not None else None
+
+    def lineage(self, module: str, qualname: str) -> list[str]:
+        """A class and its bases in vLLM as Python looks through them, each as "module:Class"."""
+        found = self._class(module, qualname)
+        order = self._classes.order(found) if found is not None else []
+        return [f"{one.module.name}:{one.qualname}" for one in order if not isinstance(one, str)]
+
+    def definers(self, method: str) -> list[str]:
+        """Every class that defines a method, as "module:Class"."""
+        line = re.compile(rf"^[ \t]+(?:async )?def {re.escape(method)}\b", re.MULTILINE)
+        having = [each for each, text in self._texts.items() if method in text and line.search(text)]
+        modules = (self._finder.module(each) for each in having)
+        places = [place for module in modules if module is not None for place in _classes(module)]
+        inside = ((place, place.inside(method)) for place in places)
+        return [
+            f"{place.module.name}:{place.qualname}"
+            for place, inner in inside
+            if inner is not None and inner.kind in METHODS
+        ]
+
+    def calls(self, method: str) -> list[CallSite]:
+        """The calls of a method in vLLM that show what they pass; none where they are not known."""
+        found: list[CallSite] = []
+        for name, text in self._texts.items():
+            if f".{method}(" in text:
+                if name not in self._calls:
+                    self._calls[name] = list(call_sites(ast.parse(text), name))
+                found += [call for called, call in self._calls[name] if called == method]
+        return list(dict.fromkeys(found))
 
     def elsewhere(self, name: str) -> Collection[Shape]:
         """Every function or class of this name at the top level of a module."""
@@ -137,6 +169,17 @@ def fetch(source: object, modules: Iterable[str]) -> None:
     ahead = getattr(source, "fetch", None)
     if ahead is not None:
         ahead(modules)
+
+
+def _classes(module: ReadModule) -> Iterator[Place]:
+    """Yield the classes of a module, and those inside them."""
+    left = [place for name in module.scope if (place := module.place(name)) is not None]
+    while left:
+        place = left.pop(0)
+        if place.cls is not None:
+            yield place
+            inner = (place.inside(name) for name in module.class_scope(place.cls))
+            left += [one for one in inner if one is not None]
 
 
 def _attributes(place: Place) -> Iterable[str]:

@@ -26,8 +26,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Final
 
+from vllm_graft.audit.releases.call_sites import CallList
 from vllm_graft.audit.releases.fields import ABSTRACT, OPAQUE
 from vllm_graft.audit.releases.outline import Entry
 
@@ -37,6 +39,9 @@ LETTERS: Final = {
 _KINDS: Final = {letter: kind for kind, letter in LETTERS.items()}
 _DEFINITION: Final = re.compile(r"^[fFc]([^\W\d]\w*)\?? ", re.MULTILINE)
 """A function or class at the top level of a page."""
+
+_METHOD: Final = re.compile(r"^[fFkKsS]([^\W\d]\w*)\?? ", re.MULTILINE)
+"""A method of a class."""
 
 _WITH_BODY: Final = frozenset("fkspFKSP")
 _NODES: Final = {"FunctionDef": "!", "AsyncFunctionDef": "!a", "ClassDef": "!c", "value": "!v"}
@@ -72,7 +77,8 @@ class Contents:
 class Pages:
     """A catalogue's text, of which a module is taken apart when it is asked for."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, calls: Path | None = None) -> None:
+        self._calls = calls
         head, *pages = text.split("\n@")
         first, *rest = head.split("\n")
         name, form, *releases = [*first.split(" "), ""]
@@ -115,6 +121,23 @@ class Pages:
         found: dict[str, list[str]] = {}
         for module, page in self._pages.items():
             for name in dict.fromkeys(_DEFINITION.findall(page.partition("\n>")[0])):
+                found.setdefault(name, []).append(module)
+        return found
+
+    @cached_property
+    def call_list(self) -> CallList:
+        """How vLLM calls its methods; empty where the file of them is not there."""
+        return CallList.read(self._calls) if self._calls is not None else CallList()
+
+    def with_method(self, name: str) -> Sequence[str]:
+        """The modules that define a method of this name in a class, in any release."""
+        return self._methods.get(name, ())
+
+    @cached_property
+    def _methods(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for module, page in self._pages.items():
+            for name in dict.fromkeys(_METHOD.findall(page.partition("\n>")[2])):
                 found.setdefault(name, []).append(module)
         return found
 

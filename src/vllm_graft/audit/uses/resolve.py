@@ -14,6 +14,7 @@ from vllm_graft.audit.uses.values import (
     Object,
     Own,
     Scope,
+    Self,
     Table,
     Text,
     Value,
@@ -101,6 +102,8 @@ class Resolver:
             return self._followed(one.inside(name))
         if isinstance(one, Object):
             return (Object(one.cls, (*one.path, name), one.guessed),)
+        if isinstance(one, Self):
+            return self._kept(one.cls, name)
         if not isinstance(one, Own):
             return ()
         if one.function is not None:
@@ -111,6 +114,13 @@ class Resolver:
             return (Table(tuple(((Text(key),), held) for key, held in one.inside.names.items())),)
         found = one.inside.names.get(name) if one.inside is not None else None
         return found if found is not None else self.attribute(joined(*one.bases), name)
+
+    def _kept(self, cls: Own, name: str, deep: int = 4) -> Values:
+        """The outcome of a test that a method of a class, or of one that it derives from, keeps on its object."""
+        if cls.inside is not None and name in cls.inside.tests:
+            return cls.inside.tests[name]
+        above = [own for base in cls.bases for own in base if isinstance(own, Own)] if deep else []
+        return next((found for own in above if (found := self._kept(own, name, deep - 1))), ())
 
     def _followed(self, name: Name) -> Values:
         found = self._modules.follow(name)

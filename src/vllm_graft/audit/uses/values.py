@@ -146,6 +146,8 @@ class Scope:
         """Names that ``global`` and ``nonlocal`` send to another scope."""
         self.declared: dict[str, Values] = {}
         """Names that are imported for type checkers alone, and stand in annotations."""
+        self.tests: dict[str, Values] = {}
+        """Of a class body: the outcomes of tests that methods keep on their object."""
         self.method_of: Own | None = None
         """Of a method's body: the class."""
 

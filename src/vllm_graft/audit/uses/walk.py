@@ -115,7 +115,7 @@ class Walker:
         if isinstance(node, ast.If) and guards.leaves(node.orelse):
             return self._test(node.test, other=node.orelse)
         if isinstance(node, ast.Try | ast.TryStar) and node in self._attempts:
-            handlers = [one for one in node.handlers if guards.handles_absence(one)]
+            handlers = [one for one in node.handlers if guards.handles_absence(self.state, one)]
             if handlers and all(guards.leaves(one.body) for one in handlers):
                 alternative = not all(guards.does_nothing(one.body) for one in handlers)
                 return Tried(self._attempts[node], failed=False, alternative=alternative)
@@ -198,8 +198,25 @@ class Walker:
         elif isinstance(target, ast.Tuple | ast.List):
             for part, (inner, held) in zip(target.elts, self._parts(target.elts, expr, value), strict=True):
                 self.assign(part, inner, held)
-        elif not put_on(self.state, target, expr, value):
-            self.expressions.below(target)
+        else:
+            if isinstance(target, ast.Attribute):
+                self._keep_test(target, value)
+            if not put_on(self.state, target, expr, value):
+                self.expressions.below(target)
+
+    def _keep_test(self, target: ast.Attribute, value: Values) -> None:
+        """Keep the outcome of a test that a method stores on its object: ``self.has_x = hasattr(vllm, "x")``."""
+        holders = [one.cls for one in self.state.value(target.value) if isinstance(one, Self)]
+        kept = bool(value) and all(isinstance(one, Test) and self._asks_vllm(one.node) for one in value)
+        for cls in holders:
+            if cls.inside is not None and (kept or target.attr in cls.inside.tests):
+                cls.inside.tests[target.attr] = joined(cls.inside.tests.get(target.attr, ()), value) if kept else ()
+
+    def _asks_vllm(self, test: ast.expr) -> bool:
+        """Whether a test asks vLLM itself; what an object has, such as a request, is another matter."""
+        calls = [one for one in ast.walk(test) if isinstance(one, ast.Call) and one.args]
+        asking = [one for one in calls if dotted(one.func) in ("hasattr", "getattr")]
+        return all(any(names_of(self.state.value(one.args[0]))) for one in asking)
 
     def _parts(
         self, targets: Sequence[ast.expr], expr: ast.expr | None, value: Values
@@ -353,7 +370,7 @@ class Walker:
 
     def _tried(self, node: ast.Try | ast.TryStar, attempt: Attempt) -> None:
         state = self.state
-        handlers = [one for one in node.handlers if guards.handles_absence(one)]
+        handlers = [one for one in node.handlers if guards.handles_absence(self.state, one)]
         alternative = not all(guards.does_nothing(one.body) for one in handlers)
         with state.catching(guards.caught_by(state, node), attempt, alternative=alternative):
             self.block(node.body)
@@ -363,7 +380,7 @@ class Walker:
     def _handled(self, handler: ast.ExceptHandler, attempt: Attempt) -> None:
         if handler.name:
             self.state.scope.bind(handler.name, ())
-        absent = guards.handles_absence(handler)
+        absent = guards.handles_absence(self.state, handler)
         with self.state.behind(Tried(attempt, failed=True, alternative=True) if absent else None):
             self.block(handler.body)
 
@@ -372,7 +389,7 @@ class Walker:
             self.expressions.visit(item.context_expr)
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, None, ())
-        with self.state.catching(guards.suppressed_by(node), alternative=False):
+        with self.state.catching(guards.suppressed_by(self.state, node), alternative=False):
             self.block(node.body)
 
     def _for(self, node: ast.For | ast.AsyncFor) -> None:
