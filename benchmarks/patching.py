@@ -72,9 +72,11 @@ def made(source: str, **given: object) -> dict[str, object]:
 
 
 def upstream(form: Form) -> type:
+    # A hook that names its parameters must name all of upstream's, or the engine refuses it.
+    parameters = "value, b=0, *, c=0, d=0" if form.takes == PACKED else form.takes
     scope = made(f"""
         class Base:
-            {form.define} f(self, value, b=0, *, c=0, d=0): return value
+            {form.define} f(self, {parameters}): return value
         class Target(Base): pass
         """)
     return scope["Target" if form.inherited else "Base"]
