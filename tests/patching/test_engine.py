@@ -1,6 +1,7 @@
 """Applying and reverting as a whole, the report, lateness, forks, and the default engine."""
 
 import itertools
+import linecache
 import os
 import sys
 from pathlib import Path
@@ -403,7 +404,10 @@ def _interrupt_at(step, act):
         # The search through all modules changes nothing, and has a hundred thousand lines.
         if raised or frame.f_code.co_name == "_bindings" or not frame.f_code.co_filename.startswith(room):
             return None
-        if event == "line":
+        # A ``with`` is traced once more before it calls ``__exit__``, where no signal is ever delivered: an exception
+        # there would leave the lock held, and later tests with threads would wait for it.
+        statement = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        if event == "line" and not statement.startswith("with "):
             left -= 1
             if left < 0:
                 raised = True
