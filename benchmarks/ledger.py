@@ -76,7 +76,7 @@ def main() -> int:
         cells = Cells(Path(folder) / "1.cells")
         meter = Meter(cells, "meter", 500.0)
         guard = Guard(lambda value: value, lambda value: value, Meter(cells, "guard", 500.0), print)
-        Engine(tally=cells).apply([Counted])
+        Engine(counter=cells).apply([Counted])
         target = Target()
         bare = best(target.method)
         added = {

@@ -8,6 +8,8 @@ nothing.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
@@ -17,8 +19,22 @@ ROLES: Final[tuple[Role, ...]] = ("frontend", "engine", "worker", "registry")
 """The parts a process can play: the front end (API server, or the program that holds ``LLM``), engine core, a worker,
 and the subprocess in which vLLM inspects a model class. One process may play several."""
 
+PatchState = Literal["applied", "armed", "refused", "late"]
+"""The state of a patch in one process, in an engine's report as in the ledger's records. applied: on its target; armed:
+waits for its target's module to be imported; refused: not on its target, for the reason given; late: on its target,
+which was running when the patch came."""
+
 RELEASES: Final = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
 """The vLLM releases that bindings are written for."""
+
+PATCHES_VARIABLE: Final = "VLLM_CUSTOM_PATCHES"
+"""The environment variable with the names of patches, separated by commas; ``*`` stands for all."""
+
+
+def custom_patches(environ: Mapping[str, str] | None = None) -> list[str] | None:
+    """Return the names in ``VLLM_CUSTOM_PATCHES`` without blanks around them; None where it is unset."""
+    text = (os.environ if environ is None else environ).get(PATCHES_VARIABLE)
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 @dataclass(frozen=True, slots=True)

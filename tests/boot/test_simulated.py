@@ -255,7 +255,7 @@ def test_a_stranger_who_sets_a_patched_attribute_stops_the_start(simulated: Sess
     done = simulated.script(GENERATE)
     assert done.returncode != 0
     assert "is overwritten: vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model was set to" in done.stderr
-    assert "by somebody else, over what patch 'on-worker' put there" in done.stderr
+    assert "by other code, over what patch 'on-worker' put there" in done.stderr
     assert "Next: leave out the other package's change, or the patch" in done.stderr
 
 

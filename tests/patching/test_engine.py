@@ -133,7 +133,7 @@ def test_reverting_all_takes_back_what_can_be():
     own = Engine()
     own.apply([Good, P])
     Local.f = lambda self: 0
-    with pytest.raises(ConflictError, match=r"Local\.f was set to .* by somebody else"):
+    with pytest.raises(ConflictError, match=r"Local\.f was set to .* by other code"):
         own.revert_all()
     assert Target().f() == "f"
 
@@ -288,7 +288,7 @@ def test_a_forked_child_has_the_patches_and_counts_for_itself(engine):
     pid = os.fork()
     if pid == 0:
         try:
-            engine.tally.cells = [0] * len(engine.tally.cells)
+            engine.counter.cells = [0] * len(engine.counter.cells)
             engine.recount()
             said = [Target().f(), Target().extra(), Target().extra(), str([s.hits for s in engine.report()])]
             engine.revert(Good)
@@ -307,12 +307,12 @@ def test_a_lock_held_at_a_fork_does_not_hang_the_child(engine):
     """Another thread may be changing targets when the process forks; the child has a lock of its own."""
     import threading
 
-    from vllm_graft.patching.slot import lock
+    from vllm_graft.patching.patched_attribute import change_lock
 
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with lock():
+        with change_lock():
             held.set()
             done.wait()
 
@@ -402,7 +402,7 @@ def _interrupt_at(step, act):
     def watch(frame, event, arg):
         nonlocal left, raised
         # The search through all modules changes nothing, and has a hundred thousand lines.
-        if raised or frame.f_code.co_name == "_bindings" or not frame.f_code.co_filename.startswith(room):
+        if raised or frame.f_code.co_name == "_find_copies" or not frame.f_code.co_filename.startswith(room):
             return None
         # A ``with`` is traced once more before it calls ``__exit__``, where no signal is ever delivered: an exception
         # there would leave the lock held, and later tests with threads would wait for it.

@@ -153,7 +153,7 @@ def test_a_hook_that_the_lock_does_not_know(engine, author):
     held = Lock.read(author.path)
     del held.patches["guard"][f"{author.module}:Target.f"]
     held.write()
-    with pytest.raises(DriftError, match=r"'f' is not in patches.lock: nobody has reviewed what it stands on"):
+    with pytest.raises(DriftError, match=r"'f' is not in patches.lock: what it stands on was never reviewed"):
         engine.apply([patch])
 
 

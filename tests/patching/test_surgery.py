@@ -9,7 +9,7 @@ import types
 import pytest
 
 from vllm_graft.patching import VLLMPatch, add, replace, wrap
-from vllm_graft.patching.surgery import transplanted
+from vllm_graft.patching.surgery import transplant
 
 
 class Base:
@@ -526,7 +526,7 @@ def test_a_copy_shares_nothing_it_must_not(engine):
         return inner
 
     inner = outer()
-    copy = transplanted(inner, P, Target, {"_original_f": "_elsewhere_f"})
+    copy = transplant(inner, P, Target, {"_original_f": "_elsewhere_f"})
     assert "_original_f" in inner.__code__.co_names
     assert copy.__closure__[0].cell_contents is copy
     assert inner.__closure__[0].cell_contents is inner

@@ -14,10 +14,10 @@ from vllm_graft.audit.releases.classes import alternatives
 from vllm_graft.audit.releases.shape import FOREIGN, Release, Shape
 from vllm_graft.audit.uses import relies
 from vllm_graft.findings import Finding, Level
-from vllm_graft.patching import signatures
-from vllm_graft.patching.ranges import Installed, includes
+from vllm_graft.patching.functions import parameter_mismatch, parameters_from_tokens, parameters_in_source
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.versions import InstalledVersion, includes
 
 CODES: Final[Mapping[State, str]] = {
     "gone": "P201",
@@ -114,7 +114,7 @@ def reported(row: Row, releases: Mapping[str, Release], known: Sequence[Release]
 
 def is_for(releases: str, version: str) -> bool:
     """Whether a range has a release; a development build, whose number says nothing, is in every one."""
-    known = Installed(version).releases
+    known = InstalledVersion(version).releases
     return not known or includes(releases, known[0])
 
 
@@ -185,11 +185,11 @@ def _arguments_refused(use: Use, now: Shape, form: str) -> str:
         return ""
     in_class = "." in use.qualname
     bound = in_class and form != "staticmethod"
-    ours = signatures.written(use.body.args)
+    ours = parameters_in_source(use.body.args)
     place = 1 if bound else 0
     call = place if use.way == "wrap" and len(ours) > place and ours[place].name == "call" else None
     attribute = use.qualname.rpartition(".")[2]
-    return signatures.compare(attribute, ours, signatures.listed(taken[0]), call, bound)
+    return parameter_mismatch(attribute, ours, parameters_from_tokens(taken[0]), call, bound)
 
 
 def misspelt(use: Use, base: Release) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from vllm_graft.errors import GraftError, PatchError, StartError, join
 from vllm_graft.ledger.reading import SAME_PLAN
 from vllm_graft.ledger.record import Record, State
 from vllm_graft.patching import HookState, Patch, default_engine, patchset_hash
-from vllm_graft.patching.declare import declared
+from vllm_graft.patching.declaration import as_patch
 from vllm_graft.plan import Plan, PlanItem, Run, carried, carried_run, drop
 from vllm_graft.plan.catalogue import load
 from vllm_graft.points import Role
@@ -131,7 +131,7 @@ class Process:
 
     def _patch_class(self, item: PlanItem, refused: list[tuple[PlanItem, str, str]]) -> Patch | None:
         try:
-            return declared(load(item.target, item.name, item.package))
+            return as_patch(load(item.target, item.name, item.package))
         except GraftError as error:
             if self.roles.intersection(item.roles):
                 refused.append((item, error.what, error.fix))
@@ -167,14 +167,14 @@ class Process:
 
     def look(self) -> None:
         """Notice what others have done since to the targets of planned patches, and say so once."""
-        book, disturbed = ledger.current(), self.engine.disturbed()
+        book, overwritten_now = ledger.current(), self.engine.find_overwritten()
         for name, patch in list(self._classes.items()):
             known = book.record.item(name) if book.record is not None else None
             overwritten = known is not None and known.state == "overwritten"
-            if patch in disturbed:
-                book.set_item("patch", name, "overwritten", disturbed[patch].what)
+            if patch in overwritten_now:
+                book.set_item("patch", name, "overwritten", overwritten_now[patch].what)
                 if not overwritten:
-                    LOG.error("vllm-graft: S010: patch %s is overwritten: %s", name, disturbed[patch])
+                    LOG.error("vllm-graft: S010: patch %s is overwritten: %s", name, overwritten_now[patch])
                     book.save()
             elif overwritten:
                 self._note_patch(name, patch)

@@ -13,13 +13,13 @@ from vllm_graft.audit.merge import lines
 from vllm_graft.cli.patches import lock_file, patches
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.files import replace_file
-from vllm_graft.patching.declare import Patch
+from vllm_graft.patching.declaration import Patch
 from vllm_graft.patching.functions import functions_in, innermost
 from vllm_graft.patching.hooks import Hook
 from vllm_graft.patching.lock import Lock, hook_name
-from vllm_graft.patching.ranges import includes
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import bindings
+from vllm_graft.versions import includes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, Place, lock_file, patches, places, source
 from vllm_graft.cli.table import table
 from vllm_graft.errors import ConfigError, DriftError, PatchError
-from vllm_graft.patching.declare import Patch
+from vllm_graft.patching.declaration import Patch
 from vllm_graft.patching.lock import Lock
-from vllm_graft.patching.ranges import Installed, includes
 from vllm_graft.patching.review import Reviewer
 from vllm_graft.patching.upstream.finder import Finder
+from vllm_graft.versions import InstalledVersion, includes
 
 HELP = "write the fingerprints of the upstream code that patches stand on into patches.lock, once you have read it"
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 def _refusal(patch: Patch, release: str, finder: Finder) -> PatchError | None:
     """Why a start with a release would refuse a patch, whatever its lock says; None where it would not."""
     try:
-        Reviewer(Installed(release), finder).examine(patch)
+        Reviewer(InstalledVersion(release), finder).examine(patch)
     except DriftError:
         return None
     except PatchError as error:

@@ -24,7 +24,7 @@ from vllm_graft.plan.layers import (
     from_environment,
     read_file,
 )
-from vllm_graft.plan.managers import GENERAL, PATCHES_VARIABLE, GeneralPlugin, undecided
+from vllm_graft.plan.managers import GENERAL, GeneralPlugin, undecided
 from vllm_graft.plan.resolution import (
     ALL,
     Request,
@@ -35,7 +35,7 @@ from vllm_graft.plan.resolution import (
     merge_names,
     merge_options,
 )
-from vllm_graft.points import POINTS, Point, keys
+from vllm_graft.points import PATCHES_VARIABLE, POINTS, Point, custom_patches, keys
 
 if TYPE_CHECKING:
     from vllm_graft.contracts.item import OptionValue
@@ -65,7 +65,7 @@ def configured(facts: Facts) -> str:
         return CONFIG_VARIABLE
     if file is not None:
         return str(file)
-    if facts.environ.get(PATCHES_VARIABLE, "").replace(",", "").strip():
+    if custom_patches(facts.environ):
         return PATCHES_VARIABLE
     if "graft" in facts.arguments.document("--additional-config"):
         return "--additional-config"

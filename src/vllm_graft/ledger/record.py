@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar, get_args
 
 from vllm_graft.ledger import cells
-from vllm_graft.points import ROLES, Role
+from vllm_graft.points import ROLES, PatchState, Role
 
 T = TypeVar("T")
 
@@ -23,11 +23,10 @@ SCHEMA: Final = 1
 
 _MISSING: Final = object()
 
-State = Literal["applied", "armed", "refused", "late", "dead", "drifted", "overwritten", "quarantined", "skipped"]
-"""applied: in force; armed: will be, when its module is imported; refused: not, and why; late: applied after the
-target already ran; dead: applied to code that this model runner never calls; drifted: applied over code that nobody
-has reviewed; overwritten: applied, and somebody else has set the same attribute since; quarantined: put aside after
-a failure; skipped: this engine cannot have it."""
+State = Literal[PatchState, "dead", "drifted", "overwritten", "quarantined", "skipped"]
+"""The states of ``PatchState``, which items of other points have too, and: dead: applied to code that this model runner
+never calls; drifted: applied over code that was never reviewed; overwritten: applied, and something else has set the
+same attribute since; quarantined: put aside after a failure; skipped: this engine cannot have it."""
 
 Headless = Literal["", "engines", "workers"]
 """What a node without a front end runs: engine cores with their workers, or workers of an engine core elsewhere."""

@@ -1,7 +1,7 @@
-"""Applying patches and taking them back: everything is resolved first, then all is changed or nothing.
+"""Apply patches and take them back: everything is resolved first, then all of it is changed or nothing.
 
-Copies that other modules made by ``from module import function`` follow (``copies.py``). Limits: a bound method or a
-``cached_property`` value taken before stays what it was, and so does a copy kept in a class, a closure or a default.
+Copies that other modules made by ``from module import function`` follow (``patch_table.py``). Limits: a bound method or
+a ``cached_property`` value taken before stays what it was, and so does a copy kept in a class, a closure or a default.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 from vllm_graft.errors import ConflictError, PatchError, join
-from vllm_graft.patching import neighbours
-from vllm_graft.patching.declare import Patch, declared
-from vllm_graft.patching.imports import ImportWatch
-from vllm_graft.patching.report import Entry, HookState
+from vllm_graft.patching.conflicts import check_conflicts
+from vllm_graft.patching.declaration import Patch, as_patch
+from vllm_graft.patching.patch_table import Changes, PatchTable
+from vllm_graft.patching.patched_attribute import PatchedAttribute, change_lock, describe_running_call
+from vllm_graft.patching.report import HitCounter, HookState, LocalHitCounter, PatchEntry
 from vllm_graft.patching.review import Reviewer
-from vllm_graft.patching.slot import Slot, lock
-from vllm_graft.patching.slots import Changes, Slots
-from vllm_graft.patching.stack import running
-from vllm_graft.patching.tally import LocalTally, Tally
-from vllm_graft.patching.target import Owner, Places, owner_now, readiness, resolved
+from vllm_graft.patching.target import ImportWatch, Owner, SearchPaths, find_owner, readiness, resolve
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
@@ -33,51 +31,53 @@ OnRefused = Callable[[Patch, PatchError], None]
 class Engine:
     """Holds the patches of one process.
 
-    tally:       where hits are counted
-    strict:      whether a patch that its module's import cannot take fails that import
+    counter:     the counter of hits
+    strict:      whether a patch that is refused when its module is imported fails that import
     on_refused:  called with the patch and the error when that happens, strict or not
-    on_change:   called with a patch whose state has changed at an import, for better or worse
+    on_change:   called with a patch whose state has changed at an import
     """
 
-    def __init__(self, tally: Tally | None = None, *, strict: bool = True, on_refused: OnRefused | None = None) -> None:
-        self.tally: Tally = LocalTally() if tally is None else tally
+    def __init__(
+        self, counter: HitCounter | None = None, *, strict: bool = True, on_refused: OnRefused | None = None
+    ) -> None:
+        self.counter: HitCounter = LocalHitCounter() if counter is None else counter
         self.strict = strict
         self.on_refused = on_refused
         self.on_change: Callable[[Patch], None] | None = None
-        self._entries: dict[str, Entry] = {}
-        self._slots = Slots()
+        self._entries: dict[str, PatchEntry] = {}
+        self._table = PatchTable()
         self._orders = itertools.count(1)
         self._imports = ImportWatch(self._before_import, self._after_import)
 
     def apply(self, patches: Iterable[Patch]) -> list[HookState]:
-        """Apply patches as a whole, and say what became of each hook; those active already are left as they are.
+        """Apply patches as a whole and return the state of each hook; patches that are active already are left alone.
 
-        A target whose module is not imported yet is armed. Whatever is raised, KeyboardInterrupt included, leaves every
-        target as it was.
+        A patch is armed while its target's module is not imported. Any exception, KeyboardInterrupt included, leaves
+        every target as it was.
         """
-        wanted = [declared(patch) for patch in dict.fromkeys(patches)]
-        batch = [Entry(patch, next(self._orders)) for patch in wanted if not self.is_active(patch)]
-        owners: dict[Entry, Owner | None] = {}
-        reviewer, places = Reviewer(), Places()
+        wanted = [as_patch(patch) for patch in dict.fromkeys(patches)]
+        batch = [PatchEntry(patch, next(self._orders)) for patch in wanted if not self.is_active(patch)]
+        owners: dict[PatchEntry, Owner | None] = {}
+        reviewer, paths = Reviewer(), SearchPaths()
         for entry in batch:
             with self._blaming(entry, batch):
-                self._check_neighbours(entry, batch)
-                _settle(entry, reviewer)
+                self._check_conflicts(entry, batch)
+                _choose_bodies(entry, reviewer)
                 declaration = entry.patch.declaration
-                owners[entry] = owner_now(declaration.target, declaration.where, places)
-        with lock(), self._all_or_nothing(batch):
+                owners[entry] = find_owner(declaration.target, declaration.where, paths)
+        with change_lock(), self._all_or_nothing(batch):
             self._land([(entry, owner) for entry, owner in owners.items() if owner is not None], batch)
             self._entries.update((entry.patch.declaration.name, entry) for entry in batch)
             self._arm([entry for entry, owner in owners.items() if owner is None])
         return [state for patch in wanted for state in self._states(self._entries[patch.declaration.name])]
 
     def revert(self, patch: Patch) -> None:
-        """Take one patch back, wherever it lies in the onion; one that is not active is left alone."""
-        entry = self._entries.get(declared(patch).declaration.name)
+        """Take one patch back, whichever layers lie over it; one that is not active is left alone."""
+        entry = self._entries.get(as_patch(patch).declaration.name)
         if entry is None or entry.patch is not patch or not (entry.is_active or entry.awaited):
             return
-        with lock():
-            failure = self._slots.commit(self._slots.plan_without(patch))
+        with change_lock():
+            failure = self._table.commit(self._table.plan_without(patch))
             if failure is not None:
                 raise failure[1]
             entry.owner, entry.awaited = None, False
@@ -85,7 +85,7 @@ class Engine:
             self._watch()
 
     def revert_all(self) -> None:
-        """Take every patch back, the last one first; one that cannot be taken back does not hold up the others."""
+        """Take every patch back, the last one first; one that cannot be taken back does not stop the others."""
         failures: list[PatchError] = []
         for entry in reversed(self._in_order()):
             try:
@@ -96,69 +96,70 @@ class Engine:
             raise failures[0]
 
     def is_active(self, patch: Patch) -> bool:
-        """Whether the patch stands on its target or waits for it to be imported."""
+        """Return whether the patch is on its target, or armed."""
         entry = self._entries.get(patch.declaration.name)
         return entry is not None and entry.patch is patch and entry.is_active
 
     def active(self) -> list[Patch]:
-        """The patches that stand on their targets or wait for them, in the order of application."""
+        """Return the patches that are on their targets or armed, in the order of application."""
         return [entry.patch for entry in self._in_order() if entry.is_active]
 
     def report(self) -> list[HookState]:
-        """Every hook this engine was asked for, in the order of application."""
+        """Return the state of every hook this engine was given, in the order of application."""
         return [state for entry in self._in_order() for state in self._states(entry)]
 
     def verify(self) -> list[ConflictError]:
-        """What has happened to our targets behind our back: attributes set by others, classes exchanged."""
-        return list(self.disturbed().values())
+        """Return an error for each patch whose target other code has changed since."""
+        return list(self.find_overwritten().values())
 
-    def disturbed(self) -> dict[Patch, ConflictError]:
-        """The same by patch."""
+    def find_overwritten(self) -> dict[Patch, ConflictError]:
+        """Find the patches whose attributes other code has set, or whose class it has exchanged, with the error."""
         found: dict[Patch, ConflictError] = {}
         for entry in list(self._entries.values()):
             if entry.owner is None:
                 continue
             try:
                 _check_same_owner(entry)
-                for slot in self._slots.of(entry.patch):
-                    slot.check_stranger(entry.patch.declaration.where)
+                for place in self._table.of(entry.patch):
+                    place.check_ownership(entry.patch.declaration.where)
             except ConflictError as error:
                 found[entry.patch] = error
         return found
 
     def recount(self) -> None:
-        """Count the first call of replacements and additions again: a forked child has calls of its own to prove."""
-        with lock():
-            self._slots.recount()
+        """Count the first call of replacements and additions again: a forked child has to prove its own calls."""
+        with change_lock():
+            self._table.recount()
 
-    def _check_neighbours(self, entry: Entry, batch: Sequence[Entry]) -> None:
+    def _check_conflicts(self, entry: PatchEntry, batch: Sequence[PatchEntry]) -> None:
         held = [other for other in self._entries.values() if other.is_active]
-        others = [other for other in (*held, *batch[: batch.index(entry)]) if other.patch is not entry.patch]
-        neighbours.check(entry.patch.declaration, [other.patch.declaration for other in others])
+        others = [other.patch for other in (*held, *batch[: batch.index(entry)]) if other.patch is not entry.patch]
+        check_conflicts(entry.patch.declaration, [other.declaration for other in others])
 
-    def _land(self, landing: Sequence[tuple[Entry, Owner]], batch: Sequence[Entry]) -> None:
+    def _land(self, landing: Sequence[tuple[PatchEntry, Owner]], batch: Sequence[PatchEntry]) -> None:
         changes: Changes = {}
-        asked_by: dict[Slot, Entry] = {}
+        entry_of: dict[PatchedAttribute, PatchEntry] = {}
         for entry, owner in landing:
             with self._blaming(entry, batch):
-                self._slots.plan(entry, owner, self.tally, changes)
-            asked_by.update((slot, entry) for slot in changes if slot.owner is owner and slot.attribute in entry.hooks)
-        frames = {slot: running(slot.codes(), slot.owner) for slot in changes}
-        failure = self._slots.commit(changes)
+                self._table.plan(entry, owner, self.counter, changes)
+            entry_of.update(
+                (place, entry) for place in changes if place.owner is owner and place.attribute in entry.hooks
+            )
+        frames = {place: describe_running_call(place.codes(), place.owner) for place in changes}
+        failure = self._table.commit(changes)
         if failure is not None:
-            with self._blaming(asked_by[failure[0]], batch):
+            with self._blaming(entry_of[failure[0]], batch):
                 raise failure[1]
         for entry, owner in landing:
             entry.owner, entry.awaited = owner, False
             entry.become("applied")
-            for slot in self._slots.of(entry.patch):
-                if frames.get(slot):
-                    entry.hooks[slot.attribute].state = "late"
-                    entry.hooks[slot.attribute].reason = frames[slot]
+            for place in self._table.of(entry.patch):
+                if frames.get(place):
+                    entry.update(place.attribute, state="late", reason=frames[place])
 
-    def _arm(self, entries: Sequence[Entry]) -> None:
+    def _arm(self, entries: Sequence[PatchEntry]) -> None:
         for entry in entries:
-            _await(entry)
+            entry.wait()
         self._watch()
         for entry in entries:
             module = sys.modules.get(entry.patch.declaration.target.module)
@@ -166,7 +167,7 @@ class Engine:
             if now == "importing" and module is not None:
                 self._imports.await_end(module)
             elif now == "ready":
-                # Another thread has imported it since it was looked for.
+                # Another thread has imported it since ``find_owner`` looked.
                 self._after_import(entry.patch.declaration.target.module)
 
     def _watch(self) -> None:
@@ -174,18 +175,18 @@ class Engine:
         targets = [entry.patch.declaration.target for entry in entries]
         self._imports.watch(frozenset(target.module for target in targets if target.given is None))
 
-    def _of_module(self, name: str) -> list[Entry]:
+    def _of_module(self, name: str) -> list[PatchEntry]:
         targets = ((entry, entry.patch.declaration.target) for entry in self._in_order())
         return [entry for entry, target in targets if target.given is None and target.module == name]
 
     def _before_import(self, name: str) -> None:
         """Free a module's old contents before its body runs again: it may be reloaded in place."""
-        with lock():
+        with change_lock():
             for entry in reversed(self._of_module(name)):
                 if entry.owner is None:
                     continue
-                self._slots.release(entry.patch)
-                _await(entry)
+                self._table.release(entry.patch)
+                entry.wait()
 
     def _after_import(self, name: str) -> None:
         refusals: list[PatchError] = []
@@ -203,7 +204,7 @@ class Engine:
             raise join(refusals)
 
     def _refusal(self, patch: Patch, error: PatchError) -> list[PatchError]:
-        """Say that a patch is refused; the error, where it is to fail the import."""
+        """Report a refused patch, and return the error that is to fail the import, if any."""
         try:
             if self.on_refused is not None:
                 self.on_refused(patch, error)
@@ -211,35 +212,35 @@ class Engine:
             return [fatal]
         return [error] if self.strict else []
 
-    def _meet(self, entry: Entry) -> None:
-        """Put an awaited patch on its target, whose module has just run."""
+    def _meet(self, entry: PatchEntry) -> None:
+        """Apply an armed patch to its target, whose module has just run."""
         declaration = entry.patch.declaration
         with self._blaming(entry, [entry]):
-            owner = resolved(declaration.target, declaration.where)
-        with lock(), self._all_or_nothing([entry]):
+            owner = resolve(declaration.target, declaration.where)
+        with change_lock(), self._all_or_nothing([entry]):
             self._land([(entry, owner)], [entry])
 
     @contextmanager
-    def _all_or_nothing(self, batch: Sequence[Entry]) -> Iterator[None]:
-        """Put everything back if anything is raised: a refusal stays in the report, an interruption leaves no trace."""
-        slots, entries = self._slots.snapshot(), dict(self._entries)
+    def _all_or_nothing(self, batch: Sequence[PatchEntry]) -> Iterator[None]:
+        """Put everything back on any exception: a refusal stays in the report, an interrupt leaves no trace."""
+        slots, entries = self._table.snapshot(), dict(self._entries)
         awaited = [entry for entry in batch if entry.awaited]
         try:
             yield
         except BaseException as error:
-            self._slots.restore(slots)
+            self._table.restore(slots)
             if not isinstance(error, PatchError):
                 self._entries = entries
             for entry in batch:
                 entry.owner, entry.awaited = None, entry in awaited
                 if entry.awaited and not isinstance(error, PatchError):
-                    _await(entry)
+                    entry.wait()
             self._watch()
             raise
 
     @contextmanager
-    def _blaming(self, entry: Entry, batch: Sequence[Entry]) -> Iterator[None]:
-        """Keep the reason in the report if this patch, and with it the batch, is refused."""
+    def _blaming(self, entry: PatchEntry, batch: Sequence[PatchEntry]) -> Iterator[None]:
+        """Record the reason in the report if this patch, and with it the batch, is refused."""
         try:
             yield
         except PatchError as error:
@@ -253,47 +254,30 @@ class Engine:
                     self._entries[other.patch.declaration.name] = other
             raise
 
-    def _in_order(self) -> list[Entry]:
+    def _in_order(self) -> list[PatchEntry]:
         return sorted(self._entries.values(), key=lambda entry: entry.order)
 
-    def _states(self, entry: Entry) -> Iterator[HookState]:
-        declaration = entry.patch.declaration
-        for attribute, record in entry.hooks.items():
-            hits = 0 if record.at is None else self.tally.cells[record.at]
-            yield HookState(
-                declaration.name,
-                str(declaration.target),
-                attribute,
-                record.kind,
-                record.state,
-                record.reason,
-                hits,
-                record.at,
-                record.review,
-            )
+    def _states(self, entry: PatchEntry) -> Iterator[HookState]:
+        for hook in entry.hooks.values():
+            yield hook if hook.cell is None else replace(hook, hits=self.counter.cells[hook.cell])
 
 
-def _await(entry: Entry) -> None:
-    entry.owner, entry.awaited = None, True
-    entry.become("armed", f"until {entry.patch.declaration.target.module} is imported")
+def _choose_bodies(entry: PatchEntry, reviewer: Reviewer) -> None:
+    """Choose the bodies for the installed vLLM, and warn where the code beneath them is not what was reviewed."""
+    reviews = reviewer.review(entry.patch)
+    entry.choose([each.hook for each in reviews])
+    for each in reviews:
+        entry.update(each.hook.attribute, review=each.standing, note=each.note)
+        if each.note:
+            _LOG.warning("vllm-graft: %s: %s", entry.patch.declaration.where, each.note)
 
 
-def _settle(entry: Entry, reviewer: Reviewer) -> None:
-    """Choose the bodies that fit, and hold what is beneath them against what was reviewed."""
-    found = reviewer.review(entry.patch)
-    entry.choose(tuple(hook for hook, _ in found.values()))
-    for attribute, (_, verdict) in found.items():
-        entry.hooks[attribute].review, entry.hooks[attribute].note = verdict.standing, verdict.note
-        if verdict.note:
-            _LOG.warning("vllm-graft: %s: %s", entry.patch.declaration.where, verdict.note)
-
-
-def _check_same_owner(entry: Entry) -> None:
+def _check_same_owner(entry: PatchEntry) -> None:
     target, where = entry.patch.declaration.target, entry.patch.declaration.where
     if target.given is not None:
         return
     try:
-        now = resolved(target, where) if target.module in sys.modules else None
+        now = resolve(target, where) if target.module in sys.modules else None
     except PatchError:
         now = None
     if now is not entry.owner:
@@ -308,17 +292,17 @@ _default: Engine | None = None
 
 
 def default_engine() -> Engine:
-    """The engine behind ``MyPatch.apply()`` and behind a plan, made on first use; it counts in the ledger's cells."""
+    """Return the engine behind ``MyPatch.apply()`` and plans, made on first use; it counts in the ledger's cells."""
     global _default
     if _default is None:
         from vllm_graft.ledger import current
 
-        _default = Engine(tally=current().cells)
+        _default = Engine(counter=current().cells)
     return _default
 
 
 def set_default_engine(engine: Engine) -> None:
-    """Let another engine stand behind ``MyPatch.apply()``; refused while the present one holds active patches."""
+    """Put another engine behind ``MyPatch.apply()``; refused while the present one holds active patches."""
     global _default
     held = [] if _default is None or _default is engine else _default.active()
     if held:

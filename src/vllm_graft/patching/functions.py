@@ -1,14 +1,17 @@
-"""Facts about functions, read from their code objects: kinds, parameters and the names they mention.
+"""Facts about functions, read from their code objects and signatures; nothing is called and nothing is changed.
 
-Nothing is called and nothing is changed here; ``surgery.py`` makes new functions from what this module finds.
+The second half compares signatures: whether a hook accepts every call that upstream's function accepts.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import opcode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from inspect import Parameter
 from types import CodeType, FunctionType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 FunctionKind = Literal["plain", "coroutine", "generator", "async generator"]
 Form = Literal["function", "classmethod", "staticmethod", "property", "value"]
@@ -17,19 +20,19 @@ Function = Callable[..., Any]
 """A plain function, as the type checker sees it."""
 
 ORIGINAL = "_original_"
-"""What the author puts before a name to call the layer beneath: ``self._original_record(...)``."""
+"""The prefix by which an author calls the layer beneath: ``self._original_record(...)``."""
 
 _FLAGS: dict[int, FunctionKind] = {0x80: "coroutine", 0x100: "coroutine", 0x20: "generator", 0x200: "async generator"}
 
 
 def kind_of(function: FunctionType) -> FunctionKind:
-    """How a call of the function behaves: plain, coroutine, generator or async generator."""
+    """Return the kind of a function: plain, coroutine, generator or async generator."""
     flags = function.__code__.co_flags
     return next((kind for flag, kind in _FLAGS.items() if flags & flag), "plain")
 
 
 def innermost(function: FunctionType) -> FunctionType:
-    """The function that decorators made with ``functools.wraps`` stand around, or the function itself."""
+    """Return the function inside decorators made with ``functools.wraps``, or the function itself."""
     seen = set()
     while id(function) not in seen:
         seen.add(id(function))
@@ -41,13 +44,13 @@ def innermost(function: FunctionType) -> FunctionType:
 
 
 def parameter_at(function: FunctionType, position: int) -> str:
-    """The name of the positional parameter at ``position`` as the author wrote it, or an empty string."""
+    """Return the name of the positional parameter at ``position`` as the author wrote it, or an empty string."""
     code = innermost(function).__code__
     return code.co_varnames[position] if position < code.co_argcount else ""
 
 
 def code_objects(code: CodeType) -> Iterator[CodeType]:
-    """The code object and every one nested in it: inner functions, lambdas, comprehensions, classes."""
+    """Yield the code object and every one nested in it: inner functions, lambdas, comprehensions, classes."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -55,7 +58,7 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
 
 
 def reachable(function: FunctionType) -> list[FunctionType]:
-    """The function and those its closures hold, so that a decorated function shows the one beneath."""
+    """Return the function and those its closures hold: a decorated function is in its decorator's closure."""
     found: dict[int, FunctionType] = {}
     waiting = [function]
     while waiting:
@@ -68,7 +71,7 @@ def reachable(function: FunctionType) -> list[FunctionType]:
 
 
 def closure_values(function: FunctionType) -> Iterator[object]:
-    """What the closure's cells hold; a cell that is still empty is left out."""
+    """Yield the contents of the closure's cells, without cells that are still empty."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -77,17 +80,17 @@ def closure_values(function: FunctionType) -> Iterator[object]:
 
 
 def names_mentioned(function: FunctionType) -> set[str]:
-    """Every global and attribute name that the function, or one reachable from it, mentions."""
+    """Return every global and attribute name in the function and in those reachable from it."""
     return {name for one in reachable(function) for code in code_objects(one.__code__) for name in code.co_names}
 
 
 def originals_mentioned(function: FunctionType) -> set[str]:
-    """The names ``x`` of every ``_original_x`` that the function mentions."""
+    """Return the names ``x`` of every ``_original_x`` in the function."""
     return {name.removeprefix(ORIGINAL) for name in names_mentioned(function) if name.startswith(ORIGINAL)}
 
 
 def originals_misused(function: FunctionType) -> str:
-    """An ``_original_x`` that is used otherwise than by reading an attribute, or an empty string."""
+    """Return an ``_original_x`` that is used other than by reading an attribute, or an empty string."""
     for one in reachable(function):
         for code in code_objects(one.__code__):
             if not any(name.startswith(ORIGINAL) for name in code.co_names) or not _names_otherwise(code):
@@ -106,12 +109,12 @@ _OTHERWISE = frozenset(number for number in opcode.hasname if opcode.opname[numb
 
 
 def _names_otherwise(code: CodeType) -> bool:
-    """Whether the code does anything with names besides reading attributes; far quicker than taking it apart."""
+    """Return whether the code uses names other than by reading attributes; far quicker than disassembling it."""
     return not _OTHERWISE.isdisjoint(code.co_code[::2])
 
 
 def strings_mentioned(function: FunctionType) -> set[str]:
-    """Every string constant of the function and of those reachable from it."""
+    """Return every string constant of the function and of those reachable from it."""
     return {
         constant
         for one in reachable(function)
@@ -122,12 +125,12 @@ def strings_mentioned(function: FunctionType) -> set[str]:
 
 
 def uses_class_cell(function: FunctionType) -> bool:
-    """Whether the function says ``super()`` without arguments, or ``__class__``."""
+    """Return whether the function uses ``super()`` without arguments, or ``__class__``."""
     return any("__class__" in one.__code__.co_freevars for one in reachable(function))
 
 
 def form_of(value: object) -> Form:
-    """Which of the five forms a class attribute has, as far as its type says."""
+    """Return which of the five forms a class attribute has, judged by its type."""
     if isinstance(value, FunctionType):
         return "function"
     if isinstance(value, classmethod):
@@ -138,7 +141,7 @@ def form_of(value: object) -> Form:
 
 
 def functions_in(value: object) -> tuple[FunctionType, ...]:
-    """The plain functions that a function, classmethod, staticmethod or property is made of."""
+    """Return the plain functions in a function, classmethod, staticmethod or property."""
     if isinstance(value, property):
         parts: tuple[object, ...] = (value.fget, value.fset, value.fdel)
     elif isinstance(value, classmethod | staticmethod):
@@ -148,10 +151,10 @@ def functions_in(value: object) -> tuple[FunctionType, ...]:
     return tuple(part for part in parts if isinstance(part, FunctionType))
 
 
-def described(value: object) -> str:
-    """Where a value comes from, for a message: module, qualified name and line, or its type.
+def describe(value: object) -> str:
+    """Describe where a value comes from: module, qualified name and line, or its type.
 
-    The line tells a wrapper that goes by the name of what it wraps.
+    The line gives away a wrapper that carries the name of what it wraps.
     """
     functions = functions_in(value)
     for part in (*functions, value):
@@ -160,3 +163,178 @@ def described(value: object) -> str:
             line = f" ({functions[0].__code__.co_filename}:{functions[0].__code__.co_firstlineno})" if functions else ""
             return f"{module}.{name}{line}"
     return f"a value of type {type(value).__name__}"
+
+
+_POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_NAMED: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+_CALLED_BY_NAME: Final = ("__init__", "__new__", "__call__")
+_PREFIXES: Final[dict[str, inspect._ParameterKind]] = {
+    "**": Parameter.VAR_KEYWORD,
+    "*": Parameter.VAR_POSITIONAL,
+    "/": Parameter.POSITIONAL_ONLY,
+    "kw ": Parameter.KEYWORD_ONLY,
+}
+_LONGEST_DEFAULT: Final = 24
+
+
+def signature_mismatch(attribute: str, mine: FunctionType, theirs: FunctionType, call: int | None, bound: bool) -> str:
+    """Say why ``mine`` cannot take the arguments of ``theirs``, with both signatures; empty where it can.
+
+    call:   the position of the parameter ``call`` in ``mine``, which has no counterpart upstream; None without one
+    bound:  whether the first parameter is self or cls
+    """
+    ours, upstreams = parameters_of(mine), parameters_of(theirs)
+    if ours is None or upstreams is None:
+        return ""
+    # A decorator without functools.wraps shows the parameters of its wrapper, and not what callers pass.
+    made = theirs.__name__ != attribute
+    return parameter_mismatch(attribute, ours, upstreams, call, bound, made=made)
+
+
+def parameter_mismatch(
+    attribute: str,
+    ours: Sequence[Parameter],
+    upstreams: Sequence[Parameter],
+    call: int | None,
+    bound: bool,
+    *,
+    made: bool = False,
+) -> str:
+    """Say why the parameters ``ours`` cannot take what ``upstreams`` can; empty where they can.
+
+    made:  whether upstream's are those of a decorator's wrapper, whose ``*`` and ``**`` are not what callers pass
+    """
+    hook = _Arguments([parameter for at, parameter in enumerate(ours) if at != call], bound)
+    by_name = not (attribute.startswith("__") and attribute.endswith("__")) or attribute in _CALLED_BY_NAME
+    problem = next(hook.problems(_Arguments(upstreams, bound), by_name=by_name, made=made), "")
+    if not problem:
+        return ""
+    return (
+        f"{attribute!r} cannot take what vLLM passes: {problem}. The hook is {attribute}{_write_out(ours)}, "
+        f"upstream's is {attribute}{_write_out(upstreams)}"
+    )
+
+
+def accessor_mismatch(attribute: str, accessors: property, *, wraps: bool) -> str:
+    """Say why an accessor of a property cannot take the object and, to set it, a value; empty where all can."""
+    owner, value = (Parameter(name, Parameter.POSITIONAL_ONLY) for name in ("self", "value"))
+    for function, upstreams in (
+        (accessors.fget, [owner]),
+        (accessors.fset, [owner, value]),
+        (accessors.fdel, [owner]),
+    ):
+        ours = parameters_of(function) if isinstance(function, FunctionType) else None
+        if ours is None:
+            continue
+        call = 1 if wraps and len(ours) > 1 and ours[1].name == "call" else None
+        if problem := parameter_mismatch(attribute, ours, upstreams, call, bound=True):
+            return problem
+    return ""
+
+
+def parameters_in_source(taken: ast.arguments) -> list[Parameter]:
+    """Return the parameters of a function from its source."""
+    positional = [*taken.posonlyargs, *taken.args]
+    without = len(positional) - len(taken.defaults)
+    defaults = [Parameter.empty] * without + [_SourceText(ast.unparse(one)) for one in taken.defaults]
+    found = [
+        Parameter(one.arg, _POSITIONAL[place >= len(taken.posonlyargs)], default=default)
+        for place, (one, default) in enumerate(zip(positional, defaults, strict=True))
+    ]
+    if taken.vararg is not None:
+        found.append(Parameter(taken.vararg.arg, Parameter.VAR_POSITIONAL))
+    for one, held in zip(taken.kwonlyargs, taken.kw_defaults, strict=True):
+        default = Parameter.empty if held is None else _SourceText(ast.unparse(held))
+        found.append(Parameter(one.arg, Parameter.KEYWORD_ONLY, default=default))
+    if taken.kwarg is not None:
+        found.append(Parameter(taken.kwarg.arg, Parameter.VAR_KEYWORD))
+    return found
+
+
+def parameters_from_tokens(tokens: Sequence[str]) -> list[Parameter]:
+    """Return the parameters that the tokens of ``upstream.fingerprint.signature`` stand for."""
+    found = []
+    for token in tokens:
+        name = token.removeprefix("kw ").lstrip("/*").removesuffix("=")
+        default = _SourceText("...") if token.endswith("=") else Parameter.empty
+        kinds = (kind for prefix, kind in _PREFIXES.items() if token.startswith(prefix))
+        kind = next(kinds, Parameter.POSITIONAL_OR_KEYWORD)
+        found.append(Parameter(name, kind, default=default))
+    return found
+
+
+class _SourceText:
+    """A default value whose ``repr`` is its source text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def parameters_of(function: FunctionType) -> list[Parameter] | None:
+    """Return the parameters of a function; None where it has no signature."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+class _Arguments:
+    """The parameters of a function after self or cls, sorted by how they can be passed."""
+
+    def __init__(self, parameters: Sequence[Parameter], bound: bool) -> None:
+        if bound and parameters and parameters[0].kind in _POSITIONAL:
+            parameters = parameters[1:]
+        self.positional = [each for each in parameters if each.kind in _POSITIONAL]
+        self.named = {each.name: each for each in parameters if each.kind in _NAMED}
+        self.keyword_only = [each for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+        self.any_positional = _name_of(Parameter.VAR_POSITIONAL, parameters)
+        self.any_named = _name_of(Parameter.VAR_KEYWORD, parameters)
+
+    def problems(self, upstream: _Arguments, *, by_name: bool, made: bool) -> Iterator[str]:
+        """Yield every argument that only upstream takes, and every one that only this function requires."""
+        for position, theirs in enumerate(upstream.positional):
+            if position >= len(self.positional) and not self.any_positional:
+                yield f"it has no place for {theirs.name!r}"
+            elif by_name and theirs.name in upstream.named and not self._takes_named(theirs.name, position):
+                yield f"it cannot take {theirs.name!r} by name"
+        for theirs in upstream.keyword_only:
+            if theirs.name not in self.named and not self.any_named:
+                yield f"it has no place for {theirs.name!r}"
+        if upstream.any_positional and not self.any_positional and not made:
+            yield f"it has no place for '*{upstream.any_positional}'"
+        if upstream.any_named and not self.any_named and not made:
+            yield f"it has no place for '**{upstream.any_named}'"
+        if not upstream.any_positional:
+            needed = [each for each in self.positional[len(upstream.positional) :] if each.default is Parameter.empty]
+            yield from (f"it needs {each.name!r}, which vLLM does not pass" for each in needed)
+        if not upstream.any_named:
+            needed = [each for each in self.keyword_only if each.default is Parameter.empty]
+            yield from (f"it needs {each.name!r}, which vLLM does not pass" for each in needed if each not in upstream)
+
+    def _takes_named(self, name: str, position: int) -> bool:
+        if name not in self.named:
+            return bool(self.any_named) and position >= len(self.positional)
+        places = [each.name for each in self.positional]
+        # A parameter of that name at another position would get two values, or another argument's.
+        return name not in places or places.index(name) == position
+
+    def __contains__(self, parameter: Parameter) -> bool:
+        return parameter.name in self.named
+
+
+def _name_of(kind: inspect._ParameterKind, parameters: Sequence[Parameter]) -> str:
+    """Return the name of the parameter that takes all further arguments; empty where there is none."""
+    return next((each.name for each in parameters if each.kind is kind), "")
+
+
+def _write_out(parameters: Sequence[Parameter]) -> str:
+    """Write the parameters out, without annotations and with long defaults cut."""
+    plain = [each.replace(annotation=Parameter.empty, default=_short(each.default)) for each in parameters]
+    return str(inspect.Signature(plain))
+
+
+def _short(default: object) -> object:
+    return default if default is Parameter.empty or len(repr(default)) <= _LONGEST_DEFAULT else _SourceText("...")

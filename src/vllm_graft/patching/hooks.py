@@ -1,4 +1,4 @@
-"""Reading a patch's body: each attribute becomes a hook, and what cannot work is refused with the reason.
+"""Read a patch's body: each attribute becomes a hook, and one that cannot work is refused with the reason.
 
 A body may hold functions, classmethods, staticmethods, properties and plain values. A module target takes functions
 (a ``staticmethod`` there means the function) and plain values.
@@ -6,7 +6,7 @@ A body may hold functions, classmethods, staticmethods, properties and plain val
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Literal, cast
@@ -25,11 +25,11 @@ from vllm_graft.patching.functions import (
     strings_mentioned,
     uses_class_cell,
 )
-from vllm_graft.patching.ranges import check_range
 from vllm_graft.patching.target import Target
+from vllm_graft.versions import check_range
 
 Kind = Literal["wrap", "replace", "add"]
-Asked = Literal["wrap", "replace", "add", "auto"]
+DeclaredKind = Literal["wrap", "replace", "add", "auto"]
 
 BOOKKEEPING = frozenset(
     {
@@ -38,12 +38,12 @@ BOOKKEEPING = frozenset(
         "__orig_bases__", "__parameters__", "__qualname__", "__static_attributes__", "__type_params__", "__weakref__",
     }
 )  # fmt: skip
-"""Names that Python itself puts into a class body."""
+"""Names that Python itself puts into a class body, in the releases 3.11 to 3.14."""
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
-    """A body's value with the kind its author asked for."""
+class MarkedValue:
+    """A value in a patch's body with the kind that its author marked it as."""
 
     kind: Kind
     value: object
@@ -51,8 +51,8 @@ class Marked:
 
 
 @dataclass(frozen=True, slots=True)
-class Bodies:
-    """Several values of one name in a body, each for other releases."""
+class Alternatives:
+    """Several values of one name in a patch's body, each for other releases."""
 
     values: tuple[object, ...]
 
@@ -61,13 +61,13 @@ class Bodies:
 class Hook:
     """One attribute that a patch changes.
 
-    kind:       "auto" where only the loaded target can tell
-    originals:  the names ``x`` of every ``_original_x`` that it mentions
+    kind:       "auto" where the loaded target decides between replace and add
+    originals:  the names ``x`` of every ``_original_x`` in its functions
     vllm:       the releases that this body is for; empty for all of the patch's
     """
 
     attribute: str
-    kind: Asked
+    kind: DeclaredKind
     form: Form
     value: object
     originals: frozenset[str]
@@ -75,27 +75,32 @@ class Hook:
 
 
 def call_position(form: Form, of_class: bool) -> int:
-    """Where the parameter ``call`` stands: after self or cls where there is one, else first."""
+    """Return the position of the parameter ``call``: after self or cls where there is one, else first."""
     return 1 if of_class and form != "staticmethod" else 0
 
 
 def read_body(body: dict[str, object], patch: type, target: Target, where: str) -> tuple[Hook, ...]:
-    """The hooks of a patch's body, in the order they were written."""
+    """Return the hooks of a patch's body, in the order they were written."""
     reader = _Reader(patch, target, where)
-    hooks = tuple(reader.hook(name, value) for name, raw in _relevant(body) for value in _each(raw))
+    hooks: list[Hook] = []
+    for name, raw in body.items():
+        # Python adds "__hash__ = None" to every class that defines __eq__ alone; the author did not write it.
+        if name in BOOKKEEPING or (name == "__hash__" and raw is None):
+            continue
+        hooks += [reader.hook(name, each) for each in (raw.values if isinstance(raw, Alternatives) else (raw,))]
     reader.check_originals(hooks)
-    return hooks
+    return tuple(hooks)
 
 
-class Body(dict[str, object]):
-    """The names of a patch's class statement as it runs: a second body of a name joins the first, each with its range.
+class PatchNamespace(dict[str, object]):
+    """The namespace of a patch's class statement as it runs: a second body of a name joins the first, by its range.
 
     Without ranges Python's own rule holds, and the later one counts.
     """
 
     def __setitem__(self, name: str, value: object) -> None:
         before = self.get(name)
-        earlier = before.values if isinstance(before, Bodies) else (before,)
+        earlier = before.values if isinstance(before, Alternatives) else (before,)
         ranges = [_range(one) for one in (*earlier, value)]
         if name in self and any(ranges):
             if not all(ranges):
@@ -104,17 +109,13 @@ class Body(dict[str, object]):
                     where=f"patch {self.get('__qualname__', '')}",
                     fix=f'give each its releases, as in @replace(vllm=">=0.31"), or leave one body of {name!r}',
                 )
-            value = Bodies((*earlier, value))
+            value = Alternatives((*earlier, value))
         super().__setitem__(name, value)
 
 
-def _each(raw: object) -> tuple[object, ...]:
-    return raw.values if isinstance(raw, Bodies) else (raw,)
-
-
 def _range(raw: object) -> str:
-    """The releases that a marked value names, whichever decorator stands outside."""
-    return next((one.vllm for one in (raw, *_inside(raw)) if isinstance(one, Marked)), "")
+    """Return the releases that a marked value names, whether the mark or another decorator is outside."""
+    return next((one.vllm for one in (raw, *_inside(raw)) if isinstance(one, MarkedValue)), "")
 
 
 def _inside(raw: object) -> tuple[object, ...]:
@@ -123,18 +124,8 @@ def _inside(raw: object) -> tuple[object, ...]:
     return (raw.__func__,) if isinstance(raw, classmethod | staticmethod) else ()
 
 
-def _relevant(body: dict[str, object]) -> Iterator[tuple[str, object]]:
-    for name, value in body.items():
-        if name in BOOKKEEPING:
-            continue
-        # Python adds this to every class that defines __eq__ alone; the author did not write it.
-        if name == "__hash__" and value is None:
-            continue
-        yield name, value
-
-
 class _Reader:
-    """Reads one body; the fields are what every refusal has to name."""
+    """Reads one body; its fields are the facts that every refusal names."""
 
     def __init__(self, patch: type, target: Target, where: str) -> None:
         self.patch = patch
@@ -146,7 +137,7 @@ class _Reader:
         return DeclarationError(what, where=self.where, fix=fix)
 
     def hook(self, name: str, raw: object) -> Hook:
-        kind, value = _unmarked(raw)
+        kind, value = _split_mark(raw)
         if not self.target.is_class and isinstance(value, staticmethod):
             value = value.__func__
         form = form_of(value)
@@ -156,8 +147,8 @@ class _Reader:
         for function in functions:
             self._check_function(name, function)
         originals = frozenset(found for function in functions for found in originals_mentioned(function))
-        asked = self._settled(name, kind, form, functions, originals)
-        return Hook(name, asked, form, value, originals, check_range(_range(raw), self.where))
+        declared = self._decide_kind(name, kind, form, functions, originals)
+        return Hook(name, declared, form, value, originals, check_range(_range(raw), self.where))
 
     def _check_name(self, name: str) -> None:
         if name == "__slots__":
@@ -200,10 +191,10 @@ class _Reader:
                 f"write self.{misused}(...), or take the layer beneath as a parameter named 'call'",
             )
 
-    def _settled(
-        self, name: str, kind: Asked, form: Form, functions: Collection[FunctionType], originals: Collection[str]
-    ) -> Asked:
-        """The kind, with an undecorated hook that reaches the layer beneath read as a wrap."""
+    def _decide_kind(
+        self, name: str, kind: DeclaredKind, form: Form, functions: Collection[FunctionType], originals: Collection[str]
+    ) -> DeclaredKind:
+        """Return the kind of a hook; one without a mark that reaches the layer beneath is a wrap."""
         position = call_position(form, self.target.is_class)
         takes_call = any(parameter_at(function, position) == "call" for function in functions)
         if originals and not self.target.is_class:
@@ -222,7 +213,7 @@ class _Reader:
         return "wrap" if kind == "auto" and reaches else kind
 
     def check_originals(self, hooks: Collection[Hook]) -> None:
-        """Every ``_original_x`` must belong to a hook of this patch that has something beneath it."""
+        """Refuse an ``_original_x`` that belongs to no hook of this patch with something beneath it."""
         with_original = {hook.attribute for hook in hooks if hook.kind != "add"}
         for hook in hooks:
             for name in sorted(hook.originals - with_original):
@@ -240,17 +231,17 @@ class _Reader:
                     )
 
 
-def _unmarked(raw: object) -> tuple[Asked, object]:
-    """The kind asked for and the bare value, whichever of the two decorators stands outside."""
-    if isinstance(raw, Marked):
+def _split_mark(raw: object) -> tuple[DeclaredKind, object]:
+    """Return the kind and the bare value, whether the mark or another decorator is outside."""
+    if isinstance(raw, MarkedValue):
         return raw.kind, raw.value
     if isinstance(raw, classmethod | staticmethod):
         inner: object = raw.__func__
-        return (inner.kind, type(raw)(cast(Function, inner.value))) if isinstance(inner, Marked) else ("auto", raw)
+        return (inner.kind, type(raw)(cast(Function, inner.value))) if isinstance(inner, MarkedValue) else ("auto", raw)
     if isinstance(raw, property):
         parts: tuple[object, ...] = (raw.fget, raw.fset, raw.fdel)
-        kinds = [part.kind for part in parts if isinstance(part, Marked)]
+        kinds = [part.kind for part in parts if isinstance(part, MarkedValue)]
         if kinds:
-            get, put, delete = (cast(Function, part.value if isinstance(part, Marked) else part) for part in parts)
+            get, put, delete = (cast(Function, part.value if isinstance(part, MarkedValue) else part) for part in parts)
             return kinds[0], property(get, put, delete, raw.__doc__)
     return "auto", raw

@@ -20,27 +20,27 @@ from typing import TYPE_CHECKING, Final
 from vllm_graft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vllm_graft.patching.declare import Declaration, Patch
+    from vllm_graft.patching.declaration import Declaration, Patch
     from vllm_graft.patching.upstream import Fingerprint
 
 NAME: Final = "patches.lock"
 
-Reviewed = dict[str, dict[str, "Fingerprint"]]
-"""Of one patch: each hook's upstream name, and the fingerprint it had in each release that was reviewed."""
+ReviewedHooks = dict[str, dict[str, "Fingerprint"]]
+"""The fingerprints of one patch: by the upstream name of each hook, by the release that was reviewed."""
 
 _HEAD: Final = "# Upstream code that a person has read beside these patches. Written by `vllm-graft lock`; commit it.\n"
 
 
 class Lock:
-    """The contents of one file."""
+    """The contents of one lock file."""
 
-    def __init__(self, path: Path, patches: dict[str, Reviewed] | None = None) -> None:
+    def __init__(self, path: Path, patches: dict[str, ReviewedHooks] | None = None) -> None:
         self.path = path
-        self.patches: dict[str, Reviewed] = {} if patches is None else patches
+        self.patches: dict[str, ReviewedHooks] = {} if patches is None else patches
 
     @classmethod
     def read(cls, path: Path) -> Lock:
-        """The file's contents, nothing where there is none; ConfigError where it cannot be read."""
+        """Read a lock file, empty where there is none, or raise ConfigError where it is damaged."""
         import tomllib
 
         from vllm_graft.patching.upstream import Fingerprint
@@ -65,7 +65,7 @@ class Lock:
             ) from error
 
     def write(self) -> None:
-        """Put the contents on the disk, in an order that makes small differences small."""
+        """Write the file, sorted so that a small change makes a small diff."""
         lines = [_HEAD]
         for patch, hooks in sorted(self.patches.items()):
             for hook, seen in sorted(hooks.items()):
@@ -75,12 +75,12 @@ class Lock:
 
 
 def hook_name(declaration: Declaration, attribute: str) -> str:
-    """What a hook's upstream code is called in the file: "module:Class.method" or "module:function"."""
+    """Return the name of a hook's upstream code in the file: "module:Class.method" or "module:function"."""
     return f"{declaration.target.module}:{declaration.target.inside(attribute)}"
 
 
-def reviewed(patch: Patch) -> Reviewed | None:
-    """What was reviewed of a patch, or None where no file speaks of it."""
+def fingerprints_of(patch: Patch) -> ReviewedHooks | None:
+    """Return the reviewed fingerprints of a patch, or None where no lock file lists it."""
     path = file_of(patch)
     if path is None or not path.is_file():
         return None
@@ -91,18 +91,18 @@ def reviewed(patch: Patch) -> Reviewed | None:
     return held[1].get(patch.declaration.name)
 
 
-_read: dict[Path, tuple[int, Mapping[str, Reviewed]]] = {}
+_read: dict[Path, tuple[int, Mapping[str, ReviewedHooks]]] = {}
 
 
 def file_of(patch: Patch) -> Path | None:
-    """The file that speaks of a patch, or the place for it; None where the patch's module has no file."""
+    """Return the lock file of a patch, or where it would be; None where the patch's module has no file."""
     module = sys.modules.get(patch.__module__)
     file = getattr(module, "__file__", None)
     if not isinstance(file, str):
         return None
     folder = Path(file).parent
     if "." not in patch.__module__ and not hasattr(module, "__path__"):
-        # Others' modules lie beside one that belongs to no package.
+        # A module outside any package shares its folder with modules of other projects.
         return folder / f"{patch.__module__}.{NAME}"
     depth = patch.__module__.count(".") - (0 if hasattr(module, "__path__") else 1)
     above = [folder, *folder.parents][: max(depth, 0) + 1]

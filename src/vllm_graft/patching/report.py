@@ -1,23 +1,19 @@
-"""What an engine knows of its patches: one row per hook, with its state and the proof that it runs."""
+"""The state of each hook in this process, and the count of its calls: the proof that a patch runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
-from vllm_graft.patching.declare import Patch
-from vllm_graft.patching.hooks import Asked, Hook
+from vllm_graft.patching.declaration import Patch
+from vllm_graft.patching.hooks import DeclaredKind, Hook
 from vllm_graft.patching.review import Standing
 from vllm_graft.patching.target import Owner
+from vllm_graft.points import PatchState
 
-State = Literal["armed", "applied", "late", "refused", "reverted"]
-"""
-armed:     waits for its target's module to be imported
-applied:   stands on its target
-late:      stands on its target, which was running when it came
-refused:   does not stand on its target, for the reason given
-reverted:  stood on its target and was taken back
-"""
+State = Literal[PatchState, "reverted"]
+"""The states that the ledger knows of a patch, and "reverted": taken off its target again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,51 +23,36 @@ class HookState:
     patch:      the patch's name
     target:     the class or module, as "pkg.module:Class" or "pkg.module"
     attribute:  the name on the target
-    kind:       wrap, replace or add; auto while only the target, once loaded, can tell
+    kind:       wrap, replace or add; auto until the target is loaded and decides
     state:      see ``State``
-    reason:     why it is armed, late or refused, or what is to be known of an applied one; empty otherwise
-    review:     reviewed, drifted or unlocked, as in ``review.Standing``; empty where nothing is upstream's
+    reason:     why it is armed, late or refused, or a note on an applied one; empty otherwise
     hits:       calls counted: all of a wrap, the first of a replacement or addition, none of properties and values
-    cell:       the tally's cell they are counted in; None where nothing is counted, or not yet
+    cell:       the counter's cell for its hits; None where nothing is counted, or not yet
+    review:     reviewed, drifted or unlocked, as in ``review.Standing``; empty for an addition
+    note:       the reason to show while the hook is applied
     """
 
     patch: str
     target: str
     attribute: str
-    kind: Asked
-    state: State
-    reason: str
-    hits: int
-    cell: int | None
-    review: Standing = ""
-
-
-@dataclass(slots=True, eq=False)
-class HookRecord:
-    """What changes about one hook while an engine holds its patch.
-
-    at:      its cell in the tally
-    review:  whether upstream's code was reviewed
-    note:    what is to be known of it while it is applied
-    """
-
-    kind: Asked
+    kind: DeclaredKind
     state: State = "armed"
     reason: str = ""
-    at: int | None = None
+    hits: int = 0
+    cell: int | None = None
     review: Standing = ""
-    note: str = ""
+    note: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class PatchEntry:
     """One patch as an engine holds it.
 
-    order:    the place in the order of application
-    owner:    the target while the patch stands on it
-    awaited:  whether the patch is to be put on its target at the next import
-    bodies:   the hooks that fit the installed vLLM
-    hooks:    what is known of each, by attribute
+    order:    its position in the order of application
+    owner:    the target while the patch is on it
+    awaited:  whether the next import of the target's module applies the patch, also after an import refused it
+    bodies:   the hooks for the installed vLLM, one per attribute
+    hooks:    the state of each, by attribute
     """
 
     patch: Patch
@@ -79,23 +60,77 @@ class Entry:
     owner: Owner | None = None
     awaited: bool = False
     bodies: tuple[Hook, ...] = ()
-    hooks: dict[str, HookRecord] = field(default_factory=dict)
+    hooks: dict[str, HookState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.choose(self.bodies or self.patch.declaration.hooks)
+        self.choose(self.patch.declaration.hooks)
 
-    def choose(self, bodies: tuple[Hook, ...]) -> None:
-        """Settle which bodies are meant."""
-        self.bodies = bodies
-        self.hooks = {hook.attribute: HookRecord(hook.kind) for hook in bodies}
+    def choose(self, bodies: Sequence[Hook]) -> None:
+        """Settle which bodies are applied, and start their states afresh."""
+        declaration = self.patch.declaration
+        self.bodies = tuple(bodies)
+        self.hooks = {
+            hook.attribute: HookState(declaration.name, str(declaration.target), hook.attribute, hook.kind)
+            for hook in bodies
+        }
 
     @property
     def is_active(self) -> bool:
-        """Whether the patch stands on its target or waits for it; a refused one does neither."""
-        refused = any(record.state == "refused" for record in self.hooks.values())
+        """Whether the patch is on its target, or armed; a refused one is neither."""
+        refused = any(hook.state == "refused" for hook in self.hooks.values())
         return self.owner is not None or (self.awaited and not refused)
+
+    def update(self, attribute: str, **changes: Any) -> None:
+        """Change fields of one hook's state."""
+        self.hooks[attribute] = replace(self.hooks[attribute], **changes)
 
     def become(self, state: State, reason: str = "") -> None:
         """Give every hook the same state."""
-        for record in self.hooks.values():
-            record.state, record.reason = state, reason or (record.note if state == "applied" else "")
+        for attribute, hook in self.hooks.items():
+            note = hook.note if state == "applied" else ""
+            self.hooks[attribute] = replace(hook, state=state, reason=reason or note)
+
+    def wait(self) -> None:
+        """Arm the patch until its target's module is imported."""
+        self.owner, self.awaited = None, True
+        self.become("armed", f"until {self.patch.declaration.target.module} is imported")
+
+
+class Counts(Protocol):
+    """A row of integers: a list, an array, a view of shared memory."""
+
+    def __getitem__(self, at: int, /) -> int: ...
+
+    def __setitem__(self, at: int, count: int, /) -> None: ...
+
+
+class HitCounter(Protocol):
+    """A row of cells to count hits in, allotted by key; the ledger's cells are one.
+
+    ``cells`` is read again at each hit, so that a process can exchange the memory, for instance after a fork.
+    """
+
+    @property
+    def cells(self) -> Counts:
+        """The integers in which hits are counted."""
+        ...
+
+    def allot(self, key: str) -> int:
+        """Return the index of the cell of ``key``; the same key gets the same cell again."""
+        ...
+
+
+class LocalHitCounter:
+    """A hit counter in this process's own memory."""
+
+    def __init__(self) -> None:
+        self.cells: list[int] = []
+        self._indices: dict[str, int] = {}
+
+    def allot(self, key: str) -> int:
+        """Return the index of the cell of ``key``, made on first use."""
+        if key not in self._indices:
+            # The cell before its index: an interrupt between the two leaves a spare cell, never an index without one.
+            self.cells.append(0)
+            self._indices[key] = len(self.cells) - 1
+        return self._indices[key]

@@ -1,39 +1,63 @@
-"""Making the functions that are set on a target; ``layers.py`` makes those that stand over a hook.
+"""Make the functions that are set on a target: copies of a patch's functions, layers over them, caches around them.
 
-Only forms that torch.compile traces rightly are made: plain functions, closures and ``functools.partial``, put into a
+Only forms that torch.compile traces correctly are made: plain functions, closures and ``functools.partial``, put into a
 classmethod, staticmethod or property where upstream has one. A bound ``types.MethodType``, ``function.__get__(self)``
-(refused by torch 2.10), a descriptor of one's own and a proxy object all break or mislead the tracer. ``__wrapped__``
-is never set: tools that follow it would see upstream's code in the place of what runs.
+(refused by torch 2.10), a custom descriptor and a proxy object all break or mislead the tracer. ``__wrapped__`` is
+never set: tools that follow it would see upstream's code in the place of what runs.
+
+A layer counts a hit and hands a patch's function the layer beneath. Packing arguments and unpacking them again costs
+more than everything else a layer does, so a layer has the very parameters of its function, and calls a copy of it that
+takes them as they are, the tuple of ``*args`` and the dictionary of ``**kwargs`` included. Its code claims the file and
+line of that function: tracebacks and ``inspect.getsource`` show what the author wrote, and vLLM, which reads every file
+that it has traced through, finds one that exists.
+
+Hooks on a function behind ``functools.cache`` or ``lru_cache`` go beneath the cache, which starts empty again: what the
+old one holds was computed without the patch. Callers that rely on getting the same object twice still do, and
+``cache_clear`` and ``cache_info`` act on the patched function. Taking the last layer off puts the old object back, with
+what it had cached.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import _lru_cache_wrapper, cache, lru_cache, partial
+from itertools import islice
 from types import CellType, CodeType, FunctionType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from vllm_graft.patching.functions import Form, code_objects, functions_in, reachable
-from vllm_graft.patching.tally import Tally
+from vllm_graft.patching.functions import (
+    Form,
+    Function,
+    FunctionKind,
+    code_objects,
+    functions_in,
+    kind_of,
+    reachable,
+)
+
+if TYPE_CHECKING:
+    from vllm_graft.patching.report import HitCounter
 
 Hit = Callable[[], None]
-"""Called once at each entry of a layer."""
+"""A function without arguments that a layer calls at each entry."""
 
 
-def hit_counter(tally: Tally, at: int) -> Hit:
-    """A function that counts one hit in ``tally.cells[at]``."""
+def make_hit(counter: HitCounter, cell: int) -> Hit:
+    """Make the function that counts one hit in a counter's cell."""
 
     def hit() -> None:
-        tally.cells[at] += 1
+        counter.cells[cell] += 1
 
-    return once_when_traced(hit)
-
-
-def uncounted() -> None:
-    """Count nothing: properties are read too often, and too cheaply, to be counted."""
+    return hide_from_tracer(hit)
 
 
-def once_when_traced(hit: Hit) -> Hit:
+def no_hit() -> None:
+    """Count nothing: a property is read too often, and too cheaply, to be counted."""
+
+
+def hide_from_tracer(hit: Hit) -> Hit:
     """Let torch.compile run ``hit`` while it traces, and keep it out of the graph.
 
     Traced like other code, a counter would be a guard that fails at each call, or something the tracer refuses.
@@ -42,23 +66,23 @@ def once_when_traced(hit: Hit) -> Hit:
     return hit
 
 
-def being_traced() -> bool:
-    """Whether torch.compile is tracing on this thread just now."""
+def is_tracing() -> bool:
+    """Return whether torch.compile is tracing on this thread."""
     context = getattr(sys.modules.get("torch._guards"), "TracingContext", None)
     return context is not None and context.try_get() is not None
 
 
-def transplanted(function: FunctionType, patch: type, owner: type | None, renames: Mapping[str, str]) -> FunctionType:
-    """A copy of a patch's function that belongs to ``owner``.
+def transplant(function: FunctionType, patch: type, owner: type | None, renames: Mapping[str, str]) -> FunctionType:
+    """Copy a patch's function so that it belongs to ``owner``.
 
     ``super()`` starts from the owner, and every attribute name in ``renames`` is exchanged, so that
-    ``self._original_x`` finds this layer's own neighbour. Functions held in closures, as decorators leave them, are
-    copied likewise where they need it.
+    ``self._original_x`` finds the layer beneath this one. Functions in closures, where decorators keep them, are
+    copied too where they need it.
     """
     copies: dict[int, FunctionType] = {}
 
     def needs_copy(one: FunctionType) -> bool:
-        return any(_touched(each, patch, renames) for each in reachable(one))
+        return any(_is_affected(each, patch, renames) for each in reachable(one))
 
     def cell(old: CellType, fill: list[tuple[CellType, FunctionType]]) -> CellType:
         try:
@@ -78,7 +102,7 @@ def transplanted(function: FunctionType, patch: type, owner: type | None, rename
             return copies[id(one)]
         fill: list[tuple[CellType, FunctionType]] = []
         closure = tuple(cell(old, fill) for old in one.__closure__ or ())
-        copy = FunctionType(_renamed(one.__code__, renames), one.__globals__, one.__name__, one.__defaults__, closure)
+        copy = FunctionType(_rename(one.__code__, renames), one.__globals__, one.__name__, one.__defaults__, closure)
         copies[id(one)] = copy
         copy.__kwdefaults__ = one.__kwdefaults__
         copy.__annotations__ = dict(one.__annotations__)
@@ -90,7 +114,7 @@ def transplanted(function: FunctionType, patch: type, owner: type | None, rename
     return copied(function)
 
 
-def _touched(function: FunctionType, patch: type, renames: Mapping[str, str]) -> bool:
+def _is_affected(function: FunctionType, patch: type, renames: Mapping[str, str]) -> bool:
     for held in function.__closure__ or ():
         try:
             if held.cell_contents is patch:
@@ -100,24 +124,24 @@ def _touched(function: FunctionType, patch: type, renames: Mapping[str, str]) ->
     return any(not renames.keys().isdisjoint(code.co_names) for code in code_objects(function.__code__))
 
 
-def _renamed(code: CodeType, renames: Mapping[str, str]) -> CodeType:
-    """The code with attribute names exchanged, down to its inner functions."""
+def _rename(code: CodeType, renames: Mapping[str, str]) -> CodeType:
+    """Exchange attribute names in code, down to its inner functions."""
     if not any(not renames.keys().isdisjoint(each.co_names) for each in code_objects(code)):
         return code
     return code.replace(
         co_names=tuple(renames.get(name, name) for name in code.co_names),
-        co_consts=tuple(_renamed(each, renames) if isinstance(each, CodeType) else each for each in code.co_consts),
+        co_consts=tuple(_rename(each, renames) if isinstance(each, CodeType) else each for each in code.co_consts),
     )
 
 
 FINDER: Final = "_graft_finder"
-"""Where a function from ``from_bases`` keeps the part of it that only finds the bound method."""
+"""The attribute in which a function of ``delegate_to_bases`` keeps its part that only finds the bound method."""
 
 
-def from_bases(owner: type, attribute: str, raw: object) -> object:
-    """What ``super()`` finds under a name that the class inherits, in the form of ``raw``.
+def delegate_to_bases(owner: type, attribute: str, raw: object) -> object:
+    """Make an attribute in the form of ``raw`` that calls what ``super()`` finds under an inherited name.
 
-    It is looked up at each call, so that a base patched or reverted later is still what runs.
+    It is looked up at each call, so that a base that is patched or reverted later still runs.
     """
 
     def found(self: Any) -> Any:
@@ -137,10 +161,10 @@ def from_bases(owner: type, attribute: str, raw: object) -> object:
         return staticmethod(free)
     if isinstance(raw, FunctionType):
         return bound
-    return _property_from_bases(owner, attribute, raw)
+    return _delegate_property(owner, attribute, raw)
 
 
-def _property_from_bases(owner: type, attribute: str, raw: object) -> property:
+def _delegate_property(owner: type, attribute: str, raw: object) -> property:
     def get(self: object) -> object:
         return getattr(super(owner, cast(Any, self)), attribute)
 
@@ -160,8 +184,8 @@ def _property_from_bases(owner: type, attribute: str, raw: object) -> property:
     return property(get, put if settable else None, delete if deletable else None)
 
 
-def dressed(function: FunctionType, like: FunctionType | None, owner: object, attribute: str) -> FunctionType:
-    """The function under upstream's name, module and docstring; an addition gets the owner's."""
+def copy_identity(function: FunctionType, like: FunctionType | None, owner: object, attribute: str) -> FunctionType:
+    """Give a function upstream's name, module and docstring; an addition gets the owner's module."""
     function.__name__ = attribute
     if like is None:
         function.__module__ = getattr(owner, "__module__", None) or cast(str, getattr(owner, "__name__", ""))
@@ -174,12 +198,10 @@ def dressed(function: FunctionType, like: FunctionType | None, owner: object, at
     return function
 
 
-def signed_like(function: FunctionType, like: FunctionType) -> FunctionType:
-    """The function with the signature of another: a layer takes any arguments, and vLLM asks what a method takes."""
+def copy_signature(function: FunctionType, like: FunctionType) -> FunctionType:
+    """Give a function the signature of another: vLLM inspects which parameters some methods take."""
     if function.__code__ is like.__code__ and not hasattr(like, "__wrapped__"):
         return function
-    import inspect
-
     try:
         signature = inspect.signature(like)
     except (TypeError, ValueError):
@@ -188,21 +210,21 @@ def signed_like(function: FunctionType, like: FunctionType) -> FunctionType:
     return function
 
 
-def reformed(form: Form, function: FunctionType) -> object:
-    """The function in the form that the target has."""
+def convert_to_form(form: Form, function: FunctionType) -> object:
+    """Put a function into a classmethod or staticmethod, as the form says."""
     if form == "classmethod":
         return classmethod(function)
     return staticmethod(function) if form == "staticmethod" else function
 
 
-def single(raw: object) -> FunctionType:
-    """The one plain function in a function, classmethod or staticmethod."""
+def only_function(raw: object) -> FunctionType:
+    """Return the one plain function in a function, classmethod or staticmethod."""
     (function,) = functions_in(raw)
     return function
 
 
 def accessors(raw: object) -> tuple[FunctionType | None, ...]:
-    """Getter, setter and deleter of a property or cached property, None where there is none."""
+    """Return getter, setter and deleter of a property or cached property; None for each that is missing."""
     if isinstance(raw, property):
         return tuple(part if isinstance(part, FunctionType) else None for part in (raw.fget, raw.fset, raw.fdel))
 
@@ -210,3 +232,191 @@ def accessors(raw: object) -> tuple[FunctionType | None, ...]:
         return cast(Any, raw).__get__(self, type(self))
 
     return (cast(FunctionType, get), None, None)
+
+
+_HIT, _FUNCTION, _BENEATH = "_graft_hit", "_graft_function", "_graft_beneath"
+_BIND, _FIND = "_graft_bind", "_graft_find"
+
+_ASYNC: frozenset[FunctionKind] = frozenset({"coroutine", "async generator"})
+
+
+def count_calls(function: FunctionType, hit: Hit) -> FunctionType:
+    """Return the function under a layer that counts a hit at each call."""
+    if hit is no_hit:
+        return function
+    return _layer(function, {_HIT: hit, _FUNCTION: function})
+
+
+def inject_call(function: FunctionType, beneath: FunctionType, position: int, hit: Hit) -> FunctionType:
+    """Return the function under a layer that passes what lies beneath as ``call``, and counts a hit at each call."""
+    finder = getattr(beneath, FINDER, None)
+    if position == 0:
+        call = _BENEATH
+    elif finder is not None:
+        call = f"{_FIND}({{self}})"
+    else:
+        call = f"{_BIND}({_BENEATH}, {{self}})"
+        if kind_of(function) in _ASYNC:
+            # Cheaper than a partial; torch.compile refuses it, but traces nothing asynchronous. It cannot bind None.
+            call += f" if {{self}} is None else {_BENEATH}.__get__({{self}})"
+    held = {_HIT: hit, _FUNCTION: function, _BENEATH: beneath, _BIND: partial, _FIND: finder}
+    return _layer(function, held, position, call)
+
+
+def code_under(made: FunctionType) -> CodeType:
+    """Return the code that a layer runs for the author's function; a function without a layer runs its own."""
+    names = made.__code__.co_freevars
+    if _FUNCTION not in names:
+        return made.__code__
+    function: FunctionType = (made.__closure__ or ())[names.index(_FUNCTION)].cell_contents
+    return function.__code__
+
+
+_ANY = {
+    None: ("*args, **kwargs", "*args, **kwargs"),
+    0: ("*args, **kwargs", "{call}, *args, **kwargs"),
+    1: ("self, /, *args, **kwargs", "self, {call}, *args, **kwargs"),
+}
+"""Parameters and arguments of a layer over a function that cannot be flattened, by the position of ``call``."""
+
+
+def _layer(
+    function: FunctionType, held: dict[str, object], position: int | None = None, call: str = ""
+) -> FunctionType:
+    """Make a closure over ``held`` that passes its arguments on, with ``call`` inserted at ``position``."""
+    code = function.__code__
+    # A decorator may hide the parameter ``call``, and another parameter may have a name that the layer needs.
+    hidden = position is not None and position >= code.co_argcount
+    as_it_is = hidden or not held.keys().isdisjoint(code.co_varnames)
+    if as_it_is:
+        parameters, arguments = _ANY[position]
+        arguments = arguments.format(call=call.format(self="self"))
+    else:
+        parameters, arguments = _signature(code, position, call)
+        held[_FUNCTION] = _flatten(function)
+    made = _compile(kind_of(function), parameters, arguments, held[_HIT] is not no_hit)
+    made = made.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
+    closure = tuple(CellType(held[name]) for name in made.co_freevars)
+    layer = FunctionType(made, function.__globals__, function.__name__, None, closure)
+    if not as_it_is:
+        layer.__defaults__ = _defaults(function, position)
+        layer.__kwdefaults__ = function.__kwdefaults__
+    return layer
+
+
+def _flatten(function: FunctionType) -> FunctionType:
+    """Copy a function so that it takes everything by position, in the order of its code's variables."""
+    code = function.__code__
+    packed = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    count = code.co_argcount + code.co_kwonlyargcount + (code.co_flags & packed).bit_count()
+    flat = code.replace(co_argcount=count, co_posonlyargcount=0, co_kwonlyargcount=0, co_flags=code.co_flags & ~packed)
+    return FunctionType(flat, function.__globals__, function.__name__, None, function.__closure__)
+
+
+def _defaults(function: FunctionType, position: int | None) -> tuple[object, ...]:
+    """Return the defaults of a function's positional parameters, without that of ``call``."""
+    defaults = list(function.__defaults__ or ())
+    required = function.__code__.co_argcount - len(defaults)
+    if position is not None and position >= required:
+        del defaults[position - required]
+    return tuple(defaults)
+
+
+def _signature(code: CodeType, position: int | None, call: str) -> tuple[str, str]:
+    """Write the parameters of a layer over a function with this code, and the arguments for its flattened copy."""
+    names = iter(code.co_varnames)
+    given = list(islice(names, code.co_argcount))
+    named = list(islice(names, code.co_kwonlyargcount))
+    rest = [next(names)] if code.co_flags & inspect.CO_VARARGS else []
+    others = [next(names)] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    passed = [*given, *named, *rest, *others]
+    slash = code.co_posonlyargcount
+    if position is not None:
+        passed[position] = call.format(self=given[0])
+        slash -= position < slash
+        del given[position]
+    if slash:
+        given.insert(slash, "/")
+    if rest or named:
+        given.append("*" + "".join(rest))
+    return ", ".join([*given, *named, *(f"**{name}" for name in others)]), ", ".join(passed)
+
+
+_BODIES: dict[FunctionKind, str] = {
+    "plain": """
+        return {}""",
+    "coroutine": """
+        return await {}""",
+    "generator": """
+        return (yield from {})""",
+    "async generator": """
+        inner = {}
+        try:
+            item = await anext(inner)
+            while True:
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    await inner.aclose()
+                    raise
+                except BaseException as error:
+                    item = await inner.athrow(error)
+                else:
+                    item = await inner.asend(sent)
+        except StopAsyncIteration:
+            return""",
+}
+"""The body of a layer by kind; a layer is of its function's kind, because callers test for coroutine functions."""
+
+
+@cache
+def _compile(kind: FunctionKind, parameters: str, arguments: str, counts: bool) -> CodeType:
+    """Compile the code of a layer, all of it on its first line."""
+    import ast
+
+    head = "async def" if kind in _ASYNC else "def"
+    tree = ast.parse(f"""
+def over({_HIT}, {_FUNCTION}, {_BENEATH}, {_BIND}, {_FIND}):
+    {head} layer({parameters}):
+        {f"{_HIT}()" if counts else "pass"}{_BODIES[kind].format(f"{_FUNCTION}({arguments})")}
+""")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt | ast.expr | ast.arg | ast.excepthandler | ast.keyword):
+            node.lineno = node.end_lineno = 1
+            node.col_offset = node.end_col_offset = -1
+    return next(code for code in code_objects(compile(tree, "<string>", "exec")) if code.co_name == "layer")
+
+
+Cache = _lru_cache_wrapper
+"""The type that ``functools.cache`` and ``lru_cache`` make of a function."""
+
+
+def strip_cache(raw: object) -> object:
+    """Return what is beneath an attribute's cache, in the same form; the attribute itself where there is no cache."""
+    if isinstance(raw, Cache):
+        beneath: object = raw.__wrapped__
+        return beneath if functions_in(beneath) else raw
+    if isinstance(raw, classmethod | staticmethod):
+        function = strip_cache(raw.__func__)
+        return raw if function is raw.__func__ else type(raw)(cast(Function, function))
+    if isinstance(raw, property):
+        getter, setter, deleter = (cast(Any, strip_cache(part)) for part in (raw.fget, raw.fset, raw.fdel))
+        same = getter is raw.fget and setter is raw.fset and deleter is raw.fdel
+        return raw if same else property(getter, setter, deleter, raw.__doc__)
+    return raw
+
+
+def restore_cache(raw: object, value: object) -> object:
+    """Put ``value``, in the form of ``strip_cache(raw)``, behind new caches wherever ``raw`` has one."""
+    if isinstance(raw, Cache):
+        made = lru_cache(**raw.cache_parameters())(cast(Function, value))
+        for name, held in vars(raw).items():
+            vars(made).setdefault(name, held)
+        return made
+    if isinstance(raw, classmethod | staticmethod) and isinstance(value, classmethod | staticmethod):
+        return type(raw)(cast(Function, restore_cache(raw.__func__, value.__func__)))
+    if isinstance(raw, property) and isinstance(value, property):
+        pairs = ((raw.fget, value.fget), (raw.fset, value.fset), (raw.fdel, value.fdel))
+        getter, setter, deleter = (None if new is None else cast(Any, restore_cache(old, new)) for old, new in pairs)
+        return property(getter, setter, deleter, value.__doc__)
+    return value

@@ -1,19 +1,28 @@
-"""What a patch changes: a class or a module, named as an object or as a string that is resolved when it is loaded."""
+"""The class or module that a patch changes: parse its name, find it, and notice when its module is imported.
+
+A target is named as an object or as a string, which is resolved when its module is loaded. ``ImportWatch`` notices that
+a module of an exact name has run its body, before its importer sees it: a finder at the head of ``sys.meta_path`` asks
+the finders behind it for the module and hooks its loader's ``exec_module``. Names copied by ``from module import name``
+are thus taken from the patched module; an importer that took them while the module was still running, as circular
+imports do, keeps the unpatched ones.
+"""
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Literal, TypeGuard
 
 from vllm_graft.errors import DeclarationError, TargetError, nearest
 
 Owner = type | ModuleType
-"""What attributes are set on."""
+"""The object whose attributes are set: a class or a module."""
 
 Readiness = Literal["ready", "importing", "absent"]
 
@@ -45,9 +54,9 @@ class Target:
 
 
 def target_of(named: object) -> Target:
-    """The target that stands between the brackets of ``VLLMPatch[...]``."""
+    """Return the target that the brackets of ``VLLMPatch[...]`` name."""
     if isinstance(named, str):
-        return _parsed(named)
+        return _parse(named)
     if isinstance(named, type):
         return Target(named.__module__, named.__qualname__, named)
     if isinstance(named, ModuleType):
@@ -59,7 +68,7 @@ def target_of(named: object) -> Target:
     )
 
 
-def _parsed(text: str) -> Target:
+def _parse(text: str) -> Target:
     module, colon, qualname = text.partition(":")
     parts = module.split(".") + (qualname.split(".") if colon else [])
     if not all(part.isidentifier() for part in parts):
@@ -72,7 +81,7 @@ def _parsed(text: str) -> Target:
 
 
 def readiness(target: Target) -> Readiness:
-    """Whether the target's module has run its body, is running it, or has not been imported."""
+    """Return whether the target's module has run its body, is running it, or has not been imported."""
     if target.given is not None:
         return "ready"
     module = sys.modules.get(target.module)
@@ -81,8 +90,8 @@ def readiness(target: Target) -> Readiness:
     return "importing" if getattr(getattr(module, "__spec__", None), "_initializing", False) else "ready"
 
 
-def resolved(target: Target, where: str) -> Owner:
-    """The class or module itself; its module must have been imported."""
+def resolve(target: Target, where: str) -> Owner:
+    """Return the class or module itself; its module must have been imported."""
     if target.given is not None:
         return target.given
     owner: object = sys.modules[target.module]
@@ -91,30 +100,33 @@ def resolved(target: Target, where: str) -> Owner:
         try:
             owner = getattr(owner, part)
         except AttributeError:
-            raise missing_name(target, where, done, part, dir(owner)) from None
+            raise refuse_missing_name(target, where, done, part, dir(owner)) from None
         done.append(part)
     if target.is_class and not isinstance(owner, type):
-        raise not_a_class(target, where, type(owner).__name__, done)
+        raise refuse_non_class(target, where, type(owner).__name__, done)
     assert _is_owner(owner)
     return owner
 
 
-def missing_name(target: Target, where: str, done: Sequence[str], part: str, names: Sequence[str]) -> TargetError:
-    """The error where a module or class has no ``part``; ``names`` are those that it has."""
-    moved = _moved(target.module, part) if not done else ""
+def refuse_missing_name(
+    target: Target, where: str, done: Sequence[str], part: str, names: Sequence[str]
+) -> TargetError:
+    """Build the error for a module or class without ``part``; ``names`` are those it has."""
+    moved = _describe_move(target.module, part) if not done else ""
+    public = [name for name in names if not name.startswith("__")]
     return TargetError(
-        f"there is no {part!r} in {_spelled(target.module, done)}{moved or nearest(part, _public(names))}",
+        f"there is no {part!r} in {_spell(target.module, done)}{moved or nearest(part, public)}",
         where=where,
         fix="compare the target with the installed vLLM: it may have been renamed or moved",
     )
 
 
-def not_a_class(target: Target, where: str, kind: str, done: Sequence[str]) -> TargetError:
-    """The error where the target is neither a class nor a module."""
+def refuse_non_class(target: Target, where: str, kind: str, done: Sequence[str]) -> TargetError:
+    """Build the error for a target that is neither a class nor a module."""
     return TargetError(
         f"it is a {kind}, and only classes and modules can be patched",
         where=where,
-        fix=f'target the owner, "{_spelled(target.module, done[:-1])}", and define {done[-1]!r} in the patch',
+        fix=f'target the owner, "{_spell(target.module, done[:-1])}", and define {done[-1]!r} in the patch',
     )
 
 
@@ -122,30 +134,26 @@ def _is_owner(value: object) -> TypeGuard[Owner]:
     return isinstance(value, type) or hasattr(value, "__dict__")
 
 
-def _spelled(module: str, parts: Sequence[str]) -> str:
+def _spell(module: str, parts: Sequence[str]) -> str:
     return f"{module}:{'.'.join(parts)}" if parts else module
 
 
-def _public(names: Sequence[str]) -> list[str]:
-    return [name for name in names if not name.startswith("__")]
-
-
-def owner_now(target: Target, where: str, known: Places) -> Owner | None:
-    """The target, or None where its module has yet to be imported; TargetError where it never can be."""
+def find_owner(target: Target, where: str, known: SearchPaths) -> Owner | None:
+    """Return the target, or None while its module is not imported; raise TargetError where it never can be."""
     if readiness(target) == "ready":
-        return resolved(target, where)
-    must_exist(target, where, known)
+        return resolve(target, where)
+    check_exists(target, where, known)
     return None
 
 
-Places = dict[str, Sequence[str] | None]
-"""Where the submodules of packages lie, as far as somebody has looked."""
+SearchPaths = dict[str, Sequence[str] | None]
+"""The folders with the submodules of each package that was looked up; None for a module that does not exist."""
 
 
-def must_exist(target: Target, where: str, known: Places) -> None:
-    """Raise TargetError unless the module can be found, by looking on disk: no package is imported for it.
+def check_exists(target: Target, where: str, known: SearchPaths) -> None:
+    """Raise TargetError unless the module is found on disk; no package is imported for it.
 
-    ``known`` keeps what was found, for others that are looked for at the same time.
+    ``known`` caches the folders between targets that are checked together.
     """
     parts = target.module.split(".")
     path = _search_path(parts[0], None, known)
@@ -158,18 +166,18 @@ def must_exist(target: Target, where: str, known: Places) -> None:
     for done in range(1, len(parts)):
         found = _search_path(".".join(parts[: done + 1]), path, known)
         if found is None:
-            raise _missing(where, target, ".".join(parts[:done]), parts[done], path)
+            raise _refuse_missing_module(where, target, ".".join(parts[:done]), parts[done], path)
         path = found
 
 
-def _search_path(name: str, path: Sequence[str] | None, known: Places) -> Sequence[str] | None:
-    """Where the submodules of ``name`` lie: empty for a plain module, None where there is no such module."""
+def _search_path(name: str, path: Sequence[str] | None, known: SearchPaths) -> Sequence[str] | None:
+    """Return the folders with the submodules of ``name``: empty for a plain module, None where there is none."""
     if name not in known:
-        known[name] = _looked_up(name, path)
+        known[name] = _look_up(name, path)
     return known[name]
 
 
-def _looked_up(name: str, path: Sequence[str] | None) -> Sequence[str] | None:
+def _look_up(name: str, path: Sequence[str] | None) -> Sequence[str] | None:
     loaded = sys.modules.get(name)
     if loaded is not None:
         return list(getattr(loaded, "__path__", ()))
@@ -179,21 +187,110 @@ def _looked_up(name: str, path: Sequence[str] | None) -> Sequence[str] | None:
     return list(spec.submodule_search_locations or ())
 
 
-def _moved(module: str, name: str) -> str:
-    """Where a name is defined now, as the end of a sentence; empty where it is nowhere."""
+def _describe_move(module: str, name: str) -> str:
+    """Say where a name is defined now, as the end of a sentence; empty where it is nowhere."""
     from vllm_graft.patching.upstream.moved import moved_to
 
     places = moved_to(module, name)
     return f", and {name!r} is defined in {' and '.join(places)}" if places else ""
 
 
-def _missing(where: str, target: Target, package: str, missing: str, path: Sequence[str]) -> TargetError:
+def _refuse_missing_module(where: str, target: Target, package: str, missing: str, path: Sequence[str]) -> TargetError:
     import pkgutil
 
     beside = [module.name for module in pkgutil.iter_modules(path)]
     fix = "compare the target with the installed vLLM: it may have been renamed or moved"
     if missing[:1].isupper():
         fix = f'write "{package}:{missing}" if {missing!r} is a class: a colon stands before it'
-    moved = _moved(target.module, target.qualname.partition(".")[0]) if target.is_class else ""
+    moved = _describe_move(target.module, target.qualname.partition(".")[0]) if target.is_class else ""
     hint = moved or (nearest(missing, beside) if beside else "")
     return TargetError(f"there is no module {missing!r} in {package!r}{hint}", where=where, fix=fix)
+
+
+Notice = Callable[[str], None]
+
+
+class ImportWatch(MetaPathFinder):
+    """Calls ``before`` and ``after`` around the body of each watched module, at a reload too.
+
+    An exception in ``after`` fails the import.
+    """
+
+    def __init__(self, before: Notice, after: Notice) -> None:
+        self._before = before
+        self._after = after
+        self._names: frozenset[str] = frozenset()
+
+    def watch(self, names: frozenset[str]) -> None:
+        """Watch exactly these modules; the finder is registered only while there are any."""
+        self._names = names
+        if names and self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        elif not names and self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec that the finders behind this one make of a watched name."""
+        if fullname not in self._names or self not in sys.meta_path:
+            return None
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            find = getattr(finder, "find_spec", None)
+            spec = find(fullname, path, target) if find else None
+            if isinstance(spec, ModuleSpec):
+                self._hook(spec)
+                return spec
+        return None
+
+    def _hook(self, spec: ModuleSpec) -> None:
+        loader = spec.loader
+        if loader is None:
+            return
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            # A loader may serve several modules, as that of a zip file does.
+            if module.__name__ != spec.name:
+                run(module)
+                return
+            vars(loader).pop("exec_module", None)
+            self._before(spec.name)
+            run(module)
+            self._after(spec.name)
+
+        if isinstance(loader, type):
+            raise TargetError(f"the module {spec.name!r} is built into Python", fix="import it before the patch")
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+
+    def await_end(self, module: ModuleType) -> None:
+        """Call ``after`` when the body of a module that is running now has ended."""
+        spec = module.__spec__
+        if spec is None or "_graft_ended" in vars(spec):
+            return
+        plain = type(spec)
+        after = self._after
+
+        class RunningSpec(plain):  # type: ignore[misc, valid-type]
+            """A spec that notices the import system's last act on a module: setting ``_initializing`` to False."""
+
+            def __setattr__(self, name: str, value: object) -> None:
+                super().__setattr__(name, value)
+                if name != "_initializing" or value:
+                    return
+                self.__class__ = plain  # type: ignore[assignment]
+                del self._graft_ended
+                if sys.modules.get(self.name) is module:
+                    _end(self.name, after)
+
+        setattr(spec, "_graft_ended", False)  # noqa: B010 - specs have no such attribute for a type checker
+        spec.__class__ = RunningSpec
+
+
+def _end(name: str, after: Notice) -> None:
+    try:
+        after(name)
+    except BaseException:
+        # As the import system does with a module whose body raises: the next import must not find it.
+        sys.modules.pop(name, None)
+        raise

@@ -14,7 +14,7 @@ from vllm_graft import points
 from vllm_graft.contracts.item import OptionValue
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.plan.lines import Lines
-from vllm_graft.plan.managers import PATCHES_VARIABLE
+from vllm_graft.points import PATCHES_VARIABLE, custom_patches
 
 FILE: Final = "graft.toml"
 CONFIG_VARIABLE: Final = "GRAFT_CONFIG"
@@ -116,11 +116,10 @@ def read_file(path: Path) -> File:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Layer | None:
-    """``VLLM_CUSTOM_PATCHES`` as a layer: the names it lists, blanks around them ignored; None where it is unset."""
-    text = (os.environ if environ is None else environ).get(PATCHES_VARIABLE)
-    if text is None:
+    """Return ``VLLM_CUSTOM_PATCHES`` as a layer; None where it is unset."""
+    names = custom_patches(environ)
+    if names is None:
         return None
-    names = [part.strip() for part in text.split(",") if part.strip()]
     return Layer(PATCHES_VARIABLE, names={"patches": [Named(name, PATCHES_VARIABLE) for name in names]})
 
 

@@ -19,11 +19,10 @@ from types import ModuleType
 from typing import Final
 
 from vllm_graft.findings import Finding
+from vllm_graft.points import PATCHES_VARIABLE
 
 GENERAL: Final = "vllm.general_plugins"
 """The entry-point group of the plugins that vLLM calls in every process."""
-
-PATCHES_VARIABLE: Final = "VLLM_CUSTOM_PATCHES"
 
 _WITHOUT_MANAGERS: Final = frozenset({*sys.stdlib_module_names, "numpy", "torch", "transformers", "vllm", "vllm_graft"})
 """Packages that keep no manager of patches; they are most of what a process has imported."""

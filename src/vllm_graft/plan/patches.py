@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from vllm_graft.errors import PatchError
 from vllm_graft.findings import Finding, Level
-from vllm_graft.patching.declare import Patch, declared
+from vllm_graft.patching.declaration import Patch, as_patch
+from vllm_graft.patching.dry_run import try_in_child
 from vllm_graft.patching.review import Reviewer
-from vllm_graft.patching.trial import attempt
 from vllm_graft.plan.catalogue import load
 from vllm_graft.plan.plan import PlanItem
 
@@ -28,7 +28,7 @@ def review(items: Sequence[PlanItem], *, strict: bool, together: bool = True, tr
     accepted: list[tuple[PlanItem, Patch]] = []
     for item in items:
         try:
-            patch = declared(load(item.target, item.name, item.package))
+            patch = as_patch(load(item.target, item.name, item.package))
             notes, sure = reviewer.examine(patch, [other for one, other in accepted if {*item.roles} <= {*one.roles}])
             # A process applies the patches of its role alone.
             beside = [other for one, other in accepted if together and {*one.roles} & {*item.roles}]
@@ -56,7 +56,7 @@ def _may_share(one: PlanItem, other: PlanItem) -> bool:
 
 def _try(item: PlanItem, level: Level) -> list[Finding]:
     """Apply a patch that reading cannot judge in a process of its own, and say what came of it."""
-    found = attempt(item.target)
+    found = try_in_child(item.target)
     if found.what:
         return [Finding("P003", level, f"patch {item.name}", found.what, item.origin, found.fix)]
     if found.failed:

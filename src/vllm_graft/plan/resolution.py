@@ -27,8 +27,9 @@ from vllm_graft.plan.layers import (
     from_environment,
     read_file,
 )
-from vllm_graft.plan.managers import PATCHES_VARIABLE, general_plugins, manager_of, undecided
+from vllm_graft.plan.managers import general_plugins, manager_of, undecided
 from vllm_graft.plan.plan import OnFailure, Plan, PlanItem, UnknownKeys
+from vllm_graft.points import PATCHES_VARIABLE
 
 ALL = "*"
 

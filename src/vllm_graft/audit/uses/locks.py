@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.errors import ConfigError
-from vllm_graft.patching.lock import NAME, Lock, Reviewed
+from vllm_graft.patching.lock import NAME, Lock, ReviewedHooks
 
 
 class Locks:
@@ -15,14 +15,14 @@ class Locks:
 
     def __init__(self) -> None:
         self.broken: list[ConfigError] = []
-        self._read: dict[Path, Mapping[str, Reviewed]] = {}
+        self._read: dict[Path, Mapping[str, ReviewedHooks]] = {}
 
     def reviewed(self, file: SourceFile, patch: str, hook: str) -> dict[str, str]:
         """The fingerprint that a hook's upstream code had in each release that a person reviewed."""
         seen = self._of(lock_of(file)).get(patch, {}).get(hook, {})
         return {release: str(fingerprint) for release, fingerprint in seen.items()}
 
-    def _of(self, path: Path) -> Mapping[str, Reviewed]:
+    def _of(self, path: Path) -> Mapping[str, ReviewedHooks]:
         if path not in self._read:
             try:
                 self._read[path] = Lock.read(path).patches

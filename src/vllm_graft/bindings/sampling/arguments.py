@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.errors import ConfigError, TargetError
-from vllm_graft.patching.target import Target, must_exist
+from vllm_graft.patching.target import Target, check_exists
 from vllm_graft.plan import Plan, Run
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def v2_takes_samplers() -> bool:
     """Return whether the V2 model runner of the installed vLLM takes custom logits processors."""
     try:
         # Looks on disk: to import the package early could meet vLLM in the middle of its own import.
-        must_exist(Target(_V2), "", {})
+        check_exists(Target(_V2), "", {})
     except TargetError:
         return False
     return True

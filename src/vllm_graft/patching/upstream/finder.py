@@ -20,11 +20,11 @@ Kind = Literal["function", "classmethod", "staticmethod", "property", "class", "
 class Definition:
     """One definition of upstream's.
 
-    module, qualname:  where it is defined, which may be another place than was asked for
+    module, qualname:  where it is defined, which may be another module than the one searched
     kind:              function, classmethod, staticmethod, property, class or value
     path, line:        its file, and the line it begins at
     text:              its source, decorators included
-    inherited:         whether a base class defines it, and not the class that was asked for
+    inherited:         whether a base class defines it, and not the class that was searched
     """
 
     module: str
@@ -43,7 +43,7 @@ class Definition:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """What the code looks like."""
+        """The fingerprint of its code."""
         return Fingerprint.of(self.nodes)
 
 
@@ -101,7 +101,7 @@ class ReadModule:
         return Place(self, attribute, own) if own else None
 
     def imports(self, attribute: str) -> Iterator[Imported]:
-        """What the module's import statements bind a name to."""
+        """Return what the module's import statements bind a name to."""
         for node in self.scope.get(attribute, []):
             found = imported(node, attribute, self.name, self.file.is_package)
             if found is not None:
@@ -137,7 +137,7 @@ class Place:
 
     @property
     def kind(self) -> Kind:
-        """What it is."""
+        """Its kind: class, function, property, value and so on."""
         return _kind(self.nodes[-1] if self.cls is None else self.cls, in_class="." in self.qualname)
 
     def inside(self, attribute: str) -> Place | None:

@@ -22,7 +22,7 @@ _TEXT: Final = re.compile(r"s:([0-9a-f]{16}) b:([0-9a-f]{16})")
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a definition looked like: equal for equal code, whatever its comments and its place in the file."""
+    """The hashes of a definition: equal for equal code, whatever its comments and its place in the file."""
 
     signature: str
     body: str
@@ -48,7 +48,7 @@ class Fingerprint:
 
 
 def signature(nodes: Sequence[ast.AST]) -> tuple[str, ...]:
-    """What counts of a definition's signature: what it is, then its parameters as they stand.
+    """Return the tokens of a definition's signature: its kind, then its parameters in order.
 
     "/name" takes its argument by place alone, "kw name" by name alone; a "=" at the end says that there is a default.
     """

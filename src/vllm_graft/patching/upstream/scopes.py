@@ -19,7 +19,7 @@ Scope = dict[str, list[ast.AST]]
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import statement binds a name to: a module, or a name in one."""
+    """The module, or the name in a module, that an import statement binds a name to."""
 
     module: str
     name: str = ""
@@ -101,7 +101,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def imported(node: ast.AST, name: str, module: str, is_package: bool) -> Imported | None:
-    """What an import statement in ``module`` binds ``name`` to; None where the node is no such statement."""
+    """Return what an import statement in ``module`` binds ``name`` to; None where the node is no such statement."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             if alias.asname == name:

@@ -31,7 +31,7 @@ class Source(Protocol):
 
     @property
     def version(self) -> str:
-        """The release of vLLM that this is, or an empty string where nobody says."""
+        """The release of vLLM in this source; empty where it does not state one."""
         ...
 
     def read(self, module: str) -> File | None:
@@ -63,7 +63,7 @@ def _modules_below(folder: Path, package: str) -> set[str]:
 
 
 class Installed:
-    """What this interpreter would import."""
+    """The modules that this interpreter would import."""
 
     @property
     def version(self) -> str:
@@ -142,7 +142,7 @@ class Tree:
 
 
 DAMAGE: Final = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, struct.error)
-"""What reading a member of a damaged archive may raise."""
+"""The exceptions that reading a member of a damaged archive may raise."""
 
 
 class Wheel:

@@ -29,7 +29,7 @@ class Module(Protocol):
         ...
 
     def imports(self, attribute: str) -> Iterable[Imported]:
-        """What its import statements bind a name to."""
+        """Return what its import statements bind a name to."""
         ...
 
 
@@ -91,7 +91,7 @@ class Walk(Generic[ModuleT, ItemT]):
         return ""
 
     def leads_out(self, module: str, attribute: str, deep: int = _DEEP) -> bool:
-        """Whether a module has a name from one that is not known, by its import or by that of a module it imports."""
+        """Return whether a module imports a name from an unknown module, itself or through a module it imports."""
         found = self._module(module)
         if found is None or not deep:
             return False

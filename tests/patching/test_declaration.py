@@ -8,7 +8,7 @@ import pytest
 
 from vllm_graft.errors import DeclarationError
 from vllm_graft.patching import VLLMPatch, add, min_vllm_version, replace, wrap
-from vllm_graft.patching.declare import KEYWORDS
+from vllm_graft.patching.declaration import KEYWORDS
 
 
 class Target:

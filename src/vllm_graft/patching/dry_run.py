@@ -1,22 +1,38 @@
-"""What a patch would meet, found by reading: the refusals of ``checks.py``, before vLLM is imported.
+"""Judge a patch without a start: by reading vLLM's sources, and by applying it in a child process.
 
-``plan`` and ``lock`` say with it what a start would say. Only what reading is sure of is refused: a name that a
-decorator, a module's ``__getattr__`` or a base class without a source may provide is left to the start.
+Reading raises the refusals of ``checks.py`` before vLLM is imported, for ``vllm-graft plan`` and ``vllm-graft lock``.
+It refuses only what it is certain of: a name that a decorator, a module's ``__getattr__`` or a base class without a
+source may provide is left open. Where reading leaves something open, a trial decides: a child process imports the
+target's module, applies the patch to it through the engine that a start uses, and ends.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import importlib
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
-from vllm_graft.errors import nearest
-from vllm_graft.patching import checks, signatures
-from vllm_graft.patching.declare import Declaration
-from vllm_graft.patching.functions import FunctionKind, functions_in, kind_of, parameter_at
+from vllm_graft.errors import PatchError, nearest
+from vllm_graft.patching import checks
+from vllm_graft.patching.declaration import Declaration
+from vllm_graft.patching.functions import (
+    FunctionKind,
+    functions_in,
+    kind_of,
+    parameter_at,
+    parameter_mismatch,
+    parameters_in_source,
+    parameters_of,
+)
 from vllm_graft.patching.hooks import Hook, call_position
-from vllm_graft.patching.target import missing_name, not_a_class
+from vllm_graft.patching.target import refuse_missing_name, refuse_non_class
 from vllm_graft.patching.upstream.finder import Finder, Place, ReadModule
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
@@ -34,13 +50,13 @@ _HARMLESS: Final = frozenset({"dataclass", "final", "runtime_checkable", "config
 
 _METACLASSES: Final = frozenset({"ABCMeta", "_ProtocolMeta"})
 _EMPTY_BASES: Final = frozenset({"ABC", "Generic", "Protocol"})
-"""Of ``typing`` some are made in C, from Python 3.12 on."""
+"""Bases without methods of their own; from Python 3.12 on some of ``typing`` are made in C and cannot be read."""
 
 
-def check(declaration: Declaration, bodies: Sequence[Hook], finder: Finder) -> bool:
-    """Raise the TargetError that a start would raise on this source, as far as reading is sure of it.
+def check_by_reading(declaration: Declaration, bodies: Sequence[Hook], finder: Finder) -> bool:
+    """Raise the TargetError that a start would raise on these sources, as far as reading is certain of it.
 
-    False where a start may still refuse the patch, because reading cannot tell what is there.
+    Returns False where a start may still refuse the patch, because reading cannot decide what is there.
     """
     module = finder.module(declaration.target.module)
     if module is None or declaration.target.given is not None:
@@ -53,24 +69,24 @@ def check(declaration: Declaration, bodies: Sequence[Hook], finder: Finder) -> b
 
 
 def _owner(declaration: Declaration, finder: Finder, module: ReadModule) -> Place | Literal["unknown"] | None:
-    """The class that is patched, None for a module; TargetError where it is not there, or no class."""
+    """Return the class that is patched, None for a module; raise TargetError where it is missing or no class."""
     target = declaration.target
     done: list[str] = []
     for part in target.qualname.split(".") if target.is_class else ():
         found = finder.walk.find(module.name, ".".join([*done, part]))
         if found is None:
             above = finder.walk.find(module.name, ".".join(done)) if done else None
-            if _looks(finder, module, above[0] if above is not None else None, part) != "absent":
+            if _judge_presence(finder, module, above[0] if above is not None else None, part) != "absent":
                 return "unknown"
             names = module.scope if above is None else _names(finder, above[0])
-            raise missing_name(target, declaration.where, done, part, list(names))
+            raise refuse_missing_name(target, declaration.where, done, part, list(names))
         done.append(part)
     if not done:
         return None
     place = found[0] if found is not None else None
     if place is not None and place.cls is None:
         if place.kind == "function" and _is_plain(place):
-            raise not_a_class(target, declaration.where, "function", done)
+            raise refuse_non_class(target, declaration.where, "function", done)
         return "unknown"
     return place if place is not None else "unknown"
 
@@ -79,9 +95,9 @@ def _check_hook(declaration: Declaration, hook: Hook, finder: Finder, module: Re
     target = declaration.target
     found = finder.walk.find(module.name, target.inside(hook.attribute))
     place = found[0] if found is not None else None
-    there: Presence = _looks(finder, module, owner, hook.attribute) if place is None else "present"
+    there: Presence = _judge_presence(finder, module, owner, hook.attribute) if place is None else "present"
     if place is not None and all(isinstance(node, ast.AnnAssign) and node.value is None for node in place.nodes):
-        # A declaration alone makes no attribute, except where a base turns it into one.
+        # An annotation alone makes no attribute, except where a base turns it into one.
         return False
     if there == "unknown":
         return False
@@ -92,13 +108,13 @@ def _check_hook(declaration: Declaration, hook: Hook, finder: Finder, module: Re
         near = nearest(hook.attribute, checks.names_like(list(names), hook.attribute))
         raise checks.refuse_absent(declaration, hook, near)
     if place is None or hook.kind == "add":
-        # What a class captured when it was made cannot be added to, and a dataclass shows that only when it is there.
+        # A value may be a field that the class captured when it was made, which shows only on the loaded class.
         return hook.form != "value" or owner is None
     return _check_kind(declaration, hook, place, in_class=owner is not None)
 
 
 def _check_kind(declaration: Declaration, hook: Hook, place: Place, *, in_class: bool) -> bool:
-    """Refuse what is another kind of thing than the hook: a value, a property, a coroutine."""
+    """Refuse an attribute of another form or kind than the hook: a value, a property, a coroutine."""
     if len(place.nodes) > 1 and place.kind != "property":
         return False
     node = place.nodes[-1]
@@ -115,11 +131,11 @@ def _check_kind(declaration: Declaration, hook: Hook, place: Place, *, in_class:
         position = call_position(hook.form, in_class)
         call = position if hook.kind == "wrap" and parameter_at(ours, position) == "call" else None
         bound = in_class and hook.form != "staticmethod"
-        upstream = signatures.written(node.args)
-        own = signatures.parameters(ours)
-        if own is not None and (problem := signatures.compare(hook.attribute, own, upstream, call, bound)):
+        upstream = parameters_in_source(node.args)
+        own = parameters_of(ours)
+        if own is not None and (problem := parameter_mismatch(hook.attribute, own, upstream, call, bound)):
             raise checks.refuse_signature(declaration, problem)
-    # A property may lack an accessor, a validator is captured, and so is the default of a field.
+    # Left open: a property may lack an accessor, and a class captures validators and the defaults of fields.
     captured = in_class and (hook.form in ("property", "value") or _is_validator(node))
     return not captured
 
@@ -129,7 +145,7 @@ def _is_validator(node: ast.AST) -> bool:
 
 
 def _form(place: Place) -> checks.UpstreamForm | None:
-    """What stands there, where reading is sure of it."""
+    """Return the form of a definition, or None where reading is not certain of it."""
     node = place.nodes[-1]
     if isinstance(node, ast.ClassDef):
         return "class"
@@ -149,14 +165,14 @@ def _decorators(node: ast.AST) -> set[str]:
 
 
 def _function_kind(node: Function) -> FunctionKind:
-    yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in _own_nodes(node))
+    yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in _walk_body(node))
     if isinstance(node, ast.AsyncFunctionDef):
         return "async generator" if yields else "coroutine"
     return "generator" if yields else "plain"
 
 
-def _own_nodes(node: Function) -> Iterator[ast.AST]:
-    """The nodes of a function's body without those of functions and classes inside."""
+def _walk_body(node: Function) -> Iterator[ast.AST]:
+    """Yield the nodes of a function's body without those of functions and classes inside."""
     left: list[ast.AST] = list(node.body)
     while left:
         one = left.pop()
@@ -165,8 +181,8 @@ def _own_nodes(node: Function) -> Iterator[ast.AST]:
             left += ast.iter_child_nodes(one)
 
 
-def _looks(finder: Finder, module: ReadModule, owner: Place | None, attribute: str) -> Presence:
-    """Whether a name that no statement defines may be there all the same."""
+def _judge_presence(finder: Finder, module: ReadModule, owner: Place | None, attribute: str) -> Presence:
+    """Judge whether a name that no statement defines exists all the same."""
     if attribute.startswith("__") and attribute.endswith("__"):
         return "unknown"
     if owner is not None:
@@ -177,13 +193,13 @@ def _looks(finder: Finder, module: ReadModule, owner: Place | None, attribute: s
         return "unknown"
     if finder.module(f"{module.name}.{attribute}") is not None or finder.walk.module_at(module.name, attribute):
         return "present"
-    # A loop, ``global`` and ``globals()`` bind names that no statement of the module itself shows.
+    # A loop, ``global`` and ``globals()`` bind names that no statement at the module's top level shows.
     told = any(isinstance(node, ast.For | ast.While) for node in module.body)
     return "unknown" if told or attribute in module.file.text else "absent"
 
 
 def _is_closed(finder: Finder, owner: Place, attribute: str) -> bool:
-    """Whether every class above is read, and none has a decorator or metaclass that may add an attribute."""
+    """Return whether every class above was read, and none has a decorator or metaclass that may add attributes."""
     for place in finder.walk.line(owner):
         cls = place.cls
         metas = {dotted(one.value).rpartition(".")[2] for one in cls.keywords} if cls is not None else set()
@@ -201,3 +217,58 @@ def _is_closed(finder: Finder, owner: Place, attribute: str) -> bool:
 def _names(finder: Finder, owner: Place) -> list[str]:
     line = finder.walk.line(owner)
     return [name for place in line if place.cls is not None for name in place.module.class_scope(place.cls)]
+
+
+_LIMIT: Final = 300
+"""The time limit of a trial in seconds; importing vLLM takes a dozen on an idle machine."""
+
+_RESULT: Final = "vllm-graft trial: "
+"""The prefix of the line with the result: vLLM prints lines of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """The result of a trial: refused with ``what`` and ``fix``, or impossible for the reason in ``failed``."""
+
+    what: str = ""
+    fix: str = ""
+    failed: str = ""
+
+
+def try_in_child(target: str) -> TrialResult:
+    """Apply a patch in a child process; it is named "module:Class", as its entry point names it."""
+    command = [sys.executable, "-m", "vllm_graft.patching.dry_run", target]
+    # The patch was found on the import path of this process, which a new process may not have.
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_LIMIT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return TrialResult(failed=str(error))
+    lines = [line for line in done.stdout.splitlines() if line.startswith(_RESULT)]
+    if not lines:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return TrialResult(failed=last)
+    return TrialResult(**json.loads(lines[-1].removeprefix(_RESULT)))
+
+
+def try_here(target: str) -> TrialResult:
+    """Apply a patch in this process."""
+    from vllm_graft.patching.declaration import as_patch
+    from vllm_graft.patching.engine import Engine
+
+    module, _, name = target.partition(":")
+    patch = as_patch(getattr(importlib.import_module(module), name))
+    try:
+        if patch.declaration.target.given is None:
+            importlib.import_module(patch.declaration.target.module)
+    except Exception as error:  # the module's own code may raise anything
+        return TrialResult(failed=f"{patch.declaration.target.module} cannot be imported: {error!r}")
+    try:
+        Engine().apply([patch])
+    except PatchError as error:
+        return TrialResult(what=error.what, fix=error.fix)
+    return TrialResult()
+
+
+if __name__ == "__main__":
+    print(_RESULT + json.dumps(asdict(try_here(sys.argv[1]))), flush=True)

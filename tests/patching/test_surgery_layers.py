@@ -9,8 +9,7 @@ import types
 import pytest
 
 from vllm_graft.patching import VLLMPatch, replace, wrap
-from vllm_graft.patching.layers import code_under, counted, passing
-from vllm_graft.patching.surgery import uncounted
+from vllm_graft.patching.surgery import code_under, count_calls, inject_call, no_hit
 
 SENTINEL = object()
 
@@ -89,7 +88,7 @@ def test_a_hook_sees_what_it_would_see_without_a_layer(hook, args, kwargs):
     def upstream(self, *args, **kwargs):
         return self, args, kwargs
 
-    layer = passing(hook, upstream, 1, lambda: hits.append(1))
+    layer = inject_call(hook, upstream, 1, lambda: hits.append(1))
     expected = outcome(hook, me, None, *args, **kwargs)
     found = outcome(layer, me, *args, **kwargs)
     if expected is TypeError:
@@ -99,14 +98,14 @@ def test_a_hook_sees_what_it_would_see_without_a_layer(hook, args, kwargs):
     assert seen == expected[1]
     assert call(5, x=6) == (me, (5,), {"x": 6})
     assert hits == [1]
-    bare = counted(hook, lambda: hits.append(2))
+    bare = count_calls(hook, lambda: hits.append(2))
     assert bare(me, None, *args, **kwargs) == expected
     assert hits == [1, 2]
 
 
 def test_an_argument_of_upstreams_named_call():
     """What callers say by that name is no business of the hook's parameter."""
-    layer = passing(packed, lambda self: None, 1, uncounted)
+    layer = inject_call(packed, lambda self: None, 1, no_hit)
     assert layer(None, 1, call=2)[1] == ((1,), {"call": 2})
 
 
@@ -119,7 +118,7 @@ def test_packed_arguments_are_the_hooks_own():
         yield kwargs["more"]()
 
     given = {"x": 1}
-    layer = passing(hook, lambda self, *args: args, 1, uncounted)
+    layer = inject_call(hook, lambda self, *args: args, 1, no_hit)
     assert inspect.isgeneratorfunction(layer)
     first, (args, key, kwargs) = layer(None, 1, 2, key=3, **given)
     assert (first, args, key, kwargs["x"]) == ((1, 2), (1, 2), 3, 1)
@@ -133,7 +132,7 @@ def test_the_code_that_runs():
     def hook(self, *args):
         frames.append(inspect.currentframe())
 
-    layer = counted(hook, lambda: None)
+    layer = count_calls(hook, lambda: None)
     layer(None, 1)
     assert frames[0].f_code is code_under(layer)
     assert code_under(layer) is not code_under(hook)
@@ -144,7 +143,7 @@ def test_call_comes_first_where_there_is_no_self():
     def hook(call, a, *, b=2):
         return call(a) + b
 
-    layer = passing(hook, lambda a: a * 10, 0, uncounted)
+    layer = inject_call(hook, lambda a: a * 10, 0, no_hit)
     assert (layer(1), layer(a=1, b=3)) == (12, 13)
     assert inspect.getfullargspec(layer).kwonlydefaults == {"b": 2}
 
@@ -162,8 +161,8 @@ def test_self_may_be_anything():
         return self, x
 
     for me in (None, 0, types.SimpleNamespace()):
-        assert passing(hook, lambda self, x: (self, x), 1, uncounted)(me, 1) == (me, 1)
-        assert asyncio.run(passing(later, upstream, 1, uncounted)(me, 1)) == (me, 1)
+        assert inject_call(hook, lambda self, x: (self, x), 1, no_hit)(me, 1) == (me, 1)
+        assert asyncio.run(inject_call(later, upstream, 1, no_hit)(me, 1)) == (me, 1)
 
 
 def test_a_decorator_that_hides_call():
@@ -189,16 +188,16 @@ def test_a_decorator_that_hides_call():
     def upstream(self, x):
         return x + 1
 
-    assert passing(packing(hook), upstream, 1, uncounted)(None, x=1) == 2
+    assert inject_call(packing(hook), upstream, 1, no_hit)(None, x=1) == 2
     with pytest.raises(TypeError, match=r"takes 1 positional argument but 2 were given"):
-        passing(dropping(hook), upstream, 1, uncounted)(None)
+        inject_call(dropping(hook), upstream, 1, no_hit)(None)
 
 
 def test_nothing_stands_over_what_is_not_counted():
     def hook(self):
         return self
 
-    assert counted(hook, uncounted) is hook
+    assert count_calls(hook, no_hit) is hook
 
 
 class Base:

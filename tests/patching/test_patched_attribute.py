@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from vllm_graft.errors import ConflictError
-from vllm_graft.patching import Engine, LocalTally, VLLMPatch, add, replace, wrap
+from vllm_graft.patching import Engine, LocalHitCounter, VLLMPatch, add, replace, wrap
 
 
 class Target:
@@ -161,13 +161,13 @@ def test_strangers_are_noticed(engine):
     found = [str(error) for error in engine.verify()]
     assert len(found) == 1
     assert f"Target.f was set to other_package.tracing.traced.f ({__file__}:" in found[0]
-    assert "by somebody else, over what patch 'A' put there" in found[0]
+    assert "by other code, over what patch 'A' put there" in found[0]
     for act in (lambda: engine.apply([B]), lambda: engine.revert(A)):
         with pytest.raises(ConflictError, match=r"other_package\.tracing\.traced\.f.*Next: leave out the other"):
             act()
     assert Target.f is foreign
     del Target.f
-    with pytest.raises(ConflictError, match=r"was deleted by somebody else"):
+    with pytest.raises(ConflictError, match=r"was deleted by other code"):
         engine.revert(A)
     Target.f = ours
     engine.revert(A)
@@ -250,22 +250,22 @@ def test_many_threads_prove_a_replacement_together(engine):
 
 
 def test_cells_may_be_exchanged(engine):
-    """The memory of the tally is looked up at each hit."""
-    tally = LocalTally()
-    own = Engine(tally)
+    """The memory of the counter is looked up at each hit."""
+    counter = LocalHitCounter()
+    own = Engine(counter)
     own.apply([B])
     Target().f()
-    old, tally.cells = tally.cells, [0]
+    old, counter.cells = counter.cells, [0]
     Target().f()
     Target().f()
-    assert (list(old), list(tally.cells)) == ([1], [2])
+    assert (list(old), list(counter.cells)) == ([1], [2])
     own.revert(B)
 
 
 def test_the_same_key_gets_the_same_cell():
-    tally = LocalTally()
-    assert [tally.allot("a"), tally.allot("b"), tally.allot("a")] == [0, 1, 0]
-    assert list(tally.cells) == [0, 0]
+    counter = LocalHitCounter()
+    assert [counter.allot("a"), counter.allot("b"), counter.allot("a")] == [0, 1, 0]
+    assert list(counter.cells) == [0, 0]
 
 
 def test_an_inherited_name_is_named_as_such(engine):
@@ -286,5 +286,5 @@ def test_an_inherited_name_is_named_as_such(engine):
     assert (Base().f(), Derived().f()) == (1, 2)
     (state,) = engine.report()
     assert state.state == "applied"
-    assert state.reason.startswith("it is inherited from tests.patching.test_slot:")
+    assert state.reason.startswith("it is inherited from tests.patching.test_patched_attribute:")
     assert state.reason.endswith("Base; other subclasses of that are not changed")

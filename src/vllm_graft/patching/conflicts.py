@@ -1,8 +1,8 @@
-"""Patches beside one another: which cannot be, and which of two lies over the other.
+"""Conflicts between patches, and the order of their layers: ``conflicts=`` and ``after=``.
 
-``conflicts=`` and ``after=`` name patches by name, by a glob, or by "package:name", where the package is the top-level
-one that the patch is defined in. "package:*" conflicts with that package as such, whether or not it uses vllm-graft:
-it is enough that the process has imported it.
+Both keywords name patches by name, by a glob, or by "package:name", where the package is the top-level one that the
+patch is defined in. "package:*" conflicts with the package as such, whether or not it uses vllm-graft: it is refused
+as soon as the process has imported it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Final, TypeVar
 
 from vllm_graft.errors import ConflictError
-from vllm_graft.patching.declare import Declaration
+from vllm_graft.patching.declaration import Declaration
 from vllm_graft.patching.hooks import Kind
 
 T = TypeVar("T")
@@ -21,13 +21,8 @@ T = TypeVar("T")
 _VERB: Final[Mapping[Kind, str]] = {"wrap": "wraps", "replace": "replaces", "add": "adds"}
 
 
-def names(pattern: str, declaration: Declaration) -> bool:
-    """Whether a pattern of ``conflicts=`` or ``after=`` means a patch."""
-    return any(fnmatchcase(name, pattern) for name in (declaration.name, f"{declaration.package}:{declaration.name}"))
-
-
-def check(mine: Declaration, others: Iterable[Declaration]) -> None:
-    """Raise ConflictError where a patch cannot stand beside one of the others."""
+def check_conflicts(mine: Declaration, others: Iterable[Declaration]) -> None:
+    """Raise ConflictError where a patch cannot run beside one of the others."""
     for theirs in others:
         if theirs.name == mine.name:
             raise ConflictError(
@@ -36,7 +31,7 @@ def check(mine: Declaration, others: Iterable[Declaration]) -> None:
                 fix="give one of them another name=",
             )
         for one, other in ((mine, theirs), (theirs, mine)):
-            if any(names(pattern, other) for pattern in one.conflicts):
+            if any(_matches(pattern, other) for pattern in one.conflicts):
                 raise ConflictError(
                     f"patch {one.name!r} ({one.defined_in}) declares a conflict with patch {other.name!r} "
                     f"({other.defined_in})",
@@ -53,8 +48,10 @@ def check(mine: Declaration, others: Iterable[Declaration]) -> None:
             )
 
 
-def second(attribute: str, mine: Declaration, kind: Kind, theirs: Declaration, other: Kind) -> ConflictError:
-    """The refusal of a patch that defines a name which another patch defines."""
+def refuse_second_definition(
+    attribute: str, mine: Declaration, kind: Kind, theirs: Declaration, other: Kind
+) -> ConflictError:
+    """Build the error for a patch that replaces or adds a name which another patch replaces or adds."""
     return ConflictError(
         f"it {_VERB[kind]} {attribute!r}, which patch {theirs.name!r} ({theirs.defined_in}) {_VERB[other]} already: "
         f"only one of them could run",
@@ -63,11 +60,16 @@ def second(attribute: str, mine: Declaration, kind: Kind, theirs: Declaration, o
     )
 
 
-def ordered(items: Sequence[T], declaration_of: Callable[[T], Declaration]) -> list[T]:
-    """The items with each behind those that its patch's ``after=`` names, and else in the order given."""
+def sort_by_after(items: Sequence[T], declaration_of: Callable[[T], Declaration]) -> list[T]:
+    """Sort items so that each comes behind those its patch's ``after=`` names, and keep their order otherwise."""
+
+    def waits(one: T) -> bool:
+        patterns = declaration_of(one).after
+        return any(other is not one and _matches(each, declaration_of(other)) for other in left for each in patterns)
+
     left, done = list(items), list[T]()
     while left:
-        free = next((one for one in left if not _waits(one, left, declaration_of)), None)
+        free = next((one for one in left if not waits(one)), None)
         if free is None:
             circle = " and ".join(repr(declaration_of(one).name) for one in left)
             raise ConflictError(
@@ -80,6 +82,5 @@ def ordered(items: Sequence[T], declaration_of: Callable[[T], Declaration]) -> l
     return done
 
 
-def _waits(one: T, left: Sequence[T], declaration_of: Callable[[T], Declaration]) -> bool:
-    mine = declaration_of(one)
-    return any(other is not one and names(pattern, declaration_of(other)) for other in left for pattern in mine.after)
+def _matches(pattern: str, declaration: Declaration) -> bool:
+    return any(fnmatchcase(name, pattern) for name in (declaration.name, f"{declaration.package}:{declaration.name}"))

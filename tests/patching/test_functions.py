@@ -40,7 +40,7 @@ def hook(name, written, mark=wrap):
         ("add_request", "self, call, *args", "it cannot take 'request' by name"),
         ("add_request", "self, call, **kwargs", "it has no place for 'request'"),
         ("add_request", "self, call, request, priority=0, extra=1, *, trace, more", "it needs 'more'"),
-        ("plain", "self, call, x, y", "it needs 'y', which nobody passes"),
+        ("plain", "self, call, x, y", "it needs 'y', which vLLM does not pass"),
         ("open", "self, call", "it has no place for '*args'"),
         ("open", "self, call, x, y=1", "it has no place for '*args'"),
         ("open", "self, call, *args", "it has no place for '**kwargs'"),
@@ -118,8 +118,8 @@ def test_a_long_default_is_cut(engine, make):
 @pytest.mark.parametrize(
     ("get", "put", "problem"),
     [
-        ("self, call, extra", "self, call, value", "it needs 'extra', which nobody passes"),
-        ("self, call", "self, call, value, extra", "it needs 'extra', which nobody passes"),
+        ("self, call, extra", "self, call, value", "it needs 'extra', which vLLM does not pass"),
+        ("self, call", "self, call, value, extra", "it needs 'extra', which vLLM does not pass"),
         ("self, call", "self, call", "it has no place for 'value'"),
         ("self, call", "self, call, anything", ""),
         ("self, call, extra=None", "self, *args", ""),
