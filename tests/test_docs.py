@@ -227,7 +227,11 @@ class TestBlocks:
     @pytest.mark.parametrize("block", **each(blocks("toml")))
     def test_toml_parses_and_has_only_keys_we_know(self, block: Block, tmp_path: Path):
         """A block is a package's pyproject.toml, a workload, callers or a graft.toml; a wrong one is a text block."""
-        if "project" in tomllib.loads(block.text):
+        loaded = tomllib.loads(block.text)
+        if "project" in loaded:
+            return
+        if "tool" in loaded:
+            assert loaded["tool"]["pytest"]["ini_options"] == {"graft_zygote": True}
             return
         if "caller" in tomllib.loads(block.text):
             (tmp_path / "callers.toml").write_text(block.text, encoding="utf-8")

@@ -127,6 +127,8 @@ _state: dict[str, Any] = {}
 
 def enable(env: Mapping[str, str]) -> None:
     """Let ``ForkedPopen`` and ``run`` fork from a zygote, started in this environment when it is first needed."""
+    if sys.platform != "linux":
+        return  # only Linux can hand an orphan to a process of one's choice
     _state["env"] = {**env, "HF_HUB_OFFLINE": "1"}
     _fork_spawned()
 
