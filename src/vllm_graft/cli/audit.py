@@ -61,6 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audit, and show it; exit status 1 where something is at level error."""
+    from vllm_graft.audit.uses import collector_paused
+
+    # Packing and printing a report make many objects, too, and what was read is still alive then.
+    with collector_paused():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from vllm_graft.audit.releases.library import Library
 
     _part(args)
@@ -106,19 +114,18 @@ def _report(
     """The report, as it was kept where nothing has changed since."""
     from vllm_graft.audit.auditing import audit, modules_of
     from vllm_graft.audit.cache import ReportCache, key_of
-    from vllm_graft.audit.uses import collector_paused, read_files
+    from vllm_graft.audit.uses import read_files
 
     cache = ReportCache()
     key = None if args.no_cache else key_of(packages, base, against, steps=args.matrix)
     kept = cache.load(key) if key is not None else None
     if kept is not None:
         return kept
-    with collector_paused():
-        readings = [read_files(package, _bar(f"reading {package.package}")) for package in packages]
-        for release in (base, *against):
-            library.ahead(release, modules_of(readings))
-        known = library.before(against[-1]) if against else ()
-        report = audit(readings, base, against, steps=args.matrix, known=known)
+    readings = [read_files(package, _bar(f"reading {package.package}")) for package in packages]
+    for release in (base, *against):
+        library.ahead(release, modules_of(readings))
+    known = library.before(against[-1]) if against else ()
+    report = audit(readings, base, against, steps=args.matrix, known=known)
     if key is not None:
         try:
             cache.store(key, report)

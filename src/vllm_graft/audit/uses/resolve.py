@@ -42,7 +42,7 @@ _APPLIED: Final = frozenset({"functools.partial", "functools.partialmethod", "ty
 """Calls that give back what they are given first, with some of its arguments."""
 
 CONFIG: Final = Name("vllm.config", "VllmConfig")
-_VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "update_", "from_", "to_", "with_", "_")
+VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "update_", "from_", "to_", "with_", "_")
 """How a name begins that is a function's rather than a configuration's."""
 
 _CONFIG_GETTERS: Final = frozenset({"get_current_vllm_config", "get_current_vllm_config_or_none"})
@@ -277,7 +277,7 @@ def guessed(name: str) -> Values:
     """What a variable or attribute of vLLM's usual names is, where nothing else says it: ``model_config``."""
     if name == "vllm_config":
         return (Object(CONFIG, (), guessed=True),)
-    named = name.endswith("_config") and not name.startswith(_VERBS)
+    named = name.endswith("_config") and not name.startswith(VERBS)
     return (Object(CONFIG, (name,), guessed=True),) if named else ()
 
 

@@ -132,7 +132,9 @@ class State:
         self.caught: frozenset[str] = frozenset()
         self.alternative = False
         self.attempts: tuple[Attempt, ...] = ()
-        self._asked: dict[ast.expr, bool] = {}
+        self.body_file = file
+        """The file of the statements that are walked: another's where its functions are walked for what they change."""
+        self._asked: dict[tuple[object, ...], bool] = {}
         self.copies: dict[Place, Values] = {}
         """Attributes that the condition around has found to be copies of a name of vLLM."""
         self.called_at: tuple[int, ...] = ()
@@ -185,9 +187,11 @@ class State:
 
     def asks(self, node: ast.expr) -> bool:
         """Whether a condition asks for vLLM's version or for a name."""
-        if node not in self._asked:
-            self._asked[node] = guards.tests(node, self.resolver.value, self.scope)
-        return self._asked[node]
+        # By its place: a function that is walked again has been parsed again.
+        place = self.body_file, type(node), node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+        if place not in self._asked:
+            self._asked[place] = guards.tests(node, self.resolver.value, self.scope)
+        return self._asked[place]
 
     def annotated(self, node: ast.expr | None) -> Values:
         """What an annotation promises."""

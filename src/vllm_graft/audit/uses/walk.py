@@ -9,17 +9,19 @@ import ast
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from vllm_graft.audit.model import Condition, Guard
-from vllm_graft.audit.uses import classes, guards
+from vllm_graft.audit.uses import classes, guards, outlines
 from vllm_graft.audit.uses.calls import decorating
 from vllm_graft.audit.uses.conditions import Attempt, Holds, Tried, Unsure
 from vllm_graft.audit.uses.expressions import Expressions
 from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.helpers import arguments
 from vllm_graft.audit.uses.locals import local_names, parameters, statements
+from vllm_graft.audit.uses.relevance import Relevance
 from vllm_graft.audit.uses.resolve import items_of
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.sweeps import Place, compared
@@ -54,6 +56,17 @@ _NESTED: Final = 3
 """How many functions deep a change is followed from the call that asks for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a function was defined, for the walk through its body: the state of that time."""
+
+    scope: Scope
+    owner: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    called_at: tuple[int, ...]
+    file: SourceFile
+
+
 class Walker:
     """One walk through one file."""
 
@@ -61,7 +74,7 @@ class Walker:
         self.state = state
         self.members: list[list[classes.Member]] = []
         self.classes: list[Own] = []
-        self._later: deque[Callable[[], None]] = deque()
+        self._later: deque[tuple[Own, Callable[[], None]]] = deque()
         self._attempts: dict[ast.stmt, Attempt] = {}
         self.expressions = Expressions(state, self.function, self._helper)
         self._ways: dict[type[ast.stmt], Callable[..., None]] = {
@@ -73,6 +86,8 @@ class Walker:
             ast.Delete: self._delete,
             ast.FunctionDef: self._define,
             ast.AsyncFunctionDef: self._define,
+            outlines.FunctionDef: self._define,
+            outlines.AsyncFunctionDef: self._define,
             ast.ClassDef: lambda node: classes.walk(self, node),
             ast.If: self._if,
             ast.Try: self._try,
@@ -90,11 +105,24 @@ class Walker:
     def top_level(self) -> None:
         """Walk through the statements of the module itself."""
         self.block(self.state.file.tree.body)
+        self.state.file.forget_tree()
+        self._attempts.clear()
 
-    def functions(self) -> None:
-        """Walk through the bodies of functions, those that they define in turn included."""
+    def functions(self, relevance: Relevance) -> None:
+        """Walk through the bodies of functions, those that they define in turn included; irrelevant ones are put off."""
+        self.state.found.stored.update(self.state.file.stored)
         while self._later:
-            self._later.popleft()()
+            own, walk = self._later.popleft()
+            if not outlines.is_outline(own.node) or relevance.concerns(own):
+                walk()
+            else:
+                own.unwalked = functools.partial(self._catch_up, walk)
+
+    def _catch_up(self, walk: Callable[[], None]) -> None:
+        """Walk through a body that was put off, and through the functions in it."""
+        walk()
+        while self._later:
+            self._later.popleft()[1]()
 
     def block(self, body: Sequence[ast.stmt]) -> None:
         """Walk through statements that run one after the other."""
@@ -273,27 +301,21 @@ class Walker:
         if inner.method_of is not None and (bound := _receiver(node)):
             given[bound] = (Self(inner.method_of),)
         inner.names.update(dict.fromkeys(local_names(node), ()) | given)
-        owner, conditions, called_at = state.owner, state.conditions, state.called_at
-        self._later.append(lambda: self._run(own, inner, owner, called_at, conditions))
+        place = _Place(inner, state.owner, state.conditions, state.called_at, state.body_file)
+        self._later.append((own, functools.partial(self._run, own, place)))
         return own
 
-    def _run(
-        self,
-        own: Own,
-        scope: Scope,
-        owner: tuple[str, ...],
-        called_at: tuple[int, ...],
-        conditions: tuple[Condition, ...],
-    ) -> None:
+    def _run(self, own: Own, place: _Place) -> None:
         state = self.state
-        state.called_at = called_at
-        state.scope, state.owner, state.conditions = scope, owner, conditions
+        state.scope, state.owner, state.conditions = place.scope, place.owner, place.conditions
+        state.called_at, state.body_file = place.called_at, place.file
         state.caught, state.alternative, state.attempts = frozenset(), False, ()
         if isinstance(own.node, ast.Lambda):
             self.expressions.visit(own.node.body)
         elif isinstance(own.node, Function):
-            state.owner = (*owner, own.node.name)
+            state.owner = (*place.owner, own.node.name)
             self.block(own.node.body)
+        self._attempts.clear()
 
     def _helper(self, own: Own, given: dict[str, Values], line: int) -> Scope | None:
         """Walk through a function once more, with what a call gives it; what it changes counts as changed there."""
@@ -302,11 +324,11 @@ class Walker:
             return None
         inner = Scope("function", own.scope)
         inner.names.update({**dict.fromkeys(local_names(own.node), ()), **own.defaults, **given})
-        before = state.called_at
-        state.called_at = (*before, line)
+        before = state.called_at, state.body_file
+        state.called_at, state.body_file = (*state.called_at, line), own.file
         with state.within(inner):
             self.block(own.node.body)
-        state.called_at = before
+        state.called_at, state.body_file = before
         return inner
 
     def branches(self, *arms: Callable[[], None]) -> None:
