@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_graft.audit.uses import collector_paused
 
     # Packing and printing a report make many objects, too, and what was read is still alive then.
-    with collector_paused():
+    with collector_paused(ending=args.ends_process):
         return _run(args)
 
 

@@ -23,11 +23,18 @@ class Listed(BaseRelease["ListedModule", "ListedItem"]):
         self._pages = pages
         self._bit = bit
         self._modules: dict[str, ListedModule | None] = {}
+        self._shapes: dict[tuple[str, str], Shape | None] = {}
         self._walk = Walk(self._module, ListedModule.item, ListedItem.inside, lambda item: item.module)
         super().__init__(Classes(self._walk, lambda item: item.entry, ListedItem.inside, ListedItem.names))
 
     def shape(self, module: str, qualname: str) -> Shape | None:
         """What a name looks like, or None where it is not there."""
+        key = module, qualname
+        if key not in self._shapes:
+            self._shapes[key] = self._shape(module, qualname)
+        return self._shapes[key]
+
+    def _shape(self, module: str, qualname: str) -> Shape | None:
         if not qualname:
             return Shape(module, "", "module") if self._module(module) is not None else None
         found = self._walk.find(module, qualname)

@@ -53,13 +53,18 @@ __all__ = ["Located", "Relied", "collector_paused", "installed_plugins", "locate
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep the garbage collector out: it would go over millions of nodes that all stay alive, for half of the time."""
+def collector_paused(*, ending: bool = False) -> Iterator[None]:
+    """Keep the garbage collector out: it would go over millions of objects that all stay alive, for half of the time.
+
+    ``ending``: the process is about to end, so that it need not go over them afterwards either.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if ending:
+            gc.freeze()
         if was:
             gc.enable()
 

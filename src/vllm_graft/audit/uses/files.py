@@ -12,7 +12,8 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from vllm_graft.audit.uses.outlines import outline, parse
+from vllm_graft.audit.uses.outlines import outline, parse, slim
+from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import absolute
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ _WORD: Final = re.compile(rb"\bvllm\b(?!-)")
 _IMPORT: Final = re.compile(rb"^[ \t]*(?:from|import)[ \t][^\n(]*(?:\([^)]*\))?", re.MULTILINE)
 _TESTS: Final = frozenset({"test", "tests"})
 _TEST_FILE: Final = re.compile(r"test_.*\.py|.*_test\.py")
-_TEXTS: Final = 4
-"""How many texts are kept in lines: one file's functions are walked one after the other."""
+_TEXTS: Final = 64
+"""How many texts are kept in lines: the functions of a file are walked one after the other."""
 
 _SKIPPED: Final = frozenset({"node_modules", "build", "__pycache__", "venv"})
 
@@ -43,6 +44,7 @@ class SourceFile:
     name: str
     scope: Scope | None = field(default=None, repr=False)
     stored: frozenset[str] = field(default=frozenset(), repr=False)
+    _functions: list[Function] = field(default_factory=list, repr=False)
 
     @property
     def is_package(self) -> bool:
@@ -77,9 +79,11 @@ class SourceFile:
     def tree(self) -> ast.Module:
         """Its syntax tree without the bodies of functions; SyntaxError or ValueError where it has none."""
         tree = parse(self.text)
-        self.stored, imports = outline(tree, self)
+        outlined = outline(tree, self)
+        self.stored = outlined.stored
+        self._functions = outlined.functions
         found: set[str] = set()
-        for node in imports:
+        for node in outlined.imports:
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names)
             else:
@@ -95,8 +99,10 @@ class SourceFile:
         return known
 
     def forget_tree(self) -> None:
-        """Let go of the syntax tree, once it has been walked."""
+        """Let go of the syntax tree, and of what walks need of its functions, once it has been walked."""
         self.__dict__.pop("tree", None)
+        slim(self._functions)
+        self._functions = []
 
     @cached_property
     def module(self) -> str:

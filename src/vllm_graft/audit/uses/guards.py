@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from vllm_graft.audit.uses.locals import nodes
+from vllm_graft.audit.uses.outlines import whole
 from vllm_graft.audit.uses.values import Flag, Many, Name, Own, Scope, Test, names_of, owns_of
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
@@ -101,7 +104,7 @@ def leaves(body: Sequence[ast.stmt]) -> bool:
 
 def tests(node: ast.expr, value: Value, scope: Scope) -> bool:
     """Whether a condition asks for a name of vLLM or for its version, by itself or by a flag set before."""
-    return any(_asks(one, value, scope) for one in ast.walk(node))
+    return any(_asks(one, value, scope) for one in nodes(node))
 
 
 def for_type_checkers(test: ast.expr) -> bool:
@@ -165,10 +168,17 @@ def _is_version(node: ast.AST, value: Value, scope: Scope) -> bool:
         return is_of_vllm(dotted(node.func)) or (of_vllm and "version" in dotted(node.func).lower())
     if not isinstance(node, ast.Name | ast.Attribute):
         return False
-    held = value(node, scope)
+    held = value(node, scope) if _is_bound(node, scope) else ()
     if any(isinstance(one, Test | Flag) for one in held):
         return True
     return is_of_vllm(dotted(node)) or any(one.is_vllm and is_of_vllm(one.dotted) for one in names_of(held))
+
+
+def _is_bound(node: ast.expr, scope: Scope) -> bool:
+    """Whether a name with its attributes may stand for anything but what its spelling says: most are mere variables."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return not isinstance(node, ast.Name) or bool(scope.find(node.id))
 
 
 def _compares_versions(own: Own, value: Value) -> bool:
@@ -177,9 +187,10 @@ def _compares_versions(own: Own, value: Value) -> bool:
     if not isinstance(node, Function) or (node.end_lineno or node.lineno) - node.lineno > SHORT:
         return False
     scope = own.inside or own.scope
-    return any(_is_version(one, value, scope) for one in ast.walk(node))
+    return any(_is_version(one, value, scope) for one in nodes(whole(node)))
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def is_of_vllm(name: str) -> bool:
     """Whether a name speaks of vLLM's version: ``vllm.__version__``, ``vllm_version_is``.
 

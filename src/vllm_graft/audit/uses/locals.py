@@ -27,6 +27,14 @@ def parameters(args: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
     yield from ((one.arg, None) for one in (args.vararg, args.kwarg) if one is not None)
 
 
+def first_parameter(node: Function | ast.Lambda) -> str:
+    """The parameter that is the object: the first, or wrapt's ``instance``."""
+    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+    if names[:2] == ["wrapped", "instance"]:
+        return "instance"
+    return names[0] if names else ""
+
+
 def statements(body: Sequence[ast.stmt], *, scopes: bool = False) -> Iterator[ast.stmt]:
     """The statements of a body with those inside them; of functions and classes only if ``scopes`` says so."""
     left = list(body)
@@ -36,6 +44,19 @@ def statements(body: Sequence[ast.stmt], *, scopes: bool = False) -> Iterator[as
         if type(node) not in _SIMPLE and (scopes or not isinstance(node, Function | ast.ClassDef)):
             for block in blocks(node):
                 left += block
+
+
+def nodes(root: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it in the order of ``ast.walk``, but for those that only say how a name is used."""
+    left = [root]
+    for node in left:
+        yield node
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                left += [one for one in value if isinstance(one, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                left.append(value)
 
 
 def blocks(node: ast.stmt) -> list[list[ast.stmt]]:
@@ -58,9 +79,15 @@ def local_names(node: Function | ast.Lambda | ast.If) -> set[str]:
     for one in statements(node.body):
         if isinstance(one, ast.Global | ast.Nonlocal):
             sent.update(one.names)
-        else:
+        elif type(one) not in _UNBINDING:
             bound.update(_bound(one))
     return bound - sent
+
+
+_UNBINDING: Final = frozenset(
+    {ast.Expr, ast.Return, ast.If, ast.Raise, ast.Assert, ast.While, ast.Pass, ast.Break, ast.Continue, ast.Delete}
+)
+"""Statements that bind no name themselves, and are most of all."""
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
@@ -73,7 +100,12 @@ def _bound(node: ast.stmt) -> Iterator[str]:
     elif isinstance(node, ast.Try | ast.TryStar):
         yield from (handler.name for handler in node.handlers if handler.name)
     for target in _targets(node):
-        for one in ast.walk(target):
+        if isinstance(target, ast.Name):
+            yield target.id
+            continue
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            continue
+        for one in nodes(target):
             if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
                 yield one.id
             elif isinstance(one, ast.MatchAs | ast.MatchStar) and one.name:

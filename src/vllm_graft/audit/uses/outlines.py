@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from vllm_graft.audit.uses.locals import blocks, local_names, statements
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 
 _BODIES: Final = 48
 """How many bodies are kept."""
+
+
+_IMPORTS: Final = frozenset({ast.Import, ast.ImportFrom})
+_STORING: Final = frozenset(
+    {
+        ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Delete,
+    }
+)  # fmt: skip
+"""Statements that may give an attribute a value."""
 
 
 class Outline:
@@ -67,8 +77,21 @@ def parse(text: str) -> ast.Module:
         return ast.parse(text)
 
 
-def outline(tree: ast.Module, file: SourceFile) -> tuple[frozenset[str], list[ast.Import | ast.ImportFrom]]:
-    """Take the bodies of functions out of a tree; return the attributes that they set, and all import statements."""
+@dataclass(frozen=True, slots=True)
+class Outlined:
+    """What was in the bodies of a file's functions: attributes that they set, and import statements, all of the file's.
+
+    functions:  the outlines
+    """
+
+    functions: list[Function]
+    stored: frozenset[str]
+    imports: list[ast.Import | ast.ImportFrom]
+
+
+def outline(tree: ast.Module, file: SourceFile) -> Outlined:
+    """Take the bodies of functions out of a tree."""
+    functions: list[Function] = []
     stored: set[str] = set()
     imports: list[ast.Import | ast.ImportFrom] = []
     left: list[list[ast.stmt]] = [tree.body]
@@ -77,16 +100,17 @@ def outline(tree: ast.Module, file: SourceFile) -> tuple[frozenset[str], list[as
         for place, node in enumerate(block):
             if isinstance(node, Function):
                 for one in statements(node.body, scopes=True):
-                    if isinstance(one, ast.Import | ast.ImportFrom):
-                        imports.append(one)
-                    else:
+                    if type(one) in _IMPORTS:
+                        imports.append(cast("ast.Import | ast.ImportFrom", one))
+                    elif type(one) in _STORING:
                         stored.update(_stored(one))
                 block[place] = _outlined(node, file)
+                functions.append(cast("Function", block[place]))
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 imports.append(node)
             else:
                 left += blocks(node)
-    return frozenset(stored), imports
+    return Outlined(functions, frozenset(stored), imports)
 
 
 def _outlined(node: Function, file: SourceFile) -> Function:
@@ -95,6 +119,17 @@ def _outlined(node: Function, file: SourceFile) -> Function:
     found.__dict__ = {name: value for name, value in node.__dict__.items() if name != "body"}
     found.__dict__.update(file=file, locals=frozenset(local_names(node)))
     return found
+
+
+def slim(functions: Iterable[Function]) -> None:
+    """Let go of what only their definition needs: annotations, and the names that their bodies bind."""
+    for node in functions:
+        node.returns = None
+        node.__dict__.pop("locals", None)
+        taken = node.args
+        for one in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs, taken.vararg, taken.kwarg):
+            if one is not None:
+                one.__dict__ = {"arg": one.arg, "annotation": None, "lineno": one.lineno}
 
 
 def _stored(node: ast.stmt) -> Iterator[str]:
@@ -131,6 +166,11 @@ def is_outline(node: ast.AST) -> bool:
 def first_line(node: Function | ast.ClassDef) -> int:
     """The line that a definition begins with, decorators included."""
     return min([node.lineno, *(one.lineno for one in node.decorator_list)])
+
+
+def whole(node: Function) -> Function:
+    """A function with all that it has: an outline parsed again."""
+    return _whole(node) if isinstance(node, Outline) and "statements" not in node.__dict__ else node
 
 
 @functools.lru_cache(maxsize=_BODIES)

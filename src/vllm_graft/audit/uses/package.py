@@ -100,6 +100,8 @@ class Package:
 
     def follow(self, name: Name) -> Values | None:
         """What a name in one of the package's modules stands for; None for other packages, and for modules."""
+        if name.module.partition(".")[0] not in self.tops:
+            return None
         parts = name.dotted.split(".")
         for place in range(len(parts), 0, -1):
             file = self._modules.get(".".join(parts[:place]))

@@ -22,6 +22,7 @@ from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.helpers import arguments
 from vllm_graft.audit.uses.locals import local_names, parameters, statements
 from vllm_graft.audit.uses.relevance import Relevance
+from vllm_graft.audit.uses.relies import contents
 from vllm_graft.audit.uses.resolve import items_of
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.sweeps import Place, compared
@@ -117,6 +118,7 @@ class Walker:
                 walk()
             else:
                 own.unwalked = functools.partial(self._catch_up, walk)
+        self.state.forget_tests()
 
     def _catch_up(self, walk: Callable[[], None]) -> None:
         """Walk through a body that was put off, and through the functions in it."""
@@ -277,7 +279,7 @@ class Walker:
         for maker in owns_of(self.state.value(decorator.func)) if isinstance(decorator, ast.Call) else ():
             if not isinstance(decorator, ast.Call) or not isinstance(maker.node, Function):
                 continue
-            given = arguments(self.state, decorator, maker.node)
+            given = arguments(self.state, decorator, maker)
             if not any(any(names_of(value)) for value in given.values()):
                 continue
             scope = self._helper(maker, given, decorator.lineno)
@@ -315,6 +317,9 @@ class Walker:
         elif isinstance(own.node, Function):
             state.owner = (*place.owner, own.node.name)
             self.block(own.node.body)
+            if place.scope.method_of is not None and any(classes.upstream(place.scope.method_of)):
+                # While its body is at hand: what an override leans on will be asked for.
+                contents(own.node)
         self._attempts.clear()
 
     def _helper(self, own: Own, given: dict[str, Values], line: int) -> Scope | None:
@@ -334,13 +339,16 @@ class Walker:
     def branches(self, *arms: Callable[[], None]) -> None:
         """Walk through alternatives; afterwards a name stands for what any of them made of it."""
         scope = self.state.scope
-        before, after = scope.names, []
+        before = scope.names
+        merged: dict[str, Values] = {}
         for arm in arms:
             scope.names = dict(before)
             arm()
-            after.append(scope.names)
-        every = dict.fromkeys(name for names in after for name in names)
-        scope.names = {name: joined(*(names[name] for names in after if name in names)) for name in every}
+            for name, value in scope.names.items():
+                other = merged.setdefault(name, value)
+                if other is not value:
+                    merged[name] = joined(other, value)
+        scope.names = merged
 
     def _if(self, node: ast.If) -> None:
         if guards.for_type_checkers(node.test):
