@@ -8,7 +8,6 @@ from typing import Final
 
 from vllm_graft.patching.upstream.fingerprint import Function
 
-
 _SIMPLE: Final = frozenset(
     {
         ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Raise, ast.Assert, ast.Delete, ast.Import,

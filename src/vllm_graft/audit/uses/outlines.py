@@ -57,13 +57,13 @@ class Outline:
 
 
 # A fingerprint counts the name of a node's class.
-class FunctionDef(Outline, ast.FunctionDef):  # type: ignore[misc]
+class FunctionDef(Outline, ast.FunctionDef):
     """The outline of a function."""
 
     __slots__ = ()
 
 
-class AsyncFunctionDef(Outline, ast.AsyncFunctionDef):  # type: ignore[misc]
+class AsyncFunctionDef(Outline, ast.AsyncFunctionDef):
     """The outline of a coroutine function."""
 
     __slots__ = ()

@@ -150,7 +150,7 @@ class Package:
         for number, walker in enumerate(walkers, total - len(walkers)):
             self._report(number, total)
             try:
-                walker.functions(relevance)
+                walker.functions(relevance, self._refuse)
             except RecursionError as error:
                 self._refuse(walker.state.file, error)
         self._report(total, total)

@@ -27,7 +27,7 @@ _STATEMENT: Final = re.compile(
     r"^[ \t]*class[ \t\\]+\w+\s*[(:\[\\]|(?:^|[;:])[ \t]*global\b|\.\s*modules\b(?!\s*\()|^[ \t]+(?:async\s+)?def\b",
     re.MULTILINE,
 )
-"""What calls for a walk, too: a class or a function inside, which may be given back, names of the module, ``sys.modules``."""
+"""What calls for a walk, too: a class or function inside, which may be given back, ``global`` and ``sys.modules``."""
 
 _OPENING: Final = frozenset({"class", "global", "modules"})
 """The words that such a statement has, but for ``def``."""

@@ -16,7 +16,6 @@ from vllm_graft.audit.uses.resolve import Resolver
 from vllm_graft.audit.uses.sweeps import Place
 from vllm_graft.audit.uses.values import TOP, Name, Object, Own, Scope, Self, Values
 
-
 _BARE: Final = Guard()
 """What stands around most code: nothing."""
 

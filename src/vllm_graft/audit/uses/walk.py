@@ -109,22 +109,28 @@ class Walker:
         self.state.file.forget_tree()
         self._attempts.clear()
 
-    def functions(self, relevance: Relevance) -> None:
-        """Walk through the bodies of functions, those that they define in turn included; irrelevant ones are put off."""
+    def functions(self, relevance: Relevance, refuse: Callable[[SourceFile, Exception], None]) -> None:
+        """Walk through the bodies of functions, those that they define in turn included; irrelevant ones are put off.
+
+        RecursionError where one is too deep; ``refuse`` is told of it where that shows later.
+        """
         self.state.found.stored.update(self.state.file.stored)
         while self._later:
             own, walk = self._later.popleft()
             if not outlines.is_outline(own.node) or relevance.concerns(own):
                 walk()
             else:
-                own.unwalked = functools.partial(self._catch_up, walk)
+                own.unwalked = functools.partial(self._catch_up, walk, refuse)
         self.state.forget_tests()
 
-    def _catch_up(self, walk: Callable[[], None]) -> None:
+    def _catch_up(self, walk: Callable[[], None], refuse: Callable[[SourceFile, Exception], None]) -> None:
         """Walk through a body that was put off, and through the functions in it."""
-        walk()
-        while self._later:
-            self._later.popleft()[1]()
+        try:
+            walk()
+            while self._later:
+                self._later.popleft()[1]()
+        except RecursionError as error:
+            refuse(self.state.file, error)
 
     def block(self, body: Sequence[ast.stmt]) -> None:
         """Walk through statements that run one after the other."""
