@@ -151,7 +151,7 @@ class Expressions:
             self.visit(node.func)
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
             self.visit(argument)
-        for own, given in helpers(self.state, node, value):
+        for own, given in helpers(self.state, node, value) if value else ():
             self._helper(own, given, node.lineno)
 
     def _subscript(self, node: ast.Subscript) -> None:

@@ -50,12 +50,19 @@ def nodes(root: ast.AST) -> Iterator[ast.AST]:
     left = [root]
     for node in left:
         yield node
-        for name in node._fields:
-            value = getattr(node, name, None)
-            if isinstance(value, list):
-                left += [one for one in value if isinstance(one, ast.AST)]
-            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
-                left.append(value)
+        left += children(node)
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes directly below another as ``ast.iter_child_nodes`` has them, but for those that say how it is used."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            found += [one for one in value if isinstance(one, ast.AST)]
+        elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+            found.append(value)
+    return found
 
 
 def blocks(node: ast.stmt) -> list[list[ast.stmt]]:

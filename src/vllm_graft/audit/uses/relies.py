@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from vllm_graft.audit.model import Use
-from vllm_graft.audit.uses.locals import first_parameter, nodes
+from vllm_graft.audit.uses.locals import children, first_parameter, nodes
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
 
@@ -124,13 +124,13 @@ def _set(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Iterator[
 
 def _with_the_same(body: ast.AST, first: str) -> Iterator[ast.AST]:
     """The nodes of a body in which the parameter still is what it was: functions inside may have one of that name."""
-    left = list(ast.iter_child_nodes(body))
+    left = children(body)
     while left:
         node = left.pop()
         yield node
         if isinstance(node, Function | ast.Lambda) and first_parameter(node) == first:
             continue
-        left += ast.iter_child_nodes(node)
+        left += children(node)
 
 
 def _passed(body: ast.AST) -> Iterator[tuple[str, str, int]]:

@@ -236,6 +236,9 @@ class State:
         """
         if self.called_at:
             return
+        if not value:
+            self._call_of_method(node)
+            return
         self.found.made.update(one for one in value if isinstance(one, Own) and one.function is None)
         names = [one for one in value if isinstance(one, Object) or (type(one) is Name and one.is_vllm)]
         # Where a name may be several things, a call that does not fit one of them may be meant for the other.

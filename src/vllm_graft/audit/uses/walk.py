@@ -53,6 +53,9 @@ _TESTS: Final = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
 
 _NONE: Final[Mapping[Place, Values]] = MappingProxyType({})
 
+_LEAVING: Final = frozenset({ast.If, ast.Try, ast.TryStar})
+"""Statements that may keep those after them from running."""
+
 _NESTED: Final = 3
 """How many functions deep a change is followed from the call that asks for it."""
 
@@ -140,7 +143,7 @@ class Walker:
                 self.expressions.visit(node)
             else:
                 way(node)
-            if (after := self._after(node)) is not None:
+            if type(node) in _LEAVING and (after := self._after(node)) is not None:
                 self._arm(after, body[place + 1 :])
                 return
 
@@ -378,6 +381,9 @@ class Walker:
         state = self.state
         if condition is not None and body:
             state.found.branches.append((condition, body[0].lineno, body[-1].end_lineno or body[-1].lineno))
+        if condition is None and not copies:
+            self.block(body)
+            return
         before = state.copies
         state.copies = {**before, **copies}
         with state.behind(condition):
