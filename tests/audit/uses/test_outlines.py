@@ -85,9 +85,10 @@ def test_what_functions_set_and_import_is_known_without_their_bodies(file):
     assert source.stored == {"x", "y", "z", "w"}
 
 
-def test_a_file_that_changes_while_it_is_read_is_an_error(file):
+@pytest.mark.parametrize("text", ["def g():\n    return 2\n", "", "import os\ndef f(:\n    return 1\n"])
+def test_a_file_that_changes_while_it_is_read_is_an_error(file, text):
     source = file("import os\ndef f():\n    return 1\n")
     node = source.tree.body[1]
-    source.path.write_text("def g():\n    return 2\n")
+    source.path.write_text(text)
     with pytest.raises(ConfigError, match="has changed while it was read"):
         _ = node.body

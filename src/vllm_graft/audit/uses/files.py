@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +25,7 @@ _IMPORT: Final = re.compile(rb"^[ \t]*(?:from|import)[ \t][^\n(]*(?:\([^)]*\))?"
 _TESTS: Final = frozenset({"test", "tests"})
 _TEST_FILE: Final = re.compile(r"test_.*\.py|.*_test\.py")
 _TEXTS: Final = 64
-"""How many texts are kept in lines: the functions of a file are walked one after the other."""
+"""How many texts are kept: the functions of a file are walked one after the other."""
 
 _SKIPPED: Final = frozenset({"node_modules", "build", "__pycache__", "venv"})
 
@@ -73,7 +74,9 @@ class SourceFile:
 
     def cut(self, first: int, last: int) -> str:
         """Its lines from one to another, both included."""
-        return "".join(_lines(self)[first - 1 : last])
+        text, starts = _lined(self)
+        # A file that has become shorter meanwhile has nothing there.
+        return text[starts[first - 1] : starts[min(last, len(starts) - 1)]] if first < len(starts) else ""
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -116,9 +119,10 @@ class SourceFile:
 
 
 @functools.lru_cache(maxsize=_TEXTS)
-def _lines(file: SourceFile) -> list[str]:
-    # As the parser counts them: str.splitlines would also part them at a form feed.
-    return [f"{line}\n" for line in file.text.split("\n")]
+def _lined(file: SourceFile) -> tuple[str, list[int]]:
+    """The text of a file, and where its lines begin as the parser counts them: a form feed ends none."""
+    text = file.text
+    return text, [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
 
 
 def upwards(name: str) -> Iterator[str]:
