@@ -29,14 +29,15 @@ def measure(folder: Path, release: str, base: str, cache: Path) -> dict[str, flo
     """Run the command once; return seconds and the most megabytes it held."""
     words = [sys.executable, "-m", "vllm_graft.cli", "audit", str(folder), "--against", release, "--base", base]
     began = time.perf_counter()
-    with open(os.devnull, "w") as nowhere:
+    with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(
-            [*words, "--offline", "--json"], stdout=nowhere, env={**os.environ, "GRAFT_CACHE_DIR": str(cache)}
+            [*words, "--offline", "--json"], stdout=output, env={**os.environ, "GRAFT_CACHE_DIR": str(cache)}
         )
         _, status, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode not in (0, 1):
-        sys.exit(f"exit status {child.returncode}: {' '.join(words)}")
+        child.returncode = os.waitstatus_to_exitcode(status)
+        # Findings make it 1, and so does a traceback, which prints nothing.
+        if child.returncode not in (0, 1) or not os.fstat(output.fileno()).st_size:
+            sys.exit(f"exit status {child.returncode}: {' '.join(words)}")
     return {
         "seconds": round(time.perf_counter() - began, 1),
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),

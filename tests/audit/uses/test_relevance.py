@@ -101,6 +101,24 @@ def test_methods_of_classes_that_derive_from_vllms_are_walked(walked):
     assert walked(text, other="from vllm.a import Class\nclass Base(Class):\n    pass") == {"mine"}
 
 
+def test_a_method_that_overwrites_a_test_kept_on_the_object_is_walked(walked):
+    """What it was is not known any more."""
+    text = """
+        import vllm.a
+
+        class Mine:
+            def keep(self):
+                self.has_x = hasattr(vllm.a, "x")
+
+            def forget(self):
+                self.has_x = 1
+
+            def leave(self):
+                self.other = 1
+        """
+    assert walked(text) == {"keep", "forget"}
+
+
 def test_what_stands_in_the_place_of_a_name_is_walked_after_all(uses):
     """Its branches count, though no word of it speaks of vLLM."""
     inside = "\n".join(f"    x{number} = {number}" for number in range(30))

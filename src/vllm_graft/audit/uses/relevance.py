@@ -37,6 +37,16 @@ _ASKING: Final = re.compile(r"version|\bhasattr\b|\bgetattr\b|\bfind_spec\b|\bsi
 """What a test for a name or a version is written with."""
 
 
+def _kept_tests(cls: Own, deep: int = 4) -> set[str]:
+    """The attributes under which methods of a class and of its bases have kept tests so far; another may end that."""
+    found = set(cls.inside.tests) if cls.inside is not None else set()
+    for base in cls.bases if deep else ():
+        for own in base:
+            if isinstance(own, Own):
+                found |= _kept_tests(own, deep - 1)
+    return found
+
+
 def _words(text: str) -> set[str]:
     return set(text.translate(_APART).split())
 
@@ -75,6 +85,8 @@ class Relevance:
             return True
         text = own.file.cut(first_line(node), node.end_lineno or node.lineno)
         words = _words(text)
+        if cls is not None and not words.isdisjoint(_kept_tests(cls)):
+            return True
         if not words.isdisjoint(_TELLING) or any(map(_is_config, words)):
             return True
         if (not words.isdisjoint(_OPENING) or text.count("def") > 1) and _STATEMENT.search(text, text.find("def ") + 4):
