@@ -283,6 +283,14 @@ def test_a_second_run_reads_nothing_and_says_the_same(plugin, capsys, monkeypatc
         audited(capsys, *words, "--no-cache")
 
 
+def test_another_release_is_audited_without_reading_the_package_again(plugin, capsys, monkeypatch):
+    words = (plugin, "--base", "0.28.0", "--offline", "--all", "--against")
+    audited(capsys, *words, "0.31.0")
+    fresh = audited(capsys, *words, "0.32.0", "--no-cache")
+    refuse_to_read(monkeypatch)
+    assert audited(capsys, *words, "0.32.0") == fresh
+
+
 def test_a_changed_file_is_read_again(plugin, capsys):
     words = (plugin, "--against", "0.32.0", "--base", "0.28.0", "--offline", "--json")
     before = json.loads(audited(capsys, *words)[1])
@@ -294,6 +302,7 @@ def test_a_changed_file_is_read_again(plugin, capsys):
 def test_nothing_is_kept_on_request(plugin, capsys, tmp_path):
     audited(capsys, plugin, "--offline", "--no-cache")
     assert not (tmp_path / "cache" / "vllm-graft" / "reports").exists()
+    assert not (tmp_path / "cache" / "vllm-graft" / "readings").exists()
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_a_line(plugin, capsys, tmp_path):

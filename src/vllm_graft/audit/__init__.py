@@ -16,6 +16,7 @@ releases/      what a release looks like: the shipped catalogue, the package ind
 judging.py     one name in two releases: the verdict
 auditing.py    audit(): every use in every release
 cache.py       reports kept between runs
+readings.py    what was read from packages, kept between runs
 findings.py    verdicts that a person has to know of
 copies.py      functions that were copied from vLLM
 render/        a report as text, Markdown, a page, a picture

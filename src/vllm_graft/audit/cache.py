@@ -12,12 +12,12 @@ import io
 import pickle
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from vllm_graft.audit.model import Reading, Report, Row
+from vllm_graft.audit.model import Report, Use
 from vllm_graft.audit.releases.kept import Kept
 from vllm_graft.audit.releases.listed import Listed
 from vllm_graft.audit.releases.shape import Release
@@ -34,6 +34,66 @@ _CLASSES: Final = frozenset({"vllm_graft.audit.model", "vllm_graft.findings"})
 _ENTRIES: Final = 64
 """How many reports are kept; the oldest go first."""
 
+_CHECKSUM: Final = 32
+_BROKEN: Final = (
+    OSError, ValueError, EOFError, AttributeError, TypeError, LookupError, zlib.error, pickle.PickleError,
+)  # fmt: skip
+
+
+class Folder:
+    """A folder of packed objects, each behind its checksum; files come in whole or not at all."""
+
+    def __init__(self, path: Path, entries: int) -> None:
+        self.path = path
+        self._entries = entries
+
+    def load(self, key: str, unpickler: Callable[[io.BytesIO], pickle.Unpickler]) -> object:
+        """Return what is kept under a key; None where there is nothing, or nothing that can be read."""
+        try:
+            data = (self.path / key).read_bytes()
+            checksum, body = data[:_CHECKSUM], data[_CHECKSUM:]
+            if hashlib.sha256(body).digest() != checksum:
+                return None
+            return unpickler(io.BytesIO(zlib.decompress(body))).load()
+        except _BROKEN:
+            return None
+
+    def store(self, key: str, kept: object, pickler: type[pickle.Pickler]) -> None:
+        """Keep an object; OSError where the folder cannot be written, ValueError where it cannot be packed."""
+        packed = _Packed()
+        try:
+            pickler(packed, protocol=5).dump(kept)
+        except (pickle.PicklingError, TypeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+        body = packed.finish()
+        self.path.mkdir(parents=True, exist_ok=True)
+        replace_file(self.path / key, hashlib.sha256(body).digest() + body)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove the oldest files, and what a killed process left; another run may be doing the same."""
+        found: list[tuple[float, Path]] = []
+        for path in self.path.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append((path.stat().st_mtime, path))
+        for _, path in sorted(found, reverse=True)[self._entries :]:
+            path.unlink(missing_ok=True)
+
+
+class _Packed:
+    """Compresses what is written to it, so that a large object is never packed in memory as a whole."""
+
+    def __init__(self) -> None:
+        self._deflate = zlib.compressobj(1)
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._parts.append(self._deflate.compress(data))
+        return len(data)
+
+    def finish(self) -> bytes:
+        return b"".join([*self._parts, self._deflate.flush()])
+
 
 class ReportCache:
     """The folder of kept reports."""
@@ -43,36 +103,12 @@ class ReportCache:
 
     def load(self, key: str) -> Report | None:
         """Return a kept report; None where there is none, or none that can be read."""
-        try:
-            data = (self.folder / key).read_bytes()
-            checksum, body = data[:32], data[32:]
-            if hashlib.sha256(body).digest() != checksum:
-                return None
-            report = _Unpickler(io.BytesIO(zlib.decompress(body))).load()
-        except (OSError, ValueError, EOFError, AttributeError, TypeError, LookupError, zlib.error, pickle.PickleError):
-            return None
+        report = Folder(self.folder, _ENTRIES).load(key, _Unpickler)
         return report if isinstance(report, Report) else None
 
     def store(self, key: str, report: Report) -> None:
         """Keep a report; OSError where the folder cannot be written, ValueError where the report cannot be packed."""
-        packed = io.BytesIO()
-        try:
-            _Pickler(packed, protocol=5).dump(_without_trees(report))
-        except (pickle.PicklingError, TypeError, RecursionError) as error:
-            raise ValueError(str(error)) from error
-        body = zlib.compress(packed.getvalue(), 1)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self.folder / key, hashlib.sha256(body).digest() + body)
-        self._prune()
-
-    def _prune(self) -> None:
-        """Remove the oldest reports, and what a killed process left; another run may be doing the same."""
-        found: list[tuple[float, Path]] = []
-        for path in self.folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                found.append((path.stat().st_mtime, path))
-        for _, path in sorted(found, reverse=True)[_ENTRIES:]:
-            path.unlink(missing_ok=True)
+        Folder(self.folder, _ENTRIES).store(key, _without_trees(report), _Pickler)
 
 
 def key_of(packages: Sequence[Located], base: Release, against: Sequence[Release], *, steps: bool) -> str | None:
@@ -80,7 +116,7 @@ def key_of(packages: Sequence[Located], base: Release, against: Sequence[Release
     releases = [_release(one) for one in (base, *against)]
     if None in releases:
         return None
-    parts: list[object] = [sys.version_info[:2], _code(), steps, *releases]
+    parts: list[object] = [sys.version_info[:2], code_digest(), steps, *releases]
     for package in packages:
         parts += [package.package, package.version, package.required, *_files(package)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -92,7 +128,7 @@ def _release(release: Release) -> str | None:
     return f"index {release.version}" if isinstance(release, Sourced) and isinstance(release.source, Kept) else None
 
 
-def _code() -> str:
+def code_digest() -> str:
     """Return a digest of the code that makes a report, and of the catalogue by its size and time."""
     digest = hashlib.sha256()
     for path in sorted(path for name in _CODE for path in (_PACKAGE / name).rglob("*")):
@@ -121,15 +157,17 @@ def _stamp(path: Path) -> tuple[str, int, int] | None:
 
 def _without_trees(report: Report) -> Report:
     """Return the report without syntax trees: they are many times its size, and only judging needs them."""
-    return replace(report, packages=tuple(map(_reading, report.packages)), rows=tuple(map(_row, report.rows)))
+    bare: dict[int, Use] = {}
 
+    def of(use: Use) -> Use:
+        # A row has the very use of its reading, which is packed once.
+        known = bare.get(id(use))
+        if known is None:
+            known = bare[id(use)] = use.without_tree()
+        return known
 
-def _reading(reading: Reading) -> Reading:
-    return replace(reading, uses=tuple(use.without_tree() for use in reading.uses))
-
-
-def _row(row: Row) -> Row:
-    return replace(row, use=row.use.without_tree())
+    packages = [replace(reading, uses=tuple(map(of, reading.uses))) for reading in report.packages]
+    return replace(report, packages=tuple(packages), rows=tuple(replace(row, use=of(row.use)) for row in report.rows))
 
 
 class _Pickler(pickle.Pickler):

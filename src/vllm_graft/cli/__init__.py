@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     args.rest = rest
+    args.ends_process = argv is None
     try:
         return int(importlib.import_module(f"{__name__}.{args.command}").run(args))
     except GraftError as error:

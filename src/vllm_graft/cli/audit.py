@@ -16,7 +16,9 @@ from vllm_graft.errors import ConfigError
 from vllm_graft.findings import exit_status
 
 if TYPE_CHECKING:
-    from vllm_graft.audit.model import Cell, Report, Row
+    from collections.abc import Callable
+
+    from vllm_graft.audit.model import Cell, Reading, Report, Row
     from vllm_graft.audit.releases.library import Library
     from vllm_graft.audit.releases.shape import Release
     from vllm_graft.audit.uses import Located
@@ -61,6 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audit, and show it; exit status 1 where something is at level error."""
+    from vllm_graft.audit.uses import collector_paused
+
+    # Packing and printing a report make many objects, too, and what was read is still alive then.
+    with collector_paused(ending=args.ends_process):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from vllm_graft.audit.releases.library import Library
 
     _part(args)
@@ -106,25 +116,43 @@ def _report(
     """The report, as it was kept where nothing has changed since."""
     from vllm_graft.audit.auditing import audit, modules_of
     from vllm_graft.audit.cache import ReportCache, key_of
-    from vllm_graft.audit.uses import collector_paused, read_files
 
     cache = ReportCache()
     key = None if args.no_cache else key_of(packages, base, against, steps=args.matrix)
     kept = cache.load(key) if key is not None else None
     if kept is not None:
         return kept
-    with collector_paused():
-        readings = [read_files(package, _bar(f"reading {package.package}")) for package in packages]
-        for release in (base, *against):
-            library.ahead(release, modules_of(readings))
-        known = library.before(against[-1]) if against else ()
-        report = audit(readings, base, against, steps=args.matrix, known=known)
+    readings = [_reading(args, package, library, (base, *against)) for package in packages]
+    for release in (base, *against):
+        library.ahead(release, modules_of(readings))
+    known = library.before(against[-1]) if against else ()
+    report = audit(readings, base, against, steps=args.matrix, known=known)
     if key is not None:
-        try:
-            cache.store(key, report)
-        except (OSError, ValueError) as error:
-            print(f"audit: the report is not kept for the next run: {error}", file=sys.stderr)
+        _keep("the report", lambda: cache.store(key, report))
     return report
+
+
+def _reading(args: argparse.Namespace, package: Located, library: Library, releases: tuple[Release, ...]) -> Reading:
+    """What the package uses of vLLM, as it was kept where its files have not changed since."""
+    from vllm_graft.audit.readings import ReadingCache
+    from vllm_graft.audit.uses import read_files
+
+    catalogue = library.catalogue
+    cache = ReadingCache([catalogue.release(version) for version in catalogue.releases])
+    kept = cache.load(package, releases) if not args.no_cache else None
+    if kept is not None:
+        return kept
+    reading = read_files(package, _bar(f"reading {package.package}"))
+    if not args.no_cache:
+        _keep("the reading", lambda: cache.store(package, reading))
+    return reading
+
+
+def _keep(what: str, store: Callable[[], None]) -> None:
+    try:
+        store()
+    except (OSError, ValueError) as error:
+        print(f"audit: {what} is not kept for the next run: {error}", file=sys.stderr)
 
 
 def _against(args: argparse.Namespace, library: Library) -> list[Release]:

@@ -105,7 +105,9 @@ def test_circles_of_names_in_functions(write):
     assert (reading.uses, reading.unread) == ((), ())
 
 
-@pytest.mark.parametrize("text", ["x = {sum}", "def f(x):\n    y = {sum}", "def f(x):\n    return x{calls}\nm.f = f"])
+@pytest.mark.parametrize(
+    "text", ["x = {sum}", "def f(x):\n    y = m.g + {sum}", "def f(x):\n    return x{calls}\nm.f = f"]
+)
 def test_code_too_deep_to_follow_is_said(write, text):
     """The file is named, wherever in it the expression stands; nothing breaks off."""
     deep = text.format(sum=" + ".join(["x"] * 900), calls=".a()" * 700)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from vllm_graft.audit.releases.fields import ABSTRACT, COMPILED, DATACLASS, KEYWORDS, LENIENT, OPAQUE
 from vllm_graft.audit.releases.outline import Entry
+from vllm_graft.audit.releases.shape import Shape
 from vllm_graft.patching.upstream.walk import Item, Module, Walk
 
 Signature = tuple[str, ...]
@@ -55,6 +57,10 @@ class Classes(Generic[ModuleT, ItemT]):
         """The bases of a class; one that a value stands for, such as what a function gave back, is not known."""
         above = self._walk.bases(item)
         return [one if isinstance(one, str) or self._entry(one).kind == "class" else one.qualname for one in above]
+
+    def name(self, item: ItemT) -> str:
+        """A class as "module:Class"."""
+        return f"{self._walk.home(item).name}:{item.qualname}"
 
     def outside(self, item: ItemT) -> frozenset[str]:
         """The bases from outside vLLM, and ``__getattr__`` where the class answers for any name."""
@@ -154,6 +160,60 @@ class Classes(Generic[ModuleT, ItemT]):
                 if name.removesuffix("=") == attribute and not isinstance(one, str):
                     return (self._walk.home(one).name, kind) if kind else None
         return None
+
+
+class BaseRelease(ABC, Generic[ModuleT, ItemT]):
+    """The questions about classes, which every release answers alike from the classes it knows."""
+
+    def __init__(self, classes: Classes[ModuleT, ItemT]) -> None:
+        self._classes = classes
+        self._attributes: dict[tuple[str, str], frozenset[str] | None] = {}
+
+    @abstractmethod
+    def shape(self, module: str, qualname: str) -> Shape | None:
+        """What a name looks like, or None where it is not there."""
+
+    @abstractmethod
+    def _collect(self, module: str, qualname: str) -> frozenset[str] | None:
+        """The attributes of a class or module, found anew."""
+
+    @abstractmethod
+    def _class(self, module: str, qualname: str) -> ItemT | None:
+        """The class of a name; None where it is something else, or nothing."""
+
+    def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
+        """What a class and its bases define; of a module, where no class is named, its own names."""
+        key = module, qualname
+        if key not in self._attributes:
+            self._attributes[key] = self._collect(module, qualname)
+        return self._attributes[key]
+
+    def constructor(self, module: str, qualname: str) -> tuple[Signature, ...] | None:
+        """The signatures that a construction of a class has to fit; None where they are not known."""
+        found = self._class(module, qualname)
+        return self._classes.constructor(found) if found is not None else None
+
+    def abstract(self, module: str, qualname: str) -> frozenset[str]:
+        """The methods that a subclass of a class has to define."""
+        found = self._class(module, qualname)
+        return self._classes.abstract(found) if found is not None else frozenset()
+
+    def outside(self, module: str, qualname: str) -> frozenset[str]:
+        """What else answers for a class's attributes: bases from outside vLLM, and ``__getattr__``."""
+        found = self._class(module, qualname)
+        return self._classes.outside(found) if found is not None else frozenset()
+
+    def config(self, module: str, qualname: str, attribute: str) -> Shape | None:
+        """The configuration class that an attribute of a class is annotated with."""
+        found = self._class(module, qualname)
+        kind = self._classes.config(found, attribute) if found is not None else None
+        return self.shape(kind[0], kind[1]) if kind is not None else None
+
+    def lineage(self, module: str, qualname: str) -> list[str]:
+        """A class and its bases in vLLM as Python looks through them, each as "module:Class"."""
+        found = self._class(module, qualname)
+        order = self._classes.order(found) if found is not None else []
+        return [self._classes.name(one) for one in order if not isinstance(one, str)]
 
 
 def alternatives(tokens: Sequence[str]) -> list[Signature]:

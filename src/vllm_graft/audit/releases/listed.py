@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from vllm_graft.audit.releases.call_sites import CallSite
-from vllm_graft.audit.releases.classes import Classes
+from vllm_graft.audit.releases.classes import BaseRelease, Classes
 from vllm_graft.audit.releases.fields import OPAQUE
 from vllm_graft.audit.releases.outline import Entry
 from vllm_graft.audit.releases.shape import FOREIGN, METHODS, Shape
@@ -15,7 +15,7 @@ from vllm_graft.patching.upstream.scopes import Imported
 from vllm_graft.patching.upstream.walk import Walk
 
 
-class Listed:
+class Listed(BaseRelease["ListedModule", "ListedItem"]):
     """One release of a catalogue."""
 
     def __init__(self, version: str, pages: Pages, bit: int) -> None:
@@ -23,12 +23,18 @@ class Listed:
         self._pages = pages
         self._bit = bit
         self._modules: dict[str, ListedModule | None] = {}
+        self._shapes: dict[tuple[str, str], Shape | None] = {}
         self._walk = Walk(self._module, ListedModule.item, ListedItem.inside, lambda item: item.module)
-        self._attributes: dict[tuple[str, str], frozenset[str] | None] = {}
-        self._classes = Classes(self._walk, lambda item: item.entry, ListedItem.inside, ListedItem.names)
+        super().__init__(Classes(self._walk, lambda item: item.entry, ListedItem.inside, ListedItem.names))
 
     def shape(self, module: str, qualname: str) -> Shape | None:
         """What a name looks like, or None where it is not there."""
+        key = module, qualname
+        if key not in self._shapes:
+            self._shapes[key] = self._shape(module, qualname)
+        return self._shapes[key]
+
+    def _shape(self, module: str, qualname: str) -> Shape | None:
         if not qualname:
             return Shape(module, "", "module") if self._module(module) is not None else None
         found = self._walk.find(module, qualname)
@@ -38,13 +44,6 @@ class Listed:
             return Shape(inner, "", "module")
         return Shape(module, qualname, FOREIGN) if self._walk.leads_out(module, qualname) else None
 
-    def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
-        """What a class and its bases define; of a module, where no class is named, its own names."""
-        key = module, qualname
-        if key not in self._attributes:
-            self._attributes[key] = self._collect(module, qualname)
-        return self._attributes[key]
-
     def _collect(self, module: str, qualname: str) -> frozenset[str] | None:
         if not qualname:
             here = self._module(module)
@@ -53,33 +52,6 @@ class Listed:
         if found is None or found[0].entry.kind != "class":
             return None
         return frozenset(name for item in self._walk.line(found[0]) for name in item.attributes())
-
-    def constructor(self, module: str, qualname: str) -> tuple[tuple[str, ...], ...] | None:
-        """The signatures that a construction of a class has to fit; None where they are not known."""
-        found = self._class(module, qualname)
-        return self._classes.constructor(found) if found is not None else None
-
-    def abstract(self, module: str, qualname: str) -> frozenset[str]:
-        """The methods that a subclass of a class has to define."""
-        found = self._class(module, qualname)
-        return self._classes.abstract(found) if found is not None else frozenset()
-
-    def outside(self, module: str, qualname: str) -> frozenset[str]:
-        """What else answers for a class's attributes: bases from outside vLLM, and ``__getattr__``."""
-        found = self._class(module, qualname)
-        return self._classes.outside(found) if found is not None else frozenset()
-
-    def config(self, module: str, qualname: str, attribute: str) -> Shape | None:
-        """The configuration class that an attribute of a class is annotated with."""
-        found = self._class(module, qualname)
-        kind = self._classes.config(found, attribute) if found is not None else None
-        return self.shape(kind[0], kind[1]) if kind is not None else None
-
-    def lineage(self, module: str, qualname: str) -> list[str]:
-        """A class and its bases in vLLM as Python looks through them, each as "module:Class"."""
-        found = self._class(module, qualname)
-        order = self._classes.order(found) if found is not None else []
-        return [f"{one.module.name}:{one.qualname}" for one in order if not isinstance(one, str)]
 
     def definers(self, method: str) -> list[str]:
         """Every class that defines a method, as "module:Class"."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
 from vllm_graft.audit.releases.call_sites import CallSite, call_sites
-from vllm_graft.audit.releases.classes import Classes
+from vllm_graft.audit.releases.classes import BaseRelease, Classes
 from vllm_graft.audit.releases.fields import OPAQUE
 from vllm_graft.audit.releases.outline import Entry, entry, set_on_self
 from vllm_graft.audit.releases.shape import FOREIGN, METHODS, Shape
@@ -16,7 +16,7 @@ from vllm_graft.patching.upstream.finder import Definition, Finder, Place, ReadM
 from vllm_graft.patching.upstream.sources import File, Source
 
 
-class Sourced:
+class Sourced(BaseRelease[ReadModule, Place]):
     """One release whose modules can be read."""
 
     def __init__(self, source: Source, version: str = "") -> None:
@@ -25,8 +25,7 @@ class Sourced:
         self._finder = Finder(_Within(source))
         self._entries: dict[int, tuple[Place, Entry]] = {}
         self._calls: dict[str, list[tuple[str, CallSite]]] = {}
-        self._attributes: dict[tuple[str, str], frozenset[str] | None] = {}
-        self._classes = Classes(self._finder.walk, self._entry, Place.inside, _names)
+        super().__init__(Classes(self._finder.walk, self._entry, Place.inside, _names))
 
     def shape(self, module: str, qualname: str) -> Shape | None:
         """What a name looks like, or None where it is not there."""
@@ -43,13 +42,6 @@ class Sourced:
         """A name with its text."""
         return self._finder.find(module, qualname)
 
-    def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
-        """What a class and its bases define; of a module, where no class is named, its own names."""
-        key = module, qualname
-        if key not in self._attributes:
-            self._attributes[key] = self._collect(module, qualname)
-        return self._attributes[key]
-
     def _collect(self, module: str, qualname: str) -> frozenset[str] | None:
         if not qualname:
             here = self._finder.module(module)
@@ -58,33 +50,6 @@ class Sourced:
         if found is None or found[0].cls is None:
             return None
         return frozenset(name for place in self._finder.walk.line(found[0]) for name in _attributes(place))
-
-    def constructor(self, module: str, qualname: str) -> tuple[tuple[str, ...], ...] | None:
-        """The signatures that a construction of a class has to fit; None where they are not known."""
-        found = self._class(module, qualname)
-        return self._classes.constructor(found) if found is not None else None
-
-    def abstract(self, module: str, qualname: str) -> frozenset[str]:
-        """The methods that a subclass of a class has to define."""
-        found = self._class(module, qualname)
-        return self._classes.abstract(found) if found is not None else frozenset()
-
-    def outside(self, module: str, qualname: str) -> frozenset[str]:
-        """What else answers for a class's attributes: bases from outside vLLM, and ``__getattr__``."""
-        found = self._class(module, qualname)
-        return self._classes.outside(found) if found is not None else frozenset()
-
-    def config(self, module: str, qualname: str, attribute: str) -> Shape | None:
-        """The configuration class that an attribute of a class is annotated with."""
-        found = self._class(module, qualname)
-        kind = self._classes.config(found, attribute) if found is not None else None
-        return self.shape(kind[0], kind[1]) if kind is not None else None
-
-    def lineage(self, module: str, qualname: str) -> list[str]:
-        """A class and its bases in vLLM as Python looks through them, each as "module:Class"."""
-        found = self._class(module, qualname)
-        order = self._classes.order(found) if found is not None else []
-        return [f"{one.module.name}:{one.qualname}" for one in order if not isinstance(one, str)]
 
     def definers(self, method: str) -> list[str]:
         """Every class that defines a method, as "module:Class"."""

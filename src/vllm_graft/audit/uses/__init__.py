@@ -32,6 +32,8 @@ values.py       the things it may stand for, and scopes
 locals.py       which names belong to a function
 state.py        where a walk stands, and what it has found
 relies.py       what a body leans on
+outlines.py     functions without their bodies, which are parsed again when they are asked for
+relevance.py    which functions may have to do with vLLM, and are walked
 plugins.py      which installed distributions are plugins
 """
 
@@ -46,20 +48,35 @@ from vllm_graft.audit.model import Reading
 from vllm_graft.audit.uses.locate import Located, locate
 from vllm_graft.audit.uses.package import Package, Progress
 from vllm_graft.audit.uses.plugins import installed_plugins
-from vllm_graft.audit.uses.relies import Relied, relies
+from vllm_graft.audit.uses.relies import Relied, contents, relies
 from vllm_graft.findings import Finding
 
-__all__ = ["Located", "Relied", "collector_paused", "installed_plugins", "locate", "read", "read_files", "relies"]
+__all__ = [
+    "Located",
+    "Relied",
+    "collector_paused",
+    "contents",
+    "installed_plugins",
+    "locate",
+    "read",
+    "read_files",
+    "relies",
+]
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep the garbage collector out: it would go over millions of nodes that all stay alive, for half of the time."""
+def collector_paused(*, ending: bool = False) -> Iterator[None]:
+    """Keep the garbage collector out: it would go over millions of objects that all stay alive, for half of the time.
+
+    ``ending``: the process is about to end, so that it need not go over them afterwards either.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if ending:
+            gc.freeze()
         if was:
             gc.enable()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from vllm_graft.audit.model import Use, Way
-from vllm_graft.audit.uses.files import SourceFile
+from vllm_graft.audit.uses.outlines import first_line
 from vllm_graft.audit.uses.resolve import Resolver
 from vllm_graft.audit.uses.state import Found, Put
 from vllm_graft.audit.uses.values import Name, Own, Scope, Values, owns_of
@@ -24,6 +24,8 @@ _COPIERS: Final = frozenset({"functools.wraps", "functools.update_wrapper"})
 def settled(put: Put, found: Found, resolver: Resolver) -> Use:
     """The use that something put there makes."""
     owns = list(owns_of(put.value)) or list(owns_of(resolver.value(put.expr, put.scope)))
+    for each in owns:
+        each.complete()
     own = owns[0] if owns and put.way != "delete" else None
     return Use(
         way=put.way or _way(put, owns, found, resolver),
@@ -45,12 +47,8 @@ def source(own: Own) -> str:
     """The text of a function or class, decorators included."""
     if isinstance(own.node, ast.Lambda):
         return ast.get_source_segment(own.file.text, own.node) or ""
-    first = min([own.node.lineno, *(one.lineno for one in own.node.decorator_list)])
-    return "".join(_lines(own.file, first, own.node.end_lineno or first))
-
-
-def _lines(file: SourceFile, first: int, last: int) -> list[str]:
-    return file.lines[first - 1 : last]
+    first = first_line(own.node)
+    return own.file.cut(first, own.node.end_lineno or first)
 
 
 def _way(put: Put, owns: list[Own], found: Found, resolver: Resolver) -> Way:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from vllm_graft.audit.model import Way
-from vllm_graft.audit.uses.resolve import entry_of
+from vllm_graft.audit.uses.resolve import dotted_of, entry_of
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.targets import attributes
 from vllm_graft.audit.uses.values import TOP, Name, Own, Table, Values, texts_of
@@ -23,12 +23,13 @@ _MULTIPLE: Final = frozenset({"spec", "create", "spec_set", "autospec", "new_cal
 """Keywords of ``patch.multiple`` that name no attribute."""
 
 
-def putting(state: State, node: ast.Call, own: Own | None = None) -> Sequence[ast.expr] | None:
+def putting(state: State, node: ast.Call, value: Values, own: Own | None = None) -> Sequence[ast.expr] | None:
     """Note what a call puts in the place of names of vLLM, and give back the arguments that are still to be walked.
 
-    None where it is no such call, or what it changes is not vLLM's. ``own`` is the function that it decorates.
+    None where it is no such call, or what it changes is not vLLM's. ``value`` is what stands before its brackets,
+    ``own`` the function that it decorates.
     """
-    called = state.dotted(node.func) or dotted(node.func)
+    called = dotted_of(value) or dotted(node.func)
     last = called.rpartition(".")[2]
     if called in _SETTERS or (last == "setattr" and called not in _SETTERS and isinstance(node.func, ast.Attribute)):
         return _set(state, node)
@@ -47,10 +48,11 @@ def decorating(state: State, decorator: ast.expr, own: Own) -> bool:
     """Note what a decorator puts a function of the package in the place of; False where it puts it nowhere."""
     if not isinstance(decorator, ast.Call):
         return False
-    called = state.dotted(decorator.func)
+    value = state.value(decorator.func)
+    called = dotted_of(value)
     if called != "gorilla.patch" and called.rpartition(".")[2] not in _WRAPPERS:
         return False
-    return putting(state, decorator, own) is not None
+    return putting(state, decorator, value, own) is not None
 
 
 def _argument(node: ast.Call, place: int, *names: str) -> ast.expr | None:

@@ -355,6 +355,7 @@ class _Reader:
         """What a function of the package gives back, its statements followed one by one."""
         if self._deep >= _DEEP or not isinstance(own.node, Function):
             return UNKNOWN
+        own.complete()
         inside = own.inside or own.scope
         names: dict[str, object] = {}
         for place, (name, default) in enumerate(parameters(own.node.args)):

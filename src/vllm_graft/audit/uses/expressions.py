@@ -11,7 +11,7 @@ from vllm_graft.audit.uses import guards
 from vllm_graft.audit.uses.calls import putting
 from vllm_graft.audit.uses.conditions import Holds
 from vllm_graft.audit.uses.helpers import helpers
-from vllm_graft.audit.uses.resolve import GETTERS, IMPORTERS, guessed, is_class, items_of
+from vllm_graft.audit.uses.resolve import GETTERS, IMPORTERS, dotted_of, guessed, is_class, items_of
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.values import TOP, Name, Object, Own, Scope, Self, Values, joined, names_of, texts_of
 
@@ -70,9 +70,14 @@ class Expressions:
 
     def below(self, node: ast.AST) -> None:
         """Walk through the parts of a node, not the node itself."""
-        for one in ast.iter_child_nodes(node):
-            if type(one) not in _LEAVES:
-                self.visit(one)
+        # As ast.iter_child_nodes, at half the price: most of the time goes by here.
+        for value in node.__dict__.values():
+            if type(value) is list:
+                for one in value:
+                    if isinstance(one, ast.AST) and type(one) not in _LEAVES:
+                        self.visit(one)
+            elif isinstance(value, ast.AST) and type(value) not in _LEAVES:
+                self.visit(value)
 
     def _name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
@@ -122,12 +127,13 @@ class Expressions:
                 self.state.found.passed.add(name)
 
     def _call(self, node: ast.Call) -> None:
-        left = putting(self.state, node)
+        value = self.state.value(node.func)
+        left = putting(self.state, node, value)
         if left is not None:
             for one in left:
                 self.visit(one)
             return
-        called = self.state.dotted(node.func)
+        called = dotted_of(value)
         if called in IMPORTERS or called == "sys.modules.get":
             for name in self.state.value(node):
                 if isinstance(name, Name):
@@ -138,14 +144,14 @@ class Expressions:
             for base in names_of(self.state.value(node.args[0])):
                 for text in texts_of(self.state.value(node.args[1])):
                     self._chain(base, [text], node.lineno, guarded=len(node.args) > 2)
-        self.state.call(node)
+        self.state.call(node, value)
         if isinstance(node.func, ast.Attribute):
             self._attribute(node.func, called=True)
         elif not isinstance(node.func, ast.Name):
             self.visit(node.func)
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
             self.visit(argument)
-        for own, given in helpers(self.state, node):
+        for own, given in helpers(self.state, node, value) if value else ():
             self._helper(own, given, node.lineno)
 
     def _subscript(self, node: ast.Subscript) -> None:

@@ -35,10 +35,8 @@ class Family:
         for called in found.methods:
             if not self.is_sealed(called.cls):
                 continue
-            if not called.above and called.method in ownership.of_class(called.cls):
-                continue
             owners = list(self._owners(called))
-            if owners:
+            if owners and (called.above or called.method not in ownership.of_class(called.cls)):
                 first, *rest = ((name.module, f"{name.qualname}.{called.method}") for name in owners)
                 yield Use(
                     "call",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from vllm_graft.audit.uses.locals import statements
+from vllm_graft.audit.uses.outlines import outline, parse, slim
+from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import absolute
 
 if TYPE_CHECKING:
@@ -22,7 +24,9 @@ _WORD: Final = re.compile(rb"\bvllm\b(?!-)")
 _IMPORT: Final = re.compile(rb"^[ \t]*(?:from|import)[ \t][^\n(]*(?:\([^)]*\))?", re.MULTILINE)
 _TESTS: Final = frozenset({"test", "tests"})
 _TEST_FILE: Final = re.compile(r"test_.*\.py|.*_test\.py")
-_COLUMNS: Final = frozenset({"col_offset", "end_col_offset"})
+_TEXTS: Final = 64
+"""How many texts are kept: the functions of a file are walked one after the other."""
+
 _SKIPPED: Final = frozenset({"node_modules", "build", "__pycache__", "venv"})
 
 
@@ -33,12 +37,15 @@ class SourceFile:
     path:   where it lies
     shown:  its path for reports, from the package's root on
     name:   its module as the path spells it, which relative imports go by
+    stored: the attributes that its functions set, once it has been parsed
     """
 
     path: Path
     shown: str
     name: str
     scope: Scope | None = field(default=None, repr=False)
+    stored: frozenset[str] = field(default=frozenset(), repr=False)
+    _functions: list[Function] = field(default_factory=list, repr=False)
 
     @property
     def is_package(self) -> bool:
@@ -65,29 +72,40 @@ class SourceFile:
         """The same as text, in the encoding that it declares."""
         return importlib.util.decode_source(self.data)
 
-    @cached_property
-    def lines(self) -> list[str]:
-        """Its lines, each with its end."""
-        return self.text.splitlines(keepends=True)
+    def cut(self, first: int, last: int) -> str:
+        """Its lines from one to another, both included."""
+        text, starts = _lined(self)
+        # A file that has become shorter meanwhile has nothing there.
+        return text[starts[first - 1] : starts[min(last, len(starts) - 1)]] if first < len(starts) else ""
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax tree; SyntaxError or ValueError where it has none."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return _compact(ast.parse(self.text))
+        """Its syntax tree without the bodies of functions; SyntaxError or ValueError where it has none."""
+        tree = parse(self.text)
+        outlined = outline(tree, self)
+        self.stored = outlined.stored
+        self._functions = outlined.functions
+        found: set[str] = set()
+        for node in outlined.imports:
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            else:
+                found.add(absolute(node, self.name, self.is_package))
+        self.__dict__["imports"] = frozenset(above for name in found for above in upwards(name))
+        return tree
 
     @cached_property
     def imports(self) -> frozenset[str]:
         """Every module that an import statement in it shows to be one, with the packages above it."""
-        found: set[str] = set()
-        for node in statements(self.tree.body, scopes=True):
-            if isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                found.add(absolute(node, self.name, self.is_package))
-        return frozenset(above for name in found for above in _upwards(name))
+        assert self.tree is not None
+        known: frozenset[str] = self.__dict__["imports"]
+        return known
+
+    def forget_tree(self) -> None:
+        """Let go of the syntax tree, and of what walks need of its functions, once it has been walked."""
+        self.__dict__.pop("tree", None)
+        slim(self._functions)
+        self._functions = []
 
     @cached_property
     def module(self) -> str:
@@ -100,28 +118,15 @@ class SourceFile:
         return ".".join(reversed(parts))
 
 
-def _compact(tree: ast.Module) -> ast.Module:
-    """Drop the columns of all nodes but lambdas, whose source is cut out by them.
-
-    Most nodes have six attributes with them and four without, for which a dictionary of half the size will do: a fifth
-    less memory, and the trees are nearly all that a reading needs.
-    """
-    left: list[ast.AST] = [tree]
-    while left:
-        node = left.pop()
-        kept = node.__dict__
-        if type(node) is not ast.Lambda:
-            kept = {name: value for name, value in kept.items() if name not in _COLUMNS}
-            node.__dict__ = kept
-        for value in kept.values():
-            if isinstance(value, list):
-                left += [one for one in value if isinstance(one, ast.AST)]
-            elif isinstance(value, ast.AST) and value.__dict__:
-                left.append(value)
-    return tree
+@functools.lru_cache(maxsize=_TEXTS)
+def _lined(file: SourceFile) -> tuple[str, list[int]]:
+    """The text of a file, and where its lines begin as the parser counts them: a form feed ends none."""
+    text = file.text
+    return text, [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
 
 
-def _upwards(name: str) -> Iterator[str]:
+def upwards(name: str) -> Iterator[str]:
+    """Yield a dotted name and the names of the packages above it."""
     while name:
         yield name
         name = name.rpartition(".")[0]

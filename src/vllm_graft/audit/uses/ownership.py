@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Sequence
 
+from vllm_graft.audit.uses.relies import contents
 from vllm_graft.audit.uses.state import Found
 from vllm_graft.audit.uses.values import Name, Own, owns_of
 
@@ -49,28 +49,6 @@ def _defined(cls: Own, seen: tuple[Own, ...]) -> Iterator[str]:
             yield from _defined(own, (*seen, cls))
 
 
-def _stored(own: Own) -> Iterator[str]:
+def _stored(own: Own) -> frozenset[str]:
     """The attributes that a function sets on its first parameter."""
-    node = own.function
-    first = first_parameter(node) if node is not None else ""
-    if node is None or not first:
-        return
-    for one in ast.walk(node):
-        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) and _is(one.value, first):
-            yield one.attr
-        elif isinstance(one, ast.Call) and _is(one.func, "setattr") and len(one.args) > 1 and _is(one.args[0], first):
-            key = one.args[1]
-            if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                yield key.value
-
-
-def first_parameter(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> str:
-    """The parameter that is the object: the first, or wrapt's ``instance``."""
-    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
-    if names[:2] == ["wrapped", "instance"]:
-        return "instance"
-    return names[0] if names else ""
-
-
-def _is(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
+    return contents(own.function).set if own.function is not None else frozenset()

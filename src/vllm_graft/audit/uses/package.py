@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from vllm_graft.audit.model import Condition, Guard, Use
-from vllm_graft.audit.uses import bodies
+from vllm_graft.audit.uses import bodies, guards
 from vllm_graft.audit.uses.classes import upstream
 from vllm_graft.audit.uses.conditions import Either
 from vllm_graft.audit.uses.family import Family
-from vllm_graft.audit.uses.files import SourceFile
+from vllm_graft.audit.uses.files import SourceFile, upwards
 from vllm_graft.audit.uses.locks import Locks
 from vllm_graft.audit.uses.ownership import Ownership
+from vllm_graft.audit.uses.relevance import Relevance
 from vllm_graft.audit.uses.resolve import Resolver
 from vllm_graft.audit.uses.state import Found, State
 from vllm_graft.audit.uses.values import Name, Own, Scope, Values, names_of
@@ -48,6 +49,12 @@ class Package:
         for file in self.files:
             for module in (file.module, file.name):
                 self._modules.setdefault(module, file)
+        self.tops = frozenset(name.partition(".")[0] for name in self._modules)
+        self._packages = frozenset(above for name in self._modules for above in upwards(name))
+
+    def is_module(self, name: str) -> bool:
+        """Whether a name is one of the package's modules, or of the packages above them."""
+        return name in self._packages
 
     def uses(self) -> Iterator[Use]:
         """Every use of vLLM, in the order of files and lines."""
@@ -93,6 +100,8 @@ class Package:
 
     def follow(self, name: Name) -> Values | None:
         """What a name in one of the package's modules stands for; None for other packages, and for modules."""
+        if name.module.partition(".")[0] not in self.tops:
+            return None
         parts = name.dotted.split(".")
         for place in range(len(parts), 0, -1):
             file = self._modules.get(".".join(parts[:place]))
@@ -136,11 +145,12 @@ class Package:
         while more := self._leaning():
             for file in more:
                 self._walk(file)
+        relevance = Relevance(self, guards.SHORT)
         walkers = [walker for file in self.files if (walker := self._walkers.get(file)) is not None]
         for number, walker in enumerate(walkers, total - len(walkers)):
             self._report(number, total)
             try:
-                walker.functions()
+                walker.functions(relevance, self._refuse)
             except RecursionError as error:
                 self._refuse(walker.state.file, error)
         self._report(total, total)
@@ -252,6 +262,7 @@ class Package:
 
 
 def _override(subclass: Use, name: str, method: Own, line: int, guard: Guard) -> Use:
+    method.complete()
     return dataclasses.replace(
         subclass,
         way="override",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from vllm_graft.audit.model import Use
-from vllm_graft.audit.uses.ownership import first_parameter
+from vllm_graft.audit.uses.locals import children, first_parameter, nodes
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
 
@@ -17,8 +17,27 @@ _ORIGINAL: Final = re.compile(r"(^|_)(orig|origin|original|call|wrapped|old|prev
 """How what was there before is called where it has been kept."""
 
 
-_KNOWN: Final = "graft_relied"
-"""The attribute of a syntax tree that keeps what its function leans on."""
+_KNOWN: Final = "graft_contents"
+"""The attribute of a syntax tree that keeps what its function holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What one function holds, whatever it is used for: attributes and keywords, each with its line.
+
+    read:      the attributes that it reads from its first parameter
+    stored:    those that it sets there, in no function inside that has a parameter of that name
+    asked:     those that it asks for by ``hasattr`` and the like
+    set:       those that it sets there, functions inside included
+    passed:    the keywords that it gives to what was there before: to ``super()``, with the method's name, or by a name
+               that says so
+    """
+
+    read: tuple[tuple[str, int], ...]
+    stored: frozenset[str]
+    asked: frozenset[str]
+    set: frozenset[str]
+    passed: tuple[tuple[str, str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +56,48 @@ def relies(use: Use) -> Relied:
     """What the body of a use leans on; nothing where reading found no body."""
     if use.body is None:
         return Relied()
-    # Several rules ask for it, and a walk through a long function takes milliseconds: kept with the syntax tree.
-    known: dict[tuple[str, frozenset[str]], Relied] = use.body.__dict__.setdefault(_KNOWN, {})
-    key = use.qualname, use.own
-    if key not in known:
-        attributes = _first_lines(_attributes(use)) if "." in use.qualname and not _is_static(use.body) else {}
-        known[key] = Relied(attributes, _first_lines(_keywords(use.body, use.qualname.rpartition(".")[2])))
-    return known[key]
+    held = contents(use.body)
+    attributes = _first_lines(_attributes(use, held)) if "." in use.qualname and not _is_static(use.body) else {}
+    last = use.qualname.rpartition(".")[2]
+    return Relied(attributes, _first_lines((word, line) for name, word, line in held.passed if name in ("", last)))
 
 
-def _first_lines(found: Iterator[tuple[str, int]]) -> dict[str, int]:
+def contents(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _Contents:
+    """Look through a function once: several rules ask, and a walk through a long one takes milliseconds."""
+    known: _Contents | None = body.__dict__.get(_KNOWN)
+    if known is None:
+        known = body.__dict__[_KNOWN] = _Contents(*_read(body), frozenset(_set(body)), tuple(_passed(body)))
+    return known
+
+
+def _first_lines(found: Iterable[tuple[str, int]]) -> dict[str, int]:
     lines: dict[str, int] = {}
     for name, line in sorted(found, key=lambda pair: pair[1]):
         lines.setdefault(name, line)
     return lines
 
 
-def _attributes(use: Use) -> Iterator[tuple[str, int]]:
+def _attributes(use: Use, held: _Contents) -> Iterator[tuple[str, int]]:
     """The attributes read from the first parameter; one that the body asks for beforehand it does not lean on."""
-    assert use.body is not None
-    first = first_parameter(use.body)
-    stored, asked, read = set(use.own), set(), []
-    for node in _with_the_same(use.body, first):
-        if isinstance(node, ast.Attribute) and _is(node.value, first):
-            if isinstance(node.ctx, ast.Load):
-                read.append((node.attr, node.lineno))
-            else:
-                stored.add(node.attr)
+    for name, line in held.read:
+        magic = name.startswith("__") and name.endswith("__")
+        own = name in use.own or name in held.stored or name in held.asked
+        if not own and not magic and not _ORIGINAL.search(name.lower()):
+            yield name, line
+
+
+def _read(
+    body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
+) -> tuple[tuple[tuple[str, int], ...], frozenset[str], frozenset[str]]:
+    first = first_parameter(body)
+    stored, asked, read = set(), set(), []
+    for node in _with_the_same(body, first):
+        if isinstance(node, ast.Attribute):
+            if _is(node.value, first):
+                if isinstance(node.ctx, ast.Load):
+                    read.append((node.attr, node.lineno))
+                else:
+                    stored.add(node.attr)
         elif isinstance(node, ast.Call) and len(node.args) > 1 and _is(node.args[0], first):
             name = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
             called = dotted(node.func)
@@ -73,34 +107,43 @@ def _attributes(use: Use) -> Iterator[tuple[str, int]]:
                 read.append((name, node.lineno))
             elif called in ("hasattr", "getattr", "setattr"):
                 asked.add(name)
-    for name, line in read:
-        magic = name.startswith("__") and name.endswith("__")
-        if name not in stored and name not in asked and not magic and not _ORIGINAL.search(name.lower()):
-            yield name, line
+    return tuple(read), frozenset(stored), frozenset(asked)
+
+
+def _set(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Iterator[str]:
+    first = first_parameter(body)
+    for node in nodes(body) if first else ():
+        if isinstance(node, ast.Attribute):
+            if isinstance(node.ctx, ast.Store) and _is(node.value, first):
+                yield node.attr
+        elif isinstance(node, ast.Call) and _is(node.func, "setattr"):
+            key = node.args[1] if len(node.args) > 1 and _is(node.args[0], first) else None
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value
 
 
 def _with_the_same(body: ast.AST, first: str) -> Iterator[ast.AST]:
     """The nodes of a body in which the parameter still is what it was: functions inside may have one of that name."""
-    left = list(ast.iter_child_nodes(body))
+    left = children(body)
     while left:
         node = left.pop()
         yield node
         if isinstance(node, Function | ast.Lambda) and first_parameter(node) == first:
             continue
-        left += ast.iter_child_nodes(node)
+        left += children(node)
 
 
-def _keywords(body: ast.AST, name: str) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(body):
-        if isinstance(node, ast.Call) and _is_original(node.func, name):
-            yield from ((one.arg, one.value.lineno) for one in node.keywords if one.arg)
+def _passed(body: ast.AST) -> Iterator[tuple[str, str, int]]:
+    for node in nodes(body):
+        if isinstance(node, ast.Call) and node.keywords and (to := _original(node.func)) is not None:
+            yield from ((to, one.arg, one.value.lineno) for one in node.keywords if one.arg)
 
 
-def _is_original(called: ast.expr, name: str) -> bool:
-    """Whether a call goes to what was there: ``call``, ``original``, ``self._original_name``, ``super().name``."""
+def _original(called: ast.expr) -> str | None:
+    """Which method of ``super()`` a call goes to; empty for ``call``, ``original`` and the like, None for no such."""
     if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Call):
-        return called.attr == name and dotted(called.value.func) == "super"
-    return bool(_ORIGINAL.search(dotted(called).rpartition(".")[2].lower()))
+        return called.attr if dotted(called.value.func) == "super" else None
+    return "" if _ORIGINAL.search(dotted(called).rpartition(".")[2].lower()) else None
 
 
 def _is_static(body: ast.AST) -> bool:

@@ -42,7 +42,7 @@ _APPLIED: Final = frozenset({"functools.partial", "functools.partialmethod", "ty
 """Calls that give back what they are given first, with some of its arguments."""
 
 CONFIG: Final = Name("vllm.config", "VllmConfig")
-_VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "update_", "from_", "to_", "with_", "_")
+VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "update_", "from_", "to_", "with_", "_")
 """How a name begins that is a function's rather than a configuration's."""
 
 _CONFIG_GETTERS: Final = frozenset({"get_current_vllm_config", "get_current_vllm_config_or_none"})
@@ -91,11 +91,11 @@ class Resolver:
 
     def dotted(self, node: ast.expr, scope: Scope) -> str:
         """The full name of a function or class outside the package, such as "unittest.mock.patch"; empty if none."""
-        return next((one.dotted for one in self.value(node, scope) if isinstance(one, Name)), "")
+        return dotted_of(self.value(node, scope))
 
     def attribute(self, value: Values, name: str) -> Values:
         """What an attribute of a value stands for."""
-        return joined(*(self._inside(one, name) for one in value))
+        return self._inside(value[0], name) if len(value) == 1 else joined(*(self._inside(one, name) for one in value))
 
     def _inside(self, one: Value, name: str) -> Values:
         if isinstance(one, Name):
@@ -132,6 +132,8 @@ class Resolver:
             return (Name("builtins", node.id),)
         if not found:
             return guessed(node.id)
+        if len(found) == 1:
+            return self._followed(found[0]) if isinstance(found[0], Name) else found
         return joined(*(self._followed(one) if isinstance(one, Name) else (one,) for one in found))
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Values:
@@ -273,11 +275,16 @@ class Resolver:
         return (Table(tuple((self.value(key, scope), self.value(held, scope)) for key, held in pairs)),)
 
 
+def dotted_of(value: Values) -> str:
+    """The full name of what is none of the package's own, the first where there are several; empty for none."""
+    return next((one.dotted for one in value if isinstance(one, Name)), "")
+
+
 def guessed(name: str) -> Values:
     """What a variable or attribute of vLLM's usual names is, where nothing else says it: ``model_config``."""
     if name == "vllm_config":
         return (Object(CONFIG, (), guessed=True),)
-    named = name.endswith("_config") and not name.startswith(_VERBS)
+    named = name.endswith("_config") and not name.startswith(VERBS)
     return (Object(CONFIG, (name,), guessed=True),) if named else ()
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from vllm_graft.audit.model import Arguments, Branch, Condition, Declared, Guard, Use, Way
 from vllm_graft.audit.uses import guards
@@ -15,6 +15,9 @@ from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.resolve import Resolver
 from vllm_graft.audit.uses.sweeps import Place
 from vllm_graft.audit.uses.values import TOP, Name, Object, Own, Scope, Self, Values
+
+_BARE: Final = Guard()
+"""What stands around most code: nothing."""
 
 
 @dataclass(slots=True)
@@ -132,7 +135,10 @@ class State:
         self.caught: frozenset[str] = frozenset()
         self.alternative = False
         self.attempts: tuple[Attempt, ...] = ()
-        self._asked: dict[ast.expr, bool] = {}
+        self.body_file = file
+        """The file of the statements that are walked: another's where its functions are walked for what they change."""
+        self._asked: dict[tuple[object, ...], bool] = {}
+        self._normal: dict[Name, Name] = {}
         self.copies: dict[Place, Values] = {}
         """Attributes that the condition around has found to be copies of a name of vLLM."""
         self.called_at: tuple[int, ...] = ()
@@ -141,12 +147,12 @@ class State:
     @property
     def guard(self) -> Guard:
         """What stands around."""
-        return Guard(self.conditions, self.caught, self.alternative)
+        return Guard(self.conditions, self.caught, self.alternative) if self.conditions or self.caught else _BARE
 
     def _around(self, kinds: set[str]) -> Guard:
         """What stands around, for code that fails in one of some ways."""
         caught = self.caught & kinds
-        return Guard(self.conditions, caught, self.alternative and bool(caught))
+        return Guard(self.conditions, caught, self.alternative and bool(caught)) if self.conditions or caught else _BARE
 
     @contextmanager
     def behind(self, *conditions: Condition | None) -> Iterator[None]:
@@ -185,9 +191,15 @@ class State:
 
     def asks(self, node: ast.expr) -> bool:
         """Whether a condition asks for vLLM's version or for a name."""
-        if node not in self._asked:
-            self._asked[node] = guards.tests(node, self.resolver.value, self.scope)
-        return self._asked[node]
+        # By its place: a function that is walked again has been parsed again.
+        place = self.body_file, type(node), node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+        if place not in self._asked:
+            self._asked[place] = guards.tests(node, self.resolver.value, self.scope)
+        return self._asked[place]
+
+    def forget_tests(self) -> None:
+        """Let go of which conditions ask: it is of use only as long as the file is walked."""
+        self._asked.clear()
 
     def annotated(self, node: ast.expr | None) -> Values:
         """What an annotation promises."""
@@ -199,10 +211,13 @@ class State:
 
     def normal(self, name: Name) -> Name:
         """The name with as much of it taken for the module as the file's import statements show."""
-        module, rest = name.module, name.qualname.split(".") if name.qualname else []
-        while rest and f"{module}.{rest[0]}" in self.file.imports:
-            module = f"{module}.{rest.pop(0)}"
-        return Name(module, ".".join(rest))
+        known = self._normal.get(name)
+        if known is None:
+            module, rest = name.module, name.qualname.split(".") if name.qualname else []
+            while rest and f"{module}.{rest[0]}" in self.file.imports:
+                module = f"{module}.{rest.pop(0)}"
+            known = self._normal[name] = Name(module, ".".join(rest))
+        return known
 
     def mention(self, name: Name, line: int, *, by: str = guards.ATTRIBUTE, guarded: bool = False) -> None:
         """Note that a name is imported or spoken of; ``by`` says what its absence would raise."""
@@ -214,11 +229,16 @@ class State:
         places = self.found.mentions.setdefault(name, {})
         places[guard] = min(line, places.get(guard, line))
 
-    def call(self, node: ast.Call) -> None:
-        """Note a call of something of vLLM's, of a method of one of its objects, or on ``self`` and ``super()``."""
+    def call(self, node: ast.Call, value: Values) -> None:
+        """Note a call of something of vLLM's, of a method of one of its objects, or on ``self`` and ``super()``.
+
+        ``value`` is what stands before its brackets.
+        """
         if self.called_at:
             return
-        value = self.value(node.func)
+        if not value:
+            self._call_of_method(node)
+            return
         self.found.made.update(one for one in value if isinstance(one, Own) and one.function is None)
         names = [one for one in value if isinstance(one, Object) or (type(one) is Name and one.is_vllm)]
         # Where a name may be several things, a call that does not fit one of them may be meant for the other.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from vllm_graft.audit.uses.locals import nodes
 from vllm_graft.audit.uses.values import Values, names_of
 from vllm_graft.patching.upstream.scopes import dotted
 
@@ -18,7 +19,7 @@ Place = tuple[str, str]
 def compared(state: State, test: ast.expr) -> dict[Place, Values]:
     """The attributes that a condition compares with a name of vLLM, and that name."""
     found: dict[Place, Values] = {}
-    for one in ast.walk(test):
+    for one in nodes(test):
         if isinstance(one, ast.Compare) and len(one.ops) == 1 and isinstance(one.ops[0], ast.Is | ast.Eq):
             for place, other in ((one.left, one.comparators[0]), (one.comparators[0], one.left)):
                 spelled = _spelled(place)

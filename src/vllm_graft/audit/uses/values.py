@@ -7,7 +7,7 @@ several things. The empty tuple is what nobody can tell.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -98,6 +98,7 @@ class Own:
     defaults:  what its parameters have where the caller gives nothing
     inside:    the names in its body, once that has been walked
     bases:     of a class: what it derives from
+    unwalked:  walks through its body, where that has been put off because it has nothing to do with vLLM
     """
 
     file: SourceFile
@@ -106,6 +107,13 @@ class Own:
     defaults: Mapping[str, Values] = field(default_factory=dict)
     inside: Scope | None = None
     bases: tuple[Values, ...] = ()
+    unwalked: Callable[[], None] | None = field(default=None, repr=False)
+
+    def complete(self) -> None:
+        """Walk through the body if that has been put off: the names in it count where it stands for one of vLLM."""
+        if self.unwalked is not None:
+            walk, self.unwalked = self.unwalked, None
+            walk()
 
     @property
     def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None:

@@ -9,17 +9,20 @@ import ast
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from vllm_graft.audit.model import Condition, Guard
-from vllm_graft.audit.uses import classes, guards
+from vllm_graft.audit.uses import classes, guards, outlines
 from vllm_graft.audit.uses.calls import decorating
 from vllm_graft.audit.uses.conditions import Attempt, Holds, Tried, Unsure
 from vllm_graft.audit.uses.expressions import Expressions
 from vllm_graft.audit.uses.files import SourceFile
 from vllm_graft.audit.uses.helpers import arguments
 from vllm_graft.audit.uses.locals import local_names, parameters, statements
+from vllm_graft.audit.uses.relevance import Relevance
+from vllm_graft.audit.uses.relies import contents
 from vllm_graft.audit.uses.resolve import items_of
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.sweeps import Place, compared
@@ -50,8 +53,22 @@ _TESTS: Final = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
 
 _NONE: Final[Mapping[Place, Values]] = MappingProxyType({})
 
+_LEAVING: Final = frozenset({ast.If, ast.Try, ast.TryStar})
+"""Statements that may keep those after them from running."""
+
 _NESTED: Final = 3
 """How many functions deep a change is followed from the call that asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a function was defined, for the walk through its body: the state of that time."""
+
+    scope: Scope
+    owner: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    called_at: tuple[int, ...]
+    file: SourceFile
 
 
 class Walker:
@@ -61,7 +78,7 @@ class Walker:
         self.state = state
         self.members: list[list[classes.Member]] = []
         self.classes: list[Own] = []
-        self._later: deque[Callable[[], None]] = deque()
+        self._later: deque[tuple[Own, Callable[[], None]]] = deque()
         self._attempts: dict[ast.stmt, Attempt] = {}
         self.expressions = Expressions(state, self.function, self._helper)
         self._ways: dict[type[ast.stmt], Callable[..., None]] = {
@@ -73,6 +90,8 @@ class Walker:
             ast.Delete: self._delete,
             ast.FunctionDef: self._define,
             ast.AsyncFunctionDef: self._define,
+            outlines.FunctionDef: self._define,
+            outlines.AsyncFunctionDef: self._define,
             ast.ClassDef: lambda node: classes.walk(self, node),
             ast.If: self._if,
             ast.Try: self._try,
@@ -90,11 +109,31 @@ class Walker:
     def top_level(self) -> None:
         """Walk through the statements of the module itself."""
         self.block(self.state.file.tree.body)
+        self.state.file.forget_tree()
+        self._attempts.clear()
 
-    def functions(self) -> None:
-        """Walk through the bodies of functions, those that they define in turn included."""
+    def functions(self, relevance: Relevance, refuse: Callable[[SourceFile, Exception], None]) -> None:
+        """Walk through the bodies of functions, those that they define in turn included; irrelevant ones are put off.
+
+        RecursionError where one is too deep; ``refuse`` is told of it where that shows later.
+        """
+        self.state.found.stored.update(self.state.file.stored)
         while self._later:
-            self._later.popleft()()
+            own, walk = self._later.popleft()
+            if not outlines.is_outline(own.node) or relevance.concerns(own):
+                walk()
+            else:
+                own.unwalked = functools.partial(self._catch_up, walk, refuse)
+        self.state.forget_tests()
+
+    def _catch_up(self, walk: Callable[[], None], refuse: Callable[[SourceFile, Exception], None]) -> None:
+        """Walk through a body that was put off, and through the functions in it."""
+        try:
+            walk()
+            while self._later:
+                self._later.popleft()[1]()
+        except RecursionError as error:
+            refuse(self.state.file, error)
 
     def block(self, body: Sequence[ast.stmt]) -> None:
         """Walk through statements that run one after the other."""
@@ -104,7 +143,7 @@ class Walker:
                 self.expressions.visit(node)
             else:
                 way(node)
-            if (after := self._after(node)) is not None:
+            if type(node) in _LEAVING and (after := self._after(node)) is not None:
                 self._arm(after, body[place + 1 :])
                 return
 
@@ -249,7 +288,7 @@ class Walker:
         for maker in owns_of(self.state.value(decorator.func)) if isinstance(decorator, ast.Call) else ():
             if not isinstance(decorator, ast.Call) or not isinstance(maker.node, Function):
                 continue
-            given = arguments(self.state, decorator, maker.node)
+            given = arguments(self.state, decorator, maker)
             if not any(any(names_of(value)) for value in given.values()):
                 continue
             scope = self._helper(maker, given, decorator.lineno)
@@ -273,27 +312,24 @@ class Walker:
         if inner.method_of is not None and (bound := _receiver(node)):
             given[bound] = (Self(inner.method_of),)
         inner.names.update(dict.fromkeys(local_names(node), ()) | given)
-        owner, conditions, called_at = state.owner, state.conditions, state.called_at
-        self._later.append(lambda: self._run(own, inner, owner, called_at, conditions))
+        place = _Place(inner, state.owner, state.conditions, state.called_at, state.body_file)
+        self._later.append((own, functools.partial(self._run, own, place)))
         return own
 
-    def _run(
-        self,
-        own: Own,
-        scope: Scope,
-        owner: tuple[str, ...],
-        called_at: tuple[int, ...],
-        conditions: tuple[Condition, ...],
-    ) -> None:
+    def _run(self, own: Own, place: _Place) -> None:
         state = self.state
-        state.called_at = called_at
-        state.scope, state.owner, state.conditions = scope, owner, conditions
+        state.scope, state.owner, state.conditions = place.scope, place.owner, place.conditions
+        state.called_at, state.body_file = place.called_at, place.file
         state.caught, state.alternative, state.attempts = frozenset(), False, ()
         if isinstance(own.node, ast.Lambda):
             self.expressions.visit(own.node.body)
         elif isinstance(own.node, Function):
-            state.owner = (*owner, own.node.name)
+            state.owner = (*place.owner, own.node.name)
             self.block(own.node.body)
+            if place.scope.method_of is not None and any(classes.upstream(place.scope.method_of)):
+                # While its body is at hand: what an override leans on will be asked for.
+                contents(own.node)
+        self._attempts.clear()
 
     def _helper(self, own: Own, given: dict[str, Values], line: int) -> Scope | None:
         """Walk through a function once more, with what a call gives it; what it changes counts as changed there."""
@@ -302,23 +338,26 @@ class Walker:
             return None
         inner = Scope("function", own.scope)
         inner.names.update({**dict.fromkeys(local_names(own.node), ()), **own.defaults, **given})
-        before = state.called_at
-        state.called_at = (*before, line)
+        before = state.called_at, state.body_file
+        state.called_at, state.body_file = (*state.called_at, line), own.file
         with state.within(inner):
             self.block(own.node.body)
-        state.called_at = before
+        state.called_at, state.body_file = before
         return inner
 
     def branches(self, *arms: Callable[[], None]) -> None:
         """Walk through alternatives; afterwards a name stands for what any of them made of it."""
         scope = self.state.scope
-        before, after = scope.names, []
+        before = scope.names
+        merged: dict[str, Values] = {}
         for arm in arms:
             scope.names = dict(before)
             arm()
-            after.append(scope.names)
-        every = dict.fromkeys(name for names in after for name in names)
-        scope.names = {name: joined(*(names[name] for names in after if name in names)) for name in every}
+            for name, value in scope.names.items():
+                other = merged.setdefault(name, value)
+                if other is not value:
+                    merged[name] = joined(other, value)
+        scope.names = merged
 
     def _if(self, node: ast.If) -> None:
         if guards.for_type_checkers(node.test):
@@ -342,6 +381,9 @@ class Walker:
         state = self.state
         if condition is not None and body:
             state.found.branches.append((condition, body[0].lineno, body[-1].end_lineno or body[-1].lineno))
+        if condition is None and not copies:
+            self.block(body)
+            return
         before = state.copies
         state.copies = {**before, **copies}
         with state.behind(condition):

@@ -1,0 +1,155 @@
+"""Which functions may have to do with vLLM, by their words alone: most of a large package's do not, and need no walk.
+
+A walk through a function notes names, calls and objects of vLLM, and classes that derive from its own. None of them
+can come up where no word of the function leads to one: not through an import, not through a name of its module, not
+as a text, and not by the names that configurations usually go by.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Final, Protocol
+
+from vllm_graft.audit.uses.classes import upstream
+from vllm_graft.audit.uses.outlines import first_line
+from vllm_graft.audit.uses.resolve import VERBS, Modules
+from vllm_graft.audit.uses.values import TOP, Flag, Many, Name, Object, Own, Scope, Table, Test, Text, Value, Values
+from vllm_graft.patching.upstream.fingerprint import Function
+
+_APART: Final = str.maketrans({chr(code): " " for code in range(128) if not (chr(code).isalnum() or chr(code) == "_")})
+"""Parts words by spaces: together with ``split`` this takes a third of the time of a regular expression."""
+
+_TELLING: Final = frozenset({TOP, "import_module", "__import__", "resolve_name", "TYPE_CHECKING"})
+"""Words that always call for a walk: vLLM itself, and ways to a module by its text."""
+
+_STATEMENT: Final = re.compile(
+    r"^[ \t]*class[ \t\\]+\w+\s*[(:\[\\]|(?:^|[;:])[ \t]*global\b|\.\s*modules\b(?!\s*\()|^[ \t]+(?:async\s+)?def\b",
+    re.MULTILINE,
+)
+"""What calls for a walk, too: a class or function inside, which may be given back, ``global`` and ``sys.modules``."""
+
+_OPENING: Final = frozenset({"class", "global", "modules"})
+"""The words that such a statement has, but for ``def``."""
+
+_RELATIVE: Final = re.compile(r"\bfrom[\s\\]+\.")
+_ASKING: Final = re.compile(r"version|\bhasattr\b|\bgetattr\b|\bfind_spec\b|\bsignature\b|\bgetfullargspec\b", re.I)
+"""What a test for a name or a version is written with."""
+
+
+def _kept_tests(cls: Own, deep: int = 4) -> set[str]:
+    """The attributes under which methods of a class and of its bases have kept tests so far; another may end that."""
+    found = set(cls.inside.tests) if cls.inside is not None else set()
+    for base in cls.bases if deep else ():
+        for own in base:
+            if isinstance(own, Own):
+                found |= _kept_tests(own, deep - 1)
+    return found
+
+
+def _words(text: str) -> set[str]:
+    return set(text.translate(_APART).split())
+
+
+def _is_config(word: str) -> bool:
+    return word.endswith("_config") and not word.startswith(VERBS)
+
+
+class Package(Modules, Protocol):
+    """The modules of the package that is read, with the names that they go by."""
+
+    @property
+    def tops(self) -> Collection[str]:
+        """The first words of its modules' names."""
+        ...
+
+    def is_module(self, name: str) -> bool:
+        """Whether a name is one of its modules, or of the packages above them."""
+        ...
+
+
+class Relevance:
+    """Tells of the functions of one package whether they are to be walked."""
+
+    def __init__(self, package: Package, short: int) -> None:
+        self._package = package
+        self._short = short
+        self._known: dict[tuple[Scope, str], tuple[bool, bool]] = {}
+
+    def concerns(self, own: Own) -> bool:
+        """Whether a walk through a function's body could find anything of vLLM."""
+        node = own.node
+        assert isinstance(node, Function)
+        cls = own.inside.method_of if own.inside is not None else None
+        if cls is not None and any(upstream(cls)):
+            return True
+        text = own.file.cut(first_line(node), node.end_lineno or node.lineno)
+        words = _words(text)
+        if cls is not None and not words.isdisjoint(_kept_tests(cls)):
+            return True
+        if not words.isdisjoint(_TELLING) or any(map(_is_config, words)):
+            return True
+        if (not words.isdisjoint(_OPENING) or text.count("def") > 1) and _STATEMENT.search(text, text.find("def ") + 4):
+            return True
+        if "import" in words and (not words.isdisjoint(self._package.tops) or _RELATIVE.search(text)):
+            return True
+        # A short function may be a test of the version, which others ask.
+        short = (node.end_lineno or node.lineno) - node.lineno <= self._short
+        if short and _ASKING.search(text):
+            return True
+        return any(leads or (short and tests) for leads, tests in self._outside(own.scope.module(), words))
+
+    def _outside(self, module: Scope, words: Collection[str]) -> Iterator[tuple[bool, bool]]:
+        """Of each word that its module gives a meaning: whether it leads to vLLM, and whether it may be a test."""
+        for word in {*(module.names.keys() & words), *(module.declared.keys() & words)}:
+            key = module, word
+            if key not in self._known:
+                # A name that is only for type checkers stands for nothing elsewhere.
+                value = (*module.names.get(word, ()), *module.declared.get(word, ()))
+                self._known[key] = self._leads(value, ()), self._tests(value)
+            yield self._known[key]
+
+    def _leads(self, value: Values, seen: tuple[Own, ...]) -> bool:
+        return any(self._leads_on(one, seen) for one in value)
+
+    def _leads_on(self, one: Value, seen: tuple[Own, ...]) -> bool:
+        if isinstance(one, Name):
+            if one.is_vllm:
+                return True
+            found = self._package.follow(one)
+            if found is None:
+                return self._package.is_module(one.dotted)
+            return any(not isinstance(other, Name) and self._leads_on(other, seen) for other in found) or any(
+                isinstance(other, Name) and (other.is_vllm or self._package.is_module(other.dotted)) for other in found
+            )
+        if isinstance(one, Object):
+            return True
+        if isinstance(one, Text):
+            return TOP in one.text
+        if isinstance(one, Many):
+            return any(self._leads(item, seen) for item in one.items)
+        if isinstance(one, Table):
+            return any(self._leads(key, seen) or self._leads(held, seen) for key, held in one.pairs)
+        if isinstance(one, Own) and one.function is None and one not in seen:
+            inside = one.inside.names.values() if one.inside is not None else ()
+            return any(upstream(one)) or any(self._leads(held, (*seen, one)) for held in (*inside, *one.bases))
+        return False
+
+    def _tests(self, value: Values) -> bool:
+        followed = [self._package.follow(one) or () if isinstance(one, Name) else (one,) for one in value]
+        return any(
+            isinstance(one, Test | Flag) or (isinstance(one, Own) and self._may_test(one))
+            for held in followed
+            for one in held
+        )
+
+    def _may_test(self, own: Own) -> bool:
+        node = own.node
+        last = node.end_lineno or node.lineno
+        if not isinstance(node, Function) or last - node.lineno > self._short:
+            return False
+        text = own.file.cut(node.lineno, last)
+        if _ASKING.search(text):
+            return True
+        names = own.scope.module().names
+        return any(isinstance(one, Test | Flag) for word in _words(text) if word in names for one in names[word])
