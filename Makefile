@@ -7,8 +7,8 @@ RELEASES ?=
 WORKERS ?= 2
 # A file's tests stay together, because they share servers.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Every process of every test compiles the sources again where bytecode is not written.
-export PYTHONDONTWRITEBYTECODE :=
+# Without bytecode, every process of every test would compile the sources again.
+COMPILE := $(BIN)/python -m compileall -q src
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check matrix cpu-matrix catalogue pictures docs lint format clean
@@ -30,10 +30,12 @@ demo: setup ## start a real vLLM with plugins and patches and show what they do
 	@$(BIN)/vllm-graft demo $(ARGS)
 
 test: setup ## run the tests in two processes (WORKERS=4), or a part of them in one (ARGS="-k name" goes to pytest)
-	$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SPREAD))
+	@$(COMPILE)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SPREAD))
 
 check: lint ## lint, and the tests that do not start vLLM
-	$(BIN)/python -m pytest $(SPREAD) --quick -q $(ARGS)
+	@$(COMPILE)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(SPREAD) --quick -q $(ARGS)
 
 matrix: setup ## run the tests on seven vLLM releases, simulated (RELEASES=0.26.0,0.28.0 chooses)
 	@$(BIN)/python scripts/matrix.py $(if $(RELEASES),--releases '$(RELEASES)') $(ARGS)

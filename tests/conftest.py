@@ -1,9 +1,25 @@
-"""For all tests: which of them start vLLM, and in which order files are run."""
+"""For all tests: which of them start vLLM, in which order files are run, and the same surroundings in every worker."""
+
+import os
+import sys
 
 import pytest
 
 STARTERS = {"graft", "program", "vllm_child", "planned_module", "tmp_server"}
 """Fixtures that start vLLM, or with which a test does."""
+
+
+def pytest_configure() -> None:
+    # pytest-xdist gives its workers the size of a terminal, to which commands under test would fit their tables.
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        for name in ("COLUMNS", "LINES"):
+            os.environ.pop(name, None)
+
+
+def pytest_collection_finish() -> None:
+    # Tests write a module twice within a second, and the bytecode of the first would be taken for the second.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 def starts_vllm(item: pytest.Item) -> bool:

@@ -214,7 +214,7 @@ def read_defaults(kind: type[OptInSampler], options: Mapping[str, OptionValue]) 
     """Read the option ``defaults``: values for requests without these keys; raise a ValueError for a bad one."""
     table = options.get("defaults", {})
     if not isinstance(table, Mapping):
-        raise ValueError(f"{table!r} is no table of keys")
+        raise ValueError(f"it must be a table of keys, and is {table!r}")
     names = [name for key in kind.request_keys() for name in (key.name, *key.aliases)]
     for name in table:
         if name not in names:

@@ -129,7 +129,8 @@ def enable(env: Mapping[str, str]) -> None:
     """Let ``ForkedPopen`` and ``run`` fork from a zygote, started in this environment when it is first needed."""
     if sys.platform != "linux":
         return  # only Linux can hand an orphan to a process of one's choice
-    _state["env"] = {**env, "HF_HUB_OFFLINE": "1"}
+    # Bytecode of modules that tests write, and write again within a second, would be stale.
+    _state["env"] = {**env, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     _fork_spawned()
 
 

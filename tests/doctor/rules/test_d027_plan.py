@@ -111,7 +111,10 @@ def test_keys_that_requests_have_by_default_are_believed(site, write):
     assert site.found("D027") == []
     write('[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = 0.8\n')
     (finding,) = site.found("D027")
-    assert "the option 'defaults' of 'dry' must be a table, and is 0.8" in finding.what
+    assert (
+        finding.what
+        == "the option 'defaults' of 'dry' cannot be what requests carry: it must be a table of keys, and is 0.8"
+    )
 
 
 def test_an_item_under_the_key_of_another_point_is_told(site, write):
