@@ -9,7 +9,7 @@ from vllm_graft.audit.releases.call_sites import CallSite
 from vllm_graft.audit.releases.classes import BaseRelease, Classes
 from vllm_graft.audit.releases.fields import OPAQUE
 from vllm_graft.audit.releases.outline import Entry
-from vllm_graft.audit.releases.shape import FOREIGN, METHODS, Shape
+from vllm_graft.audit.releases.shape import FOREIGN, Shape
 from vllm_graft.audit.releases.written import Pages
 from vllm_graft.patching.upstream.scopes import Imported
 from vllm_graft.patching.upstream.walk import Walk
@@ -55,14 +55,7 @@ class Listed(BaseRelease["ListedModule", "ListedItem"]):
 
     def definers(self, method: str) -> list[str]:
         """Every class that defines a method, as "module:Class"."""
-        modules = (self._module(each) for each in self._pages.with_method(method))
-        return [
-            f"{module.name}:{name.rpartition('.')[0]}"
-            for module in modules
-            if module is not None
-            for name, entries in module.entries.items()
-            if name.endswith(f".{method}") and entries[0].kind in METHODS
-        ]
+        return self._pages.definers(method, self._bit)
 
     def calls(self, method: str) -> list[CallSite]:
         """The calls of a method in vLLM that show what they pass; none where they are not known."""
@@ -88,9 +81,10 @@ class Listed(BaseRelease["ListedModule", "ListedItem"]):
             self._modules[name] = ListedModule(name, self._entries(name)) if here else None
         return self._modules[name]
 
-    def _entries(self, module: str) -> dict[str, list[Entry]]:
+    def _entries(self, module: str) -> dict[str, tuple[Entry, ...]]:
         return {
-            name: [form.entry for form in forms if form.mask & self._bit]
+            # Most names have one form, which the releases share.
+            name: forms[0].alone if len(forms) == 1 else tuple(form.entry for form in forms if form.mask & self._bit)
             for name, forms in self._pages.names(module).items()
             if any(form.mask & self._bit for form in forms)
         }
@@ -101,7 +95,7 @@ class ListedModule:
     """One module of a release."""
 
     name: str
-    entries: dict[str, list[Entry]] = field(repr=False)
+    entries: dict[str, tuple[Entry, ...]] = field(repr=False)
 
     @property
     def stars(self) -> list[str]:

@@ -22,7 +22,9 @@ lines that have one.
 from __future__ import annotations
 
 import base64
+import functools
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,6 +45,9 @@ _DEFINITION: Final = re.compile(r"^[fFc]([^\W\d]\w*)\?? ", re.MULTILINE)
 _METHOD: Final = re.compile(r"^[fFkKsS]([^\W\d]\w*)\?? ", re.MULTILINE)
 """A method of a class."""
 
+_CALLED: Final = frozenset("fksFKS")
+"""Functions, class methods and static methods."""
+
 _WITH_BODY: Final = frozenset("fkspFKSP")
 _NODES: Final = {"FunctionDef": "!", "AsyncFunctionDef": "!a", "ClassDef": "!c", "value": "!v"}
 _SHORT: Final = {short: name for name, short in _NODES.items()}
@@ -58,6 +63,10 @@ class Form:
 
     mask: int
     entry: Entry
+    alone: tuple[Entry] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alone", (self.entry,))
 
 
 Forms = dict[str, list[Form]]
@@ -129,12 +138,13 @@ class Pages:
         """How vLLM calls its methods; empty where the file of them is not there."""
         return CallList.read(self._calls) if self._calls is not None else CallList()
 
-    def with_method(self, name: str) -> Sequence[str]:
-        """The modules that define a method of this name in a class, in any release."""
-        return self._methods.get(name, ())
+    def definers(self, method: str, bit: int) -> list[str]:
+        """Every class that defines a method in a release, as "module:Class"; no page is taken apart for it."""
+        modules = (module for module in self._with_method.get(method, ()) if self.mask(module) & bit)
+        return [f"{module}:{cls}" for module in modules for cls in _classes_with(self._pages[module], method, bit)]
 
     @cached_property
-    def _methods(self) -> dict[str, list[str]]:
+    def _with_method(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for module, page in self._pages.items():
             for name in dict.fromkeys(_METHOD.findall(page.partition("\n>")[2])):
@@ -159,6 +169,24 @@ class Pages:
             {module: {name: list(forms) for name, forms in self.names(module).items()} for module in self._pages},
             dict(self.unmentioned),
         )
+
+
+def _classes_with(page: str, method: str, bit: int) -> Iterator[str]:
+    """The classes on a page whose first form of a name in a release is a method."""
+    head, *lines = page.split("\n")
+    mask = head.split(" ")[1]
+    inside, name, seen = "", "", set[str]()
+    for line in lines:
+        text, _, own = line.partition("|")
+        if text[:1] == ">":
+            inside = text[1:]
+        elif text[:1] != "=" and inside:
+            word = text[1:].partition(" ")[0].removesuffix(OPAQUE)
+            name = name if word == "+" else word
+            if name == method and inside not in seen and int(own or mask) & bit:
+                seen.add(inside)
+                if text[0] in _CALLED:
+                    yield inside
 
 
 def _parse(page: str, bodies: str) -> Forms:
@@ -212,11 +240,17 @@ def _entry(letter: str, first: str, body: str, before: Entry | None, marks: str)
         )
     if letter == "v":
         return Entry("value")
-    tokens = ["!", *first.split(",")] if not first.startswith("!") else first.split(",")
-    signature = tuple(_SHORT.get(token, token) for token in tokens if token)
+    signature = _signature(first)
     if letter.isupper():
         marks = ABSTRACT + marks
     return Entry(_KINDS[letter.lower()], signature, (base64.b64decode(body + "==").hex()[:8],), marks)
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def _signature(written: str) -> tuple[str, ...]:
+    """The parameters of a function; many have the same ones, and share them."""
+    tokens = ["!", *written.split(",")] if not written.startswith("!") else written.split(",")
+    return tuple(sys.intern(_SHORT.get(token, token)) for token in tokens if token)
 
 
 def _field(word: str) -> str:

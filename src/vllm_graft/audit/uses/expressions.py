@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from vllm_graft.audit.model import Condition
@@ -38,26 +38,12 @@ class Expressions:
         self.state = state
         self._function = function
         self._helper = helper
-        self._ways: dict[type[ast.AST], Callable[..., None]] = {
-            ast.Name: self._name,
-            ast.Attribute: self._attribute,
-            ast.Call: self._call,
-            ast.Subscript: self._subscript,
-            ast.Lambda: self._lambda,
-            ast.NamedExpr: self._named,
-            ast.IfExp: self._if,
-            ast.BoolOp: self._both,
-            ast.ListComp: self._comprehension,
-            ast.SetComp: self._comprehension,
-            ast.GeneratorExp: self._comprehension,
-            ast.DictComp: self._comprehension,
-        }
 
     def visit(self, node: ast.AST | None) -> None:
         """Walk through an expression, or a statement that consists of expressions."""
-        way = self._ways.get(type(node)) if node is not None else None
+        way = _WAYS.get(type(node)) if node is not None else None
         if way is not None:
-            way(node)
+            way(self, node)
         elif node is not None:
             self.below(node)
 
@@ -201,6 +187,23 @@ class Expressions:
         with self.state.within(scope), self.state.behind(*map(self._test, tests)):
             for part in (*tests, *parts):
                 self.visit(part)
+
+
+_WAYS: Final[Mapping[type[ast.AST], Callable[..., None]]] = {
+    ast.Name: Expressions._name,
+    ast.Attribute: Expressions._attribute,
+    ast.Call: Expressions._call,
+    ast.Subscript: Expressions._subscript,
+    ast.Lambda: Expressions._lambda,
+    ast.NamedExpr: Expressions._named,
+    ast.IfExp: Expressions._if,
+    ast.BoolOp: Expressions._both,
+    ast.ListComp: Expressions._comprehension,
+    ast.SetComp: Expressions._comprehension,
+    ast.GeneratorExp: Expressions._comprehension,
+    ast.DictComp: Expressions._comprehension,
+}
+"""What walks through each kind of expression; of others, their parts are walked."""
 
 
 def _has_names(name: Name) -> bool:

@@ -82,6 +82,9 @@ class Package:
             for use in sorted(once.values(), key=lambda use: use.line):
                 inside = branches.get(use.body_file or use.file, ())
                 yield dataclasses.replace(use, guard=guard.and_also(use.guard), branches=inside)
+        for found in founds:
+            # Conditions that are still to be worked out keep the walks alive.
+            found.forget()
 
     def _around(self, founds: list[Found]) -> dict[SourceFile, Guard]:
         """The files that the package imports behind tests only, as ``if OLD: from . import patch_old``, with these."""

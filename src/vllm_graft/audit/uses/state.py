@@ -106,6 +106,13 @@ class Found:
     stored: set[str] = field(default_factory=set)
     made: set[Own] = field(default_factory=set)
 
+    def forget(self) -> None:
+        """Let go of everything but the branches, which the uses refer to."""
+        for held in (self.puts, self.subclasses, self.imported, self.calls, self.reads, self.methods):
+            held.clear()
+        for names in (self.mentions, self.saved, self.passed, self.stored, self.made):
+            names.clear()
+
     def imports(self) -> list[Use]:
         """The mentions as uses: one for each name that nothing stands around, else one for each guard."""
         bare = Guard()

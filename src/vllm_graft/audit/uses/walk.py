@@ -81,30 +81,6 @@ class Walker:
         self._later: deque[tuple[Own, Callable[[], None]]] = deque()
         self._attempts: dict[ast.stmt, Attempt] = {}
         self.expressions = Expressions(state, self.function, self._helper)
-        self._ways: dict[type[ast.stmt], Callable[..., None]] = {
-            ast.Import: self._import,
-            ast.ImportFrom: self._import_from,
-            ast.Assign: self._assign,
-            ast.AnnAssign: self._annotated,
-            ast.AugAssign: self._augmented,
-            ast.Delete: self._delete,
-            ast.FunctionDef: self._define,
-            ast.AsyncFunctionDef: self._define,
-            outlines.FunctionDef: self._define,
-            outlines.AsyncFunctionDef: self._define,
-            ast.ClassDef: lambda node: classes.walk(self, node),
-            ast.If: self._if,
-            ast.Try: self._try,
-            ast.TryStar: self._try,
-            ast.With: self._with,
-            ast.AsyncWith: self._with,
-            ast.For: self._for,
-            ast.AsyncFor: self._for,
-            ast.While: self._while,
-            ast.Match: self._match,
-            ast.Global: self._global,
-            ast.Nonlocal: self._nonlocal,
-        }
 
     def top_level(self) -> None:
         """Walk through the statements of the module itself."""
@@ -138,11 +114,11 @@ class Walker:
     def block(self, body: Sequence[ast.stmt]) -> None:
         """Walk through statements that run one after the other."""
         for place, node in enumerate(body):
-            way = self._ways.get(type(node))
+            way = _WAYS.get(type(node))
             if way is None:
                 self.expressions.visit(node)
             else:
-                way(node)
+                way(self, node)
             if type(node) in _LEAVING and (after := self._after(node)) is not None:
                 self._arm(after, body[place + 1 :])
                 return
@@ -468,6 +444,33 @@ class Walker:
         for name in names:
             self.state.scope.names.pop(name, None)
             self.state.scope.elsewhere[name] = scope
+
+
+_WAYS: Final[Mapping[type[ast.stmt], Callable[..., None]]] = {
+    ast.Import: Walker._import,
+    ast.ImportFrom: Walker._import_from,
+    ast.Assign: Walker._assign,
+    ast.AnnAssign: Walker._annotated,
+    ast.AugAssign: Walker._augmented,
+    ast.Delete: Walker._delete,
+    ast.FunctionDef: Walker._define,
+    ast.AsyncFunctionDef: Walker._define,
+    outlines.FunctionDef: Walker._define,
+    outlines.AsyncFunctionDef: Walker._define,
+    ast.ClassDef: classes.walk,
+    ast.If: Walker._if,
+    ast.Try: Walker._try,
+    ast.TryStar: Walker._try,
+    ast.With: Walker._with,
+    ast.AsyncWith: Walker._with,
+    ast.For: Walker._for,
+    ast.AsyncFor: Walker._for,
+    ast.While: Walker._while,
+    ast.Match: Walker._match,
+    ast.Global: Walker._global,
+    ast.Nonlocal: Walker._nonlocal,
+}
+"""What walks through each kind of statement; others consist of expressions."""
 
 
 def _is_opaque(body: Sequence[ast.stmt], file: SourceFile) -> bool:
