@@ -724,6 +724,11 @@ class TestNames:
         listed = re.findall(r"^\| (`vllm.+?`) \|", text, re.MULTILINE)
         assert listed == [f"`{target}.{attribute}`" for target, attribute in hooks]
 
+    def test_the_modules_that_it_names_are_there(self):
+        named = set(re.findall(r"`((?:[a-z_]+/)+\w+\.py)`", page("explanation/how-it-works.md")))
+        assert len(named) > 20
+        assert [name for name in sorted(named) if not (ROOT / "src/vllm_graft" / name).is_file()] == []
+
     def test_each_flow_names_at_most_eight_modules(self):
         """A reader can hold so many; a flow that needs more is too long to tell."""
         flows = [
