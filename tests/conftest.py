@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-STARTERS = {"graft", "program", "vllm_child", "planned_module", "tmp_server"}
+STARTERS = {"graft", "program", "vllm_child", "planned_module"}
 """Fixtures that start vLLM, or with which a test does."""
 
 

@@ -56,25 +56,30 @@ def test_a_start_that_is_stopped_ends_at_once(planned: Session):
     assert [view for view in planned.views() if view.findings()] == []
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_serve_prints_the_table_and_stops_on_a_signal(planned: Session, signum: signal.Signals):
-    """`vllm-graft serve` watches the server from start to stop and leaves no process behind."""
+def start_serve(planned: Session) -> tuple[zygote.ForkedPopen, Path]:
+    """Start `vllm-graft serve`, simulated, and wait until it serves; return the process and the file of its output."""
     planned.simulate()
-    server = planned.server()
     environment = {name: value for name, value in {**os.environ, **planned.env}.items() if value is not None}
-    command = [sys.executable, "-m", "vllm_graft.cli", "serve", *server.arguments]
+    command = [sys.executable, "-m", "vllm_graft.cli", "serve", *planned.server().arguments]
     output = planned.folder / "serve.txt"
     with output.open("w") as file:
         process = zygote.ForkedPopen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
-        deadline = time.monotonic() + 200
-        while "every process has what its plan names" not in output.read_text(encoding="utf-8"):
-            assert process.poll() is None, output.read_text(encoding="utf-8")[-3000:]
-            assert time.monotonic() < deadline, output.read_text(encoding="utf-8")[-3000:]
-            time.sleep(0.3)
-        pids = [view.record.pid for run in planned.views() for view in run.processes]
-        assert len(pids) >= 2
-        process.send_signal(signum)
-        assert process.wait(timeout=60) == 0
+    deadline = time.monotonic() + 200
+    while "every process has what its plan names" not in output.read_text(encoding="utf-8"):
+        assert process.poll() is None, output.read_text(encoding="utf-8")[-3000:]
+        assert time.monotonic() < deadline, output.read_text(encoding="utf-8")[-3000:]
+        time.sleep(0.3)
+    return process, output
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_serve_prints_the_table_and_stops_on_a_signal(planned: Session, signum: signal.Signals):
+    """`vllm-graft serve` watches the server from start to stop and leaves no process behind."""
+    process, output = start_serve(planned)
+    pids = [view.record.pid for run in planned.views() for view in run.processes]
+    assert len(pids) >= 2
+    process.send_signal(signum)
+    assert process.wait(timeout=60) == 0
     assert "vllm-graft: the server has stopped" in output.read_text(encoding="utf-8")
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
 
@@ -88,21 +93,10 @@ def test_serve_prints_the_table_and_stops_on_a_signal(planned: Session, signum: 
 )
 def test_a_server_that_lost_a_process_does_not_end_with_status_0(planned: Session, role: str, status: int, said: str):
     """vLLM's own status is 0 where its engine was killed, and whoever restarts servers would leave it at that."""
-    planned.simulate()
-    server = planned.server()
-    environment = {name: value for name, value in {**os.environ, **planned.env}.items() if value is not None}
-    command = [sys.executable, "-m", "vllm_graft.cli", "serve", *server.arguments]
-    output = planned.folder / "serve.txt"
-    with output.open("w") as file:
-        process = zygote.ForkedPopen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
-        deadline = time.monotonic() + 200
-        while "every process has what its plan names" not in output.read_text(encoding="utf-8"):
-            assert process.poll() is None, output.read_text(encoding="utf-8")[-3000:]
-            assert time.monotonic() < deadline, output.read_text(encoding="utf-8")[-3000:]
-            time.sleep(0.3)
-        views = [view for run in planned.views() for view in run.processes]
-        (victim,) = [view.record.pid for view in views if role in view.record.roles]
-        os.kill(victim, signal.SIGKILL)
-        assert process.wait(timeout=120) == status
+    process, output = start_serve(planned)
+    views = [view for run in planned.views() for view in run.processes]
+    (victim,) = [view.record.pid for view in views if role in view.record.roles]
+    os.kill(victim, signal.SIGKILL)
+    assert process.wait(timeout=120) == status
     assert said in output.read_text(encoding="utf-8")
     assert [pid for pid in (view.record.pid for view in views) if state_of(str(pid)) not in ("", "Z")] == []

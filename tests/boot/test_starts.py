@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.server, pytest.mark.compiled]
 COMPLETION = {"prompt": "hi", "max_tokens": 3, "model": "m"}
 
 
+@pytest.mark.plain_start
 def test_tensor_parallel_workers_all_have_their_part(planned: Session):
     """Two workers, each with its own record; the server is stopped in order and leaves nothing behind."""
     planned.env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"

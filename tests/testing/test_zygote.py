@@ -43,6 +43,11 @@ def test_a_plain_start_has_none_of_the_zygotes_modules() -> None:
     assert json.loads(done.stdout)[3] is False
 
 
+@pytest.mark.plain_start
+def test_the_marker_gives_a_plain_start() -> None:
+    assert json.loads(run("-c", TELL).stdout)[3] is False
+
+
 def test_a_script_and_a_module_are_the_main_module(tmp_path: Path) -> None:
     text = f"{TELL}\nprint(__name__, __spec__ and __spec__.name, sys.path[0])"
     (tmp_path / "program.py").write_text(text, encoding="utf-8")

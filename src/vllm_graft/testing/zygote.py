@@ -1,7 +1,7 @@
 """A zygote: fork test processes from a parent that has already imported what vLLM depends on.
 
-Importing vLLM costs 8 s of CPU in every process of every server, and four fifths of that is torch, transformers and
-other packages. The zygote imports those once. Each process that a test starts is then a fork of it, and so is each
+Importing vLLM costs seconds of CPU in every process of every server, and most of that is torch, transformers and other
+packages. The zygote imports those once. Each process that a test starts is then a fork of it, and so is each
 process that vLLM itself starts by ``spawn``. The zygote never imports vllm, vllm_graft or a plugin: a forked process
 imports those by itself, in the order and with the environment of a plain start, so what the tests prove stays true.
 
