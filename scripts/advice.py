@@ -1,4 +1,4 @@
-"""What pip's output shows, and what a person can do about it."""
+"""Advice for known failures in pip's output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 NEEDED_GB = 5
 
-# The first sign that is found counts; {command} stands for the command that failed.
+# The first match counts; {command} stands for the command that failed.
 _HINTS = (
     (
         r"No space left on device",
@@ -32,6 +32,6 @@ _HINTS = (
 
 
 def advice(output: str, command: str) -> str | None:
-    """The next step after a pip that failed, or None where its output shows nothing known."""
+    """Return the next step after a failed pip, or None if its output has no known failure."""
     found = (hint for sign, hint in _HINTS if re.search(sign, output))
     return next((hint.format(command=command) for hint in found), None)

@@ -1,4 +1,4 @@
-"""Builds the catalogue of vLLM's releases that the audit ships with, or adds a release to it.
+"""Build the catalogue of vLLM releases that ships with the audit, or add a release to it.
 
     make catalogue                       all seven releases, anew
     make catalogue RELEASES=0.33.0       that one besides those in it
@@ -21,7 +21,7 @@ SEVEN = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
 
 
 def read_into(builder: Builder, version: str) -> None:
-    """Add one release, and say how far it is."""
+    """Add one release and print progress."""
     line = ProgressLine()
     source = release(version, progress=lambda done, size: line(f"fetching {version}", done, size))
     fetch(source, source.modules())
@@ -29,7 +29,7 @@ def read_into(builder: Builder, version: str) -> None:
 
 
 def main() -> int:
-    """Build the catalogue, or add to it."""
+    """Build the catalogue or add to it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", metavar="RELEASES", help="releases to add, with commas; without it all seven anew")
     args = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Run pytest in this environment and write down what really ran, and with which vLLM: one cell of the matrix.
+"""Run one cell of the matrix: pytest in this environment, with a report of what ran on which vLLM.
 
     python scripts/cell.py REPORT.json [options and paths for pytest]
 
-Only tests whose call was run and passed count as passed.
+Only tests whose call phase ran and passed count as passed.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from pathlib import Path
 import pytest
 
 
-class Witness:
-    """Sees every test: its worst outcome over set-up, call and tear-down."""
+class OutcomeRecorder:
+    """Record the worst outcome of each test over set-up, call and tear-down."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
         self.deselected = 0
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        """Tests that an expression left out."""
+        """Count tests that a marker expression deselected."""
         self.deselected += len(items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be imported is a failure of all its tests."""
+        """Record a file that cannot be imported as one failure."""
         if report.failed:
             self.outcomes[report.nodeid] = "failed"
         elif report.skipped:
             self.outcomes[report.nodeid] = "skipped"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One phase of one test."""
+        """Record one phase of one test."""
         if report.failed:
             self.outcomes[report.nodeid] = "failed"
         elif report.skipped:
@@ -43,8 +43,8 @@ class Witness:
             self.outcomes.setdefault(report.nodeid, "passed")
 
     def report(self) -> dict[str, object]:
-        """What was seen."""
-        # Imported by pytest itself until now, which rewrites the assertions in it.
+        """Return the counts, the failures, and the vLLM that was imported."""
+        # Imported late: pytest rewrites the assertions of modules that it imports first.
         from vllm_graft.versions import vllm_root, vllm_version
 
         counts = Counter(self.outcomes.values())
@@ -60,12 +60,12 @@ class Witness:
 
 
 def main() -> int:
-    """Run the tests; the report is written only when pytest came to its end."""
-    # As `python -m pytest` has it: the working directory, and none of the modules next to this one.
+    """Run the tests, and write the report if pytest finishes."""
+    # As with `python -m pytest`: the working directory is importable, the modules next to this one are not.
     sys.path[0] = str(Path.cwd())
-    witness = Witness()
-    status = pytest.main(sys.argv[2:], plugins=[witness])
-    Path(sys.argv[1]).write_text(json.dumps({"status": int(status), **witness.report()}), encoding="utf-8")
+    recorder = OutcomeRecorder()
+    status = pytest.main(sys.argv[2:], plugins=[recorder])
+    Path(sys.argv[1]).write_text(json.dumps({"status": int(status), **recorder.report()}), encoding="utf-8")
     return int(status)
 
 

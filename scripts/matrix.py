@@ -1,9 +1,9 @@
-"""Run tests on many vLLM releases, and print how many passed on which.
+"""Run tests on several vLLM releases and print how many passed on each.
 
 Without --cpu, each release is its bare Python sources on the simulated accelerator, with the packages of the
-interpreter that runs this. With --cpu, each is a real build for CPUs in an environment of its own below .venvs.
-With --from, nothing is run: the results are those of runs that printed them with --json. What stands after -- goes
-to pytest. The exit status is 1 where a test failed or a suite proved nothing.
+interpreter that runs this script. With --cpu, each is a real build for CPUs in an environment of its own below .venvs.
+With --from, nothing is run: results are read from files that other runs printed with --json. Arguments after -- go to
+pytest. The exit status is 1 if a test failed or a suite proved nothing.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ LOGS = ROOT / "build" / "matrix"
 
 
 def say(text: str) -> None:
-    """One line for the person who waits; standard output is for the result."""
-    # In one piece: suites that run at a time speak at a time.
+    """Print one line of progress on standard error; standard output is for the result."""
+    # One write, because suites that run in parallel report in parallel.
     sys.stderr.write(f"matrix: {text}\n")
     sys.stderr.flush()
 
 
 def bare(version: str) -> Release:
-    """A release as its sources, with a cache of its own: vLLM's notes on models differ between releases."""
+    """Fetch a release's Python sources; each has its own vLLM cache, whose model information differs by release."""
     folder = fetch(version, say)
     variables = {"PYTHONPATH": str(folder), "VLLM_CACHE_ROOT": str(cache_folder() / "vllm" / version)}
     return Release(version, Path(sys.executable), suites.environment(**variables), folder)
 
 
 def built(version: str) -> Release:
-    """A release as its build for CPUs; the newest is the one that `make setup` installed here."""
+    """Install a release's build for CPUs; the newest is the one that `make setup` installed."""
     home = Path(sys.prefix)
     if version != CPU_RELEASES[-1]:
         home = ROOT / ".venvs" / f"cpu-{version}"
         command = [sys.executable, str(ROOT / "scripts" / "setup.py"), "--vllm", version]
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-            raise FetchFailed(f"the environment for vLLM {version} could not be made; what is above says why")
+            raise FetchFailed(f"the environment for vLLM {version} could not be made; the output above says why")
     variables = {"VLLM_CACHE_ROOT": str(cache_folder() / "vllm" / f"cpu-{version}")}
     return Release(version, home / "bin" / "python", suites.environment(**variables), home)
 
 
 def run_all(releases: Sequence[Release], chosen: Sequence[Suite], options: Sequence[str], jobs: int) -> list[Cell]:
-    """All suites on all releases, so many at a time; a release that is not what it should be is not run."""
+    """Run all suites on all releases, ``jobs`` at a time; a release that fails its probe is not run."""
     troubles = {release.version: suites.probe(release) for release in releases}
 
     def cell(release: Release, suite: Suite) -> Cell:
@@ -80,17 +80,17 @@ def run_all(releases: Sequence[Release], chosen: Sequence[Suite], options: Seque
 
 
 def arguments(given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """What was asked for, and the options for pytest."""
+    """Parse the command line into our arguments and the options for pytest."""
     place = list(given).index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", help="tests of your own, for pytest, instead of those of vllm-graft")
     parser.add_argument("--cpu", action="store_true", help="use real builds for CPUs instead of bare sources")
-    parser.add_argument("--releases", metavar="LIST", help="for example 0.26.0,0.28.0; all without it")
-    parser.add_argument("--suites", metavar="LIST", help="for example plan,boot; all without it")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="run N suites at a time; 1 without it")
+    parser.add_argument("--releases", metavar="LIST", help="for example 0.26.0,0.28.0 (default: all)")
+    parser.add_argument("--suites", metavar="LIST", help="for example plan,boot (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="run N suites at a time (default: 2)")
     parser.add_argument("--json", action="store_true", help="print a list of results instead of the table")
     parser.add_argument("--table", type=Path, metavar="PAGE", help="merge the results into the table of this page")
-    told = "take the results from what --json printed, and run nothing; may be given again, the last counts"
+    told = "read results that --json printed and run nothing; may be repeated, the last result of a cell counts"
     parser.add_argument("--from", dest="files", type=Path, action="append", default=[], metavar="FILE", help=told)
     found = parser.parse_args(given[:place])
     known = CPU_RELEASES if found.cpu else RELEASES
@@ -129,7 +129,7 @@ def _existing(parser: argparse.ArgumentParser, paths: Sequence[str]) -> list[str
 
 
 def _readable(parser: argparse.ArgumentParser, page: Path, mark: str) -> None:
-    # Asked before anything is run: results that cannot be merged after an hour are lost.
+    # Checked before anything runs: after an hour, results that cannot be merged would be lost.
     try:
         table.read(page, mark)
     except ValueError as error:
@@ -154,23 +154,23 @@ def _results(
 
 
 def caption() -> str:
-    """Under what circumstances the figures came about."""
+    """Describe the machine that the results come from."""
     python = platform.python_version()
     return f"vllm-graft {vllm_graft.__version__}, Python {python}, {os.cpu_count()} cores:"
 
 
-def run_asked(asked: argparse.Namespace, options: Sequence[str]) -> list[Cell]:
-    """Fetch or make what is missing, and run the suites."""
+def run_suites(asked: argparse.Namespace, options: Sequence[str]) -> list[Cell]:
+    """Fetch or install the releases and run the suites on them."""
     releases = [built(version) if asked.cpu else bare(version) for version in asked.releases]
     return run_all(releases, asked.suites, options, asked.jobs)
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run the suites, or take what runs elsewhere came to; print the result, and write it into a page."""
+    """Run the suites or read results of other runs, print the table, and write it into a page."""
     asked, options = arguments(sys.argv[1:] if given is None else given)
     began = time.monotonic()
     try:
-        cells = asked.results if asked.files else run_asked(asked, options)
+        cells = asked.results if asked.files else run_suites(asked, options)
     except FetchFailed as failure:
         say(str(failure))
         return 2

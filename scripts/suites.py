@@ -1,4 +1,4 @@
-"""What the matrix runs: suites of tests, releases of vLLM, and the outcome of one suite on one release."""
+"""Suites of tests, releases of vLLM, and the outcome of one suite on one release."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU_RELEASES = ("0.27.1", "0.30.0", "0.32.0")
 
 @dataclass(frozen=True)
 class Suite:
-    """Tests that are counted together: paths for pytest, which of their tests are meant, and where pytest is run."""
+    """Tests that are counted together: their paths, the marker expression, and the folder to run pytest in."""
 
     name: str
     paths: tuple[str, ...]
@@ -33,7 +33,7 @@ class Suite:
     folder: Path = ROOT
 
 
-# A path may be a pattern; all are relative to the repository. The longest come first, for the sake of --jobs.
+# A path may be a pattern, relative to the repository. The longest suites come first, so that --jobs fills the gaps.
 SUITES = (
     Suite("boot", ("tests/boot/test_process.py", "tests/boot/test_simulated.py", "tests/boot/test_nodes.py")),
     Suite("simulation", ("tests/simulator",)),
@@ -67,7 +67,7 @@ CPU_SUITES = (
 
 @dataclass(frozen=True)
 class Release:
-    """One vLLM and how it is run: its interpreter, the variables that lead to it, and the folder it must come from."""
+    """One vLLM release: its interpreter, its environment variables, and the folder it must be imported from."""
 
     version: str
     python: Path
@@ -77,7 +77,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Cell:
-    """The outcome of one suite on one release; ``trouble`` says why it proves nothing, where that is so."""
+    """The outcome of one suite on one release; ``trouble`` is the reason if it proves nothing."""
 
     release: str
     suite: str
@@ -92,27 +92,27 @@ class Cell:
 
     @property
     def ok(self) -> bool:
-        """Whether tests were run, on the release that was meant, and all passed."""
+        """True if tests ran on the intended release and all of them passed."""
         return not self.trouble and not self.failed and self.passed > 0
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the fields, and ``ok``, for JSON."""
         return {**asdict(self), "ok": self.ok}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Cell:
-        """What :meth:`as_dict` was made of."""
+        """Restore a cell from :meth:`as_dict`."""
         cell = cls(**{field.name: values[field.name] for field in fields(cls)})
         return replace(cell, failures=tuple(cell.failures))
 
     @classmethod
     def from_text(cls, release: str, suite: str, text: str) -> Cell:
-        """What ``str()`` shows of a cell; the names of failed tests, say, are not in it."""
+        """Parse the text that ``str()`` gives; it lacks the names of failed tests."""
         if text == NO_RESULT:
             return cls(release, suite, trouble=text)
         shown = SHOWN.fullmatch(text)
         if shown is None:
-            raise ValueError(f"{text!r} for {suite} on {release} is no result as the matrix writes it")
+            raise ValueError(f"{text!r} for {suite} on {release} is not a result that the matrix wrote")
         passed, run, skipped, seconds = (int(shown[name] or 0) for name in ("passed", "run", "skipped", "seconds"))
         return cls(release, suite, passed, run - passed if run else 0, skipped, seconds=seconds)
 
@@ -124,12 +124,12 @@ class Cell:
         return f"{count}{skipped} in {self.seconds:.0f} s"
 
     def line(self) -> str:
-        """For the person who waits."""
+        """Return one line of progress."""
         return f"{self.release} {self.suite}: {self.trouble or f'passed {self}'}"
 
 
 def expand(paths: Sequence[str], root: Path = ROOT) -> list[str]:
-    """The paths that patterns stand for; one that fits nothing is left out, one without a pattern is kept as it is."""
+    """Expand patterns; one that matches nothing is dropped, and a plain path is kept."""
     found: list[str] = []
     for path in paths:
         found += sorted(str(match.relative_to(root)) for match in root.glob(path)) if "*" in path else [path]
@@ -137,7 +137,7 @@ def expand(paths: Sequence[str], root: Path = ROOT) -> list[str]:
 
 
 def probe(release: Release) -> str:
-    """What is wrong with the vLLM that this release's environment really imports; nothing, as it should be."""
+    """Import vLLM in the release's environment and return what is wrong with it, or an empty string."""
     text = (
         "import importlib.metadata, json, vllm; "
         "print(json.dumps([vllm.__version__, vllm.__file__, importlib.metadata.version('vllm')]))"
@@ -152,7 +152,7 @@ def probe(release: Release) -> str:
 
 
 def mismatch(release: Release, version: str | None, place: str) -> str:
-    """How a vLLM that was found differs from the one that was meant; nothing where it does not."""
+    """Return how the imported vLLM differs from the intended one, or an empty string."""
     if version is None or Version(version).base_version != release.version:
         return f"vLLM {version} was found instead of {release.version}, in {place}"
     if not Path(place).is_relative_to(release.home):
@@ -161,7 +161,7 @@ def mismatch(release: Release, version: str | None, place: str) -> str:
 
 
 def run(release: Release, suite: Suite, options: Sequence[str], logs: Path) -> Cell:
-    """Run one suite on one release, in a pytest of its own; the log stays where something is wrong."""
+    """Run one suite on one release in its own pytest process; the log is kept if it fails."""
     logs.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.]+", "-", f"{release.version}-{suite.name}").strip("-.")
     log, report = logs / f"{name}.log", logs / f"{name}.json"
@@ -184,7 +184,7 @@ def run(release: Release, suite: Suite, options: Sequence[str], logs: Path) -> C
 def judge(
     release: Release, suite: str, found: dict[str, Any] | None, status: int, seconds: float, log: str = ""
 ) -> Cell:
-    """What a report proves: nothing, unless it is about the release that was meant and tests were run."""
+    """Turn a report into a cell; it proves nothing unless tests ran on the intended release."""
     if found is None:
         trouble = f"pytest died with status {status} before its end"
         return Cell(release.version, suite, seconds=seconds, trouble=trouble, log=log)

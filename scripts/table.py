@@ -1,4 +1,4 @@
-"""The matrix as text: a table for a terminal, one for a page, and what a person is told of failures."""
+"""The matrix as text: a table for a terminal, a table for a page, and a list of failures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ UNKNOWN = "From runs on machines that may differ:"
 
 
 def grid(cells: Sequence[Cell], suites: Sequence[str] = (), releases: Sequence[str] = ()) -> list[list[str]]:
-    """A row per suite and a column per release, empty where nothing was run.
+    """Return a row per suite and a column per release, with empty cells where nothing ran.
 
-    Those that are named come first, in their order; the others follow as they come in the cells.
+    The given suites and releases come first, in that order; others follow in the order of the cells.
     """
     releases = list(dict.fromkeys([*releases, *(cell.release for cell in cells)]))
     suites = list(dict.fromkeys([*suites, *(cell.suite for cell in cells)]))
@@ -31,12 +31,12 @@ def _all(cells: Iterable[Cell], release: str) -> str:
         return ""
     if not all(cell.ok for cell in mine):
         return "FAILED"
-    # Of the figures that are shown: a reader who adds them up finds this sum.
+    # Rounded first, so that the sum is that of the seconds shown.
     return f"{sum(cell.passed for cell in mine)} in {sum(round(cell.seconds) for cell in mine)} s"
 
 
 def plain(rows: Sequence[Sequence[str]]) -> str:
-    """For a terminal."""
+    """Format rows for a terminal."""
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -44,14 +44,14 @@ def plain(rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """For a page."""
+    """Format rows as a Markdown table."""
     head, *body = rows
     lines = [head, ["---"] * len(head), *body]
     return "".join(f"| {' | '.join(cell.replace('|', BAR) for cell in line)} |\n" for line in lines)
 
 
 def parse(text: str) -> list[Cell]:
-    """The cells of a table that :func:`markdown` wrote, row by row; what is no table is passed over."""
+    """Parse the cells of a table that :func:`markdown` wrote; other lines are ignored."""
     rows = [_row(line) for line in text.splitlines() if line.startswith("|")]
     if not rows:
         return []
@@ -72,12 +72,12 @@ def _row(line: str) -> list[str]:
 
 
 def has_place(page: Path, mark: str) -> bool:
-    """Whether a page has lines between which the table goes."""
+    """True if a page has the two marks between which the table goes."""
     return page.is_file() and bool(_between(mark).search(page.read_text(encoding="utf-8")))
 
 
 def read(page: Path, mark: str) -> tuple[str, list[Cell]]:
-    """The caption and the cells that stand in a page; a ValueError says what cannot be read."""
+    """Read the caption and the cells of a page; raises ValueError for a malformed table."""
     found = _between(mark).search(page.read_text(encoding="utf-8"))
     text = found[2] if found else ""
     return re.split(r"^\|", text, maxsplit=1, flags=re.MULTILINE)[0].strip(), parse(text)
@@ -86,11 +86,11 @@ def read(page: Path, mark: str) -> tuple[str, list[Cell]]:
 def merge(
     page: Path, mark: str, new: Sequence[Cell], caption: str, suites: Sequence[str], releases: Sequence[str]
 ) -> None:
-    """Put new cells into the table of a page; the other cells stay.
+    """Merge new cells into the table of a page and keep its other cells.
 
-    The table has these suites and releases, in this order; what the page has beyond them is dropped. Without suites,
-    every row of the page stays, and a release has a column where there is a cell of it. A caption, the page's or the
-    new one, stands above the table only where it is true of every cell.
+    The table gets exactly these suites and releases, in this order; other rows and columns of the page are dropped.
+    Without suites, every row of the page is kept, and only releases with a cell get a column. The old or new caption
+    is used only if it is true of every cell.
     """
     before, old = read(page, mark)
     kept = {
@@ -107,7 +107,7 @@ def merge(
 
 
 def write(page: Path, mark: str, text: str) -> None:
-    """Put a text between ``<!-- mark -->`` and ``<!-- /mark -->``, in place of what is there."""
+    """Replace the text between ``<!-- mark -->`` and ``<!-- /mark -->``."""
     before = page.read_text(encoding="utf-8")
     page.write_text(_between(mark).sub(lambda match: f"{match[1]}{text}{match[3]}", before), encoding="utf-8")
 
@@ -117,7 +117,7 @@ def _between(mark: str) -> re.Pattern[str]:
 
 
 def complaints(cells: Iterable[Cell], again: str) -> list[str]:
-    """For each cell that is not well: which tests failed or what went wrong, the log, and how to run it alone."""
+    """List, for each failed cell, its tests or its trouble, its log, and the command that runs it alone."""
     lines: list[str] = []
     for cell in cells:
         if cell.ok:
