@@ -65,7 +65,7 @@ def test_a_table_is_read_as_it_was_written(cells: list[Cell]):
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("| plan | 5 tests |", "'5 tests' for plan on 0.26.0 is no result as the matrix writes it"),
+        ("| plan | 5 tests |", "'5 tests' for plan on 0.26.0 is not a result that the matrix wrote"),
         ("| plan | 5 in 2 s | 6 in 2 s |", "the row plan has 2 cells for 1 releases"),
         ("| all |", "the row all has 0 cells for 1 releases"),
     ],
