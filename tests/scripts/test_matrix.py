@@ -85,7 +85,7 @@ class TestArguments:
         page.write_text("<!-- matrix -->\n| tests | 0.26.0 |\n|---|---|\n| plan | many |\n<!-- /matrix -->\n")
         with pytest.raises(SystemExit):
             matrix.arguments(["--table", str(page)])
-        assert "cannot be read: 'many' for plan on 0.26.0 is no result" in capsys.readouterr().err
+        assert "cannot be read: 'many' for plan on 0.26.0 is not a result" in capsys.readouterr().err
 
 
 class TestMain:
