@@ -33,7 +33,7 @@ test: setup ## run the tests in two processes (WORKERS=4), or a part of them in 
 	@$(COMPILE)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SPREAD))
 
-check: lint ## lint, and the tests that do not start vLLM
+check: lint ## lint, and the tests that start no process
 	@$(COMPILE)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(SPREAD) --quick -q $(ARGS)
 

@@ -303,6 +303,7 @@ def test_a_forked_child_has_the_patches_and_counts_for_itself(engine):
     assert Target().f() == "f!"
 
 
+@pytest.mark.process
 def test_a_lock_held_at_a_fork_does_not_hang_the_child(engine):
     """Another thread may be changing targets when the process forks; the child has a lock of its own."""
     import threading
@@ -432,6 +433,7 @@ def _everything_on(made, copied):
     return [{name: value for name, value in vars(owner).items() if name != "__builtins__"} for owner in owners]
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_all_or_nothing(make, write):
     """At whatever line of ours KeyboardInterrupt comes, in the middle of an apply or a revert."""
     made = make(INTERRUPTED)
