@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_graft.boot import DISABLE_VARIABLE, SIMULATE_VARIABLE
-from vllm_graft.doctor import modules
-from vllm_graft.doctor.packages import OURS
+from vllm_graft.doctor.environment import OURS
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import SHIPPED, Registered, load
@@ -36,73 +35,74 @@ from vllm_graft.plan.resolution import (
     merge_options,
 )
 from vllm_graft.points import PATCHES_VARIABLE, POINTS, Point, custom_patches, keys
+from vllm_graft.sources.finder import find_certain
+from vllm_graft.sources.modules import SourceModule, read_module
 
 if TYPE_CHECKING:
     from vllm_graft.contracts.item import OptionValue
-    from vllm_graft.doctor.facts import Facts
-    from vllm_graft.doctor.packages import Entry
+    from vllm_graft.doctor.environment import EntryPoint, Environment
 
 _CONTRACTS = {contract.rpartition(":")[2]: contract for point in POINTS if point.key for contract in point.contracts}
 
 
-def disabled(facts: Facts) -> bool:
+def disabled(env: Environment) -> bool:
     """Whether ``GRAFT_DISABLE`` turns vllm-graft off."""
-    return _asked(facts, DISABLE_VARIABLE)
+    return _asked(env, DISABLE_VARIABLE)
 
 
-def simulated(facts: Facts) -> bool:
+def simulated(env: Environment) -> bool:
     """Whether the simulated accelerator is asked for, and would be there."""
-    return _asked(facts, SIMULATE_VARIABLE) and not disabled(facts)
+    return _asked(env, SIMULATE_VARIABLE) and not disabled(env)
 
 
-def configured(facts: Facts) -> str:
+def configured(env: Environment) -> str:
     """What asks vllm-graft to do something: a file, a variable or an argument; empty where nothing does."""
-    if disabled(facts):
+    if disabled(env):
         return ""
     try:
-        file = find_file(facts.environ)
+        file = find_file(env.variables)
     except ConfigError:
         return CONFIG_VARIABLE
     if file is not None:
         return str(file)
-    if custom_patches(facts.environ):
+    if custom_patches(env.variables):
         return PATCHES_VARIABLE
-    if "graft" in facts.arguments.document("--additional-config"):
+    if "graft" in env.arguments.document("--additional-config"):
         return "--additional-config"
-    return SIMULATE_VARIABLE if simulated(facts) else ""
+    return SIMULATE_VARIABLE if simulated(env) else ""
 
 
-def problems(facts: Facts) -> list[ConfigError]:
+def problems(env: Environment) -> list[ConfigError]:
     """Every fault of the configuration; for the model that the arguments name, else for all profiles."""
     try:
-        weak, strong = _layers(facts)
+        weak, strong = _layers(env)
     except ConfigError as error:
         return [error]
-    return list({str(error): error for error in _faults(facts, weak, strong)}.values())
+    return list({str(error): error for error in _faults(env, weak, strong)}.values())
 
 
-def undecided_patches(facts: Facts) -> list[Finding]:
+def undecided_patches(env: Environment) -> list[Finding]:
     """What is to be said of names in ``VLLM_CUSTOM_PATCHES`` that only a general plugin could register."""
-    layer, plugins = from_environment(facts.environ), _general_plugins(facts)
+    layer, plugins = from_environment(env.variables), _general_plugins(env)
     if layer is None or not plugins:
         return []
-    known = _known(facts, POINTS[0], {})
+    known = _known(env, POINTS[0], {})
     return [undecided(named.value, plugins) for named in layer.names["patches"] if foreign(named, known)]
 
 
-def _general_plugins(facts: Facts) -> list[GeneralPlugin]:
-    entries = [entry for entry in facts.in_group(GENERAL) if facts.loads(entry)]
+def _general_plugins(env: Environment) -> list[GeneralPlugin]:
+    entries = [entry for entry in env.in_group(GENERAL) if env.loads(entry)]
     found = [GeneralPlugin(entry.name, entry.package, entry.module) for entry in entries]
     return [plugin for plugin in found if plugin.registers_patches]
 
 
-def planned(facts: Facts) -> dict[str, set[str]]:
+def planned(env: Environment) -> dict[str, set[str]]:
     """The names under each key of the plan, ``*`` among them, be it for some models only; none where it is at fault."""
     found: dict[str, set[str]] = {}
-    if disabled(facts):
+    if disabled(env):
         return found
     try:
-        chosen = _chosen(*_layers(facts))
+        chosen = _chosen(*_layers(env))
     except ConfigError:
         return found
     for key, named in chosen:
@@ -110,16 +110,16 @@ def planned(facts: Facts) -> dict[str, set[str]]:
     return found
 
 
-def patches(facts: Facts) -> list[dict[str, str]]:
+def patches(env: Environment) -> list[dict[str, str]]:
     """The patches that the plan names and somebody offers: name, class, package and the place that names each."""
-    if disabled(facts):
+    if disabled(env):
         return []
     found: dict[str, dict[str, str]] = {}
     try:
-        chosen = [named for key, named in _chosen(*_layers(facts)) if key == "patches"]
+        chosen = [named for key, named in _chosen(*_layers(env)) if key == "patches"]
     except ConfigError:
         return []
-    known = _known(facts, keys()["patches"], {})
+    known = _known(env, keys()["patches"], {})
     for named in chosen:
         try:
             items = items_of("patches", [named], known, {})
@@ -131,61 +131,61 @@ def patches(facts: Facts) -> list[dict[str, str]]:
     return list(found.values())
 
 
-def together(facts: Facts) -> bool:
+def together(env: Environment) -> bool:
     """Whether one server has all planned patches, and not those of one profile or another."""
     try:
-        weak, strong = _layers(facts)
+        weak, strong = _layers(env)
     except ConfigError:
         return False
     replaced = any("patches" in layer.names for layer in strong)
-    return bool(replaced or facts.arguments.model) or not any("patches" in layer.names for layer in weak[1:])
+    return bool(replaced or env.arguments.model) or not any("patches" in layer.names for layer in weak[1:])
 
 
-def strict(facts: Facts) -> bool:
+def strict(env: Environment) -> bool:
     """Whether a patch that cannot be applied stops a start; of profiles that differ, the strictest counts."""
     try:
-        weak, strong = _layers(facts)
+        weak, strong = _layers(env)
     except ConfigError:
         return True
     told = [layer.settings["on_failure"][0] for layer in strong if "on_failure" in layer.settings]
     if told:
         return told[-1] != "warn"
-    if facts.arguments.model:
+    if env.arguments.model:
         told = [layer.settings["on_failure"][0] for layer in weak if "on_failure" in layer.settings]
         return not told or told[-1] != "warn"
     return any(layer.settings.get("on_failure", ("stop", ""))[0] != "warn" for layer in weak or [Layer("")])
 
 
-def loads(facts: Facts, entry: Entry) -> bool:
+def loads(env: Environment, entry: EntryPoint) -> bool:
     """Whether a server would load an entry point: of ours, where the plan names it or all there are."""
     if entry.group != OURS:
-        return facts.uses(entry)
-    return any({entry.name, ALL} & given for given in planned(facts).values())
+        return env.uses(entry)
+    return any({entry.name, ALL} & given for given in planned(env).values())
 
 
-def _asked(facts: Facts, variable: str) -> bool:
-    return facts.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")
+def _asked(env: Environment, variable: str) -> bool:
+    return env.variables.get(variable, "").strip().lower() not in ("", "0", "false", "no")
 
 
-def _layers(facts: Facts) -> tuple[list[Layer], list[Layer]]:
+def _layers(env: Environment) -> tuple[list[Layer], list[Layer]]:
     """The layers of the file, and those that replace what it says.
 
     Without a model's name every profile may match; where a file of vLLM's own names the model, nobody knows which.
     """
-    path = find_file(facts.environ)
+    path = find_file(env.variables)
     file = read_file(path) if path is not None else None
-    given = _additional_config(facts)
-    strong = [layer for layer in (from_environment(facts.environ), from_additional_config(given)) if layer is not None]
-    model = facts.arguments.model
+    given = _additional_config(env)
+    strong = [layer for layer in (from_environment(env.variables), from_additional_config(given)) if layer is not None]
+    model = env.arguments.model
     if file is None:
         return [], strong
     if not model:
-        return [file.defaults, *([] if facts.arguments.given("--config") else file.profiles)], strong
-    return layers_of(file, Request(model, tuple(facts.arguments.values("--served-model-name")))), strong
+        return [file.defaults, *([] if env.arguments.given("--config") else file.profiles)], strong
+    return layers_of(file, Request(model, tuple(env.arguments.values("--served-model-name")))), strong
 
 
-def _additional_config(facts: Facts) -> object:
-    text = facts.arguments.value("--additional-config")
+def _additional_config(env: Environment) -> object:
+    text = env.arguments.value("--additional-config")
     try:
         return json.loads(text) if text else None
     except (ValueError, RecursionError) as error:
@@ -201,11 +201,11 @@ def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Named]]:
     return [*layers, *((key, name) for key, given in merge_names(strong).items() for name in given)]
 
 
-def _faults(facts: Facts, weak: list[Layer], strong: list[Layer]) -> Iterator[ConfigError]:
+def _faults(env: Environment, weak: list[Layer], strong: list[Layer]) -> Iterator[ConfigError]:
     options: dict[str, dict[str, tuple[OptionValue, str]]] = merge_options([*weak, *strong])
     for key, named in _chosen(weak, strong):
-        known = _known(facts, keys()[key], options)
-        if key == "patches" and foreign(named, known) and _general_plugins(facts):
+        known = _known(env, keys()[key], options)
+        if key == "patches" and foreign(named, known) and _general_plugins(env):
             continue
         try:
             items_of(key, [named], known, options)
@@ -213,7 +213,7 @@ def _faults(facts: Facts, weak: list[Layer], strong: list[Layer]) -> Iterator[Co
             yield _placed(error, named)
     for item, given in options.items():
         try:
-            check_option_owners({item: given}, _known(facts, POINTS[0], options))
+            check_option_owners({item: given}, _known(env, POINTS[0], options))
         except ConfigError as error:
             yield error
 
@@ -223,14 +223,14 @@ def _placed(error: ConfigError, named: Named) -> ConfigError:
 
 
 def _known(
-    facts: Facts, point: Point, options: Mapping[str, Mapping[str, tuple[OptionValue, str]]]
+    env: Environment, point: Point, options: Mapping[str, Mapping[str, tuple[OptionValue, str]]]
 ) -> dict[str, Registered]:
     offered = {name: (target, "vllm-graft") for name, target in SHIPPED.items()}
-    offered.update({entry.name: (entry.value, entry.package) for entry in facts.in_group(OURS)})
+    offered.update({entry.name: (entry.value, entry.package) for entry in env.in_group(OURS)})
     given = {name: {option: value for option, (value, _) in options.get(name, {}).items()} for name in offered}
     return {
         # Our own are those of this interpreter, whatever path is examined.
-        name: _Read(name, target, package, point, tuple(sys.path) if name in SHIPPED else facts.path, given[name])
+        name: _Read(name, target, package, point, tuple(sys.path) if name in SHIPPED else env.path, given[name])
         for name, (target, package) in offered.items()
     }
 
@@ -258,8 +258,8 @@ class _Read(Registered):
     def _declared(self) -> tuple[list[str], Mapping[str, OptionValue] | None]:
         """The contracts among the class's bases, and its options; None where it declares none itself."""
         name, _, attribute = self.target.partition(":")
-        module = modules.read(name, self.path)
-        found = modules.definition(module, attribute, self.path) if isinstance(module, modules.Module) else None
+        module = read_module(name, self.path)
+        found = find_certain(module, attribute, self.path) if isinstance(module, SourceModule) else None
         if found is None:
             return [], self.given
         holder, kind = found
@@ -280,12 +280,12 @@ class _Read(Registered):
         return value if isinstance(value, dict) else self.given
 
 
-def _contract(module: modules.Module, base: ast.expr) -> str:
+def _contract(module: SourceModule, base: ast.expr) -> str:
     """The contract of vllm-graft that a base class is; empty where it is another class."""
     node = base.value if isinstance(base, ast.Subscript) else base
     if not isinstance(node, ast.Name):
         return ""
-    bound = module.only(node.id)
+    bound = module.namespace.only(node.id)
     if not isinstance(bound, ast.ImportFrom) or not (bound.module or "").startswith("vllm_graft"):
         return ""
     name = next(alias.name for alias in bound.names if (alias.asname or alias.name) == node.id)

@@ -15,7 +15,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
@@ -33,9 +33,10 @@ from vllm_graft.patching.functions import (
 )
 from vllm_graft.patching.hooks import Hook, call_position
 from vllm_graft.patching.target import refuse_missing_name, refuse_non_class
-from vllm_graft.patching.upstream.finder import Finder, Place, ReadModule
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.finder import Finder
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.modules import ScopeEntry, SourceModule
+from vllm_graft.sources.scopes import decorators, dotted, own_nodes
 
 Presence = Literal["present", "absent", "unknown"]
 
@@ -68,7 +69,7 @@ def check_by_reading(declaration: Declaration, bodies: Sequence[Hook], finder: F
     return all(sure)
 
 
-def _owner(declaration: Declaration, finder: Finder, module: ReadModule) -> Place | Literal["unknown"] | None:
+def _owner(declaration: Declaration, finder: Finder, module: SourceModule) -> ScopeEntry | Literal["unknown"] | None:
     """Return the class that is patched, None for a module; raise TargetError where it is missing or no class."""
     target = declaration.target
     done: list[str] = []
@@ -91,7 +92,9 @@ def _owner(declaration: Declaration, finder: Finder, module: ReadModule) -> Plac
     return place if place is not None else "unknown"
 
 
-def _check_hook(declaration: Declaration, hook: Hook, finder: Finder, module: ReadModule, owner: Place | None) -> bool:
+def _check_hook(
+    declaration: Declaration, hook: Hook, finder: Finder, module: SourceModule, owner: ScopeEntry | None
+) -> bool:
     target = declaration.target
     found = finder.walk.find(module.name, target.inside(hook.attribute))
     place = found[0] if found is not None else None
@@ -113,7 +116,7 @@ def _check_hook(declaration: Declaration, hook: Hook, finder: Finder, module: Re
     return _check_kind(declaration, hook, place, in_class=owner is not None)
 
 
-def _check_kind(declaration: Declaration, hook: Hook, place: Place, *, in_class: bool) -> bool:
+def _check_kind(declaration: Declaration, hook: Hook, place: ScopeEntry, *, in_class: bool) -> bool:
     """Refuse an attribute of another form or kind than the hook: a value, a property, a coroutine."""
     if len(place.nodes) > 1 and place.kind != "property":
         return False
@@ -141,10 +144,10 @@ def _check_kind(declaration: Declaration, hook: Hook, place: Place, *, in_class:
 
 
 def _is_validator(node: ast.AST) -> bool:
-    return any("validator" in mark or "serializer" in mark for mark in _decorators(node))
+    return any("validator" in mark or "serializer" in mark for mark in decorators(node))
 
 
-def _form(place: Place) -> checks.UpstreamForm | None:
+def _form(place: ScopeEntry) -> checks.UpstreamForm | None:
     """Return the form of a definition, or None where reading is not certain of it."""
     node = place.nodes[-1]
     if isinstance(node, ast.ClassDef):
@@ -155,33 +158,18 @@ def _form(place: Place) -> checks.UpstreamForm | None:
     return "value" if isinstance(value, ast.Constant | ast.List | ast.Tuple | ast.Dict | ast.Set) else None
 
 
-def _is_plain(place: Place) -> bool:
-    return all(_decorators(node) <= _PLAIN for node in place.nodes)
-
-
-def _decorators(node: ast.AST) -> set[str]:
-    marks: list[ast.expr] = getattr(node, "decorator_list", [])
-    return {dotted(one.func if isinstance(one, ast.Call) else one).rpartition(".")[2] for one in marks}
+def _is_plain(place: ScopeEntry) -> bool:
+    return all(decorators(node) <= _PLAIN for node in place.nodes)
 
 
 def _function_kind(node: Function) -> FunctionKind:
-    yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in _walk_body(node))
+    yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in own_nodes(node))
     if isinstance(node, ast.AsyncFunctionDef):
         return "async generator" if yields else "coroutine"
     return "generator" if yields else "plain"
 
 
-def _walk_body(node: Function) -> Iterator[ast.AST]:
-    """Yield the nodes of a function's body without those of functions and classes inside."""
-    left: list[ast.AST] = list(node.body)
-    while left:
-        one = left.pop()
-        yield one
-        if not isinstance(one, Function | ast.Lambda | ast.ClassDef):
-            left += ast.iter_child_nodes(one)
-
-
-def _judge_presence(finder: Finder, module: ReadModule, owner: Place | None, attribute: str) -> Presence:
+def _judge_presence(finder: Finder, module: SourceModule, owner: ScopeEntry | None, attribute: str) -> Presence:
     """Judge whether a name that no statement defines exists all the same."""
     if attribute.startswith("__") and attribute.endswith("__"):
         return "unknown"
@@ -198,12 +186,12 @@ def _judge_presence(finder: Finder, module: ReadModule, owner: Place | None, att
     return "unknown" if told or attribute in module.file.text else "absent"
 
 
-def _is_closed(finder: Finder, owner: Place, attribute: str) -> bool:
+def _is_closed(finder: Finder, owner: ScopeEntry, attribute: str) -> bool:
     """Return whether every class above was read, and none has a decorator or metaclass that may add attributes."""
     for place in finder.walk.line(owner):
         cls = place.cls
         metas = {dotted(one.value).rpartition(".")[2] for one in cls.keywords} if cls is not None else set()
-        if cls is None or not metas <= _METACLASSES or not _decorators(cls) <= _HARMLESS:
+        if cls is None or not metas <= _METACLASSES or not decorators(cls) <= _HARMLESS:
             return False
         for name in place.bases:
             if finder.walk.base(place.module, name) is not None or name.rpartition(".")[2] in _EMPTY_BASES:
@@ -214,7 +202,7 @@ def _is_closed(finder: Finder, owner: Place, attribute: str) -> bool:
     return True
 
 
-def _names(finder: Finder, owner: Place) -> list[str]:
+def _names(finder: Finder, owner: ScopeEntry) -> list[str]:
     line = finder.walk.line(owner)
     return [name for place in line if place.cls is not None for name in place.module.class_scope(place.cls)]
 

@@ -252,7 +252,7 @@ def parameters_in_source(taken: ast.arguments) -> list[Parameter]:
 
 
 def parameters_from_tokens(tokens: Sequence[str]) -> list[Parameter]:
-    """Return the parameters that the tokens of ``upstream.fingerprint.signature`` stand for."""
+    """Return the parameters that the tokens of ``sources.fingerprint.signature`` stand for."""
     found = []
     for token in tokens:
         name = token.removeprefix("kw ").lstrip("/*").removesuffix("=")

@@ -21,7 +21,7 @@ from vllm_graft.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm_graft.patching.declaration import Declaration, Patch
-    from vllm_graft.patching.upstream import Fingerprint
+    from vllm_graft.sources import Fingerprint
 
 NAME: Final = "patches.lock"
 
@@ -43,7 +43,7 @@ class Lock:
         """Read a lock file, empty where there is none, or raise ConfigError where it is damaged."""
         import tomllib
 
-        from vllm_graft.patching.upstream import Fingerprint
+        from vllm_graft.sources import Fingerprint
 
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -21,8 +21,7 @@ from vllm_graft.patching.target import check_exists
 from vllm_graft.versions import InstalledVersion, includes
 
 if TYPE_CHECKING:
-    from vllm_graft.patching.upstream import Definition, Fingerprint
-    from vllm_graft.patching.upstream.finder import Finder
+    from vllm_graft.sources import Definition, Finder, Fingerprint
 
 Standing = Literal["reviewed", "drifted", "unlocked", ""]
 """reviewed: upstream's code is as it was read; drifted: it is not; unlocked: no lock file lists the patch; empty: there
@@ -117,10 +116,9 @@ class Reviewer:
 
     @cached_property
     def _finder(self) -> Finder:
-        from vllm_graft.patching.upstream import sources
-        from vllm_graft.patching.upstream.finder import Finder
+        from vllm_graft.sources import Finder, Installed
 
-        return Finder(sources.Installed()) if self._own_finder is None else self._own_finder
+        return Finder(Installed()) if self._own_finder is None else self._own_finder
 
 
 class _Review:

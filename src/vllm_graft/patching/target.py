@@ -9,8 +9,6 @@ imports do, keeps the unpatched ones.
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from types import ModuleType
 from typing import Literal, TypeGuard
 
 from vllm_graft.errors import DeclarationError, TargetError, nearest
+from vllm_graft.sources.locate import find_in, find_spec
 
 Owner = type | ModuleType
 """The object whose attributes are set: a class or a module."""
@@ -181,15 +180,13 @@ def _look_up(name: str, path: Sequence[str] | None) -> Sequence[str] | None:
     loaded = sys.modules.get(name)
     if loaded is not None:
         return list(getattr(loaded, "__path__", ()))
-    spec = importlib.util.find_spec(name) if path is None else importlib.machinery.PathFinder.find_spec(name, path)
-    if spec is None:
-        return None
-    return list(spec.submodule_search_locations or ())
+    spec = find_spec(name) if path is None else find_in(name, path)
+    return None if spec is None else list(spec.submodule_search_locations or ())
 
 
 def _describe_move(module: str, name: str) -> str:
     """Say where a name is defined now, as the end of a sentence; empty where it is nowhere."""
-    from vllm_graft.patching.upstream.moved import moved_to
+    from vllm_graft.sources.finder import moved_to
 
     places = moved_to(module, name)
     return f", and {name!r} is defined in {' and '.join(places)}" if places else ""

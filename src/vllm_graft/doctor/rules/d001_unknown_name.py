@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.errors import nearest
 from vllm_graft.findings import Finding
 
@@ -12,10 +12,10 @@ CODE = "D001"
 TITLE = "A name in VLLM_PLUGINS that nothing registers"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(env: Environment) -> Iterator[Finding]:
     """vLLM compares names and passes over what does not match, without a word."""
-    known = {entry.name for entry in facts.plugins}
-    for name in facts.allowed or ():
+    known = {entry.name for entry in env.plugins}
+    for name in env.allowed or ():
         # Blanks have a rule of their own; an empty name is how the list is switched to nothing.
         if name.strip() and name.strip() not in known:
             yield Finding(

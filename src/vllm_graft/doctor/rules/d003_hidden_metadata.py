@@ -6,18 +6,17 @@ from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.packages import GROUPS, OURS, Entry, Package
+from vllm_graft.doctor.environment import GROUPS, OURS, EntryPoint, Environment, PackageMetadata
 from vllm_graft.findings import Finding, Level
 
 CODE = "D003"
 TITLE = "Metadata that hides another copy of the package and its plugins"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(env: Environment) -> Iterator[Finding]:
     """Python takes the first distribution of a name, such as a stale ``.egg-info`` beside the sources, and no other."""
-    seen = {package.name: package for package in facts.packages if not package.hidden}
-    for package in facts.packages:
+    seen = {package.name: package for package in env.packages if not package.hidden}
+    for package in env.packages:
         first = seen[package.name]
         lost = _lost(package, first) if package.hidden else ""
         if not lost:
@@ -38,7 +37,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             yield Finding(CODE, level, f"package {package.name}", what, where, fix)
 
 
-def _lost(hidden: Package, first: Package) -> str:
+def _lost(hidden: PackageMetadata, first: PackageMetadata) -> str:
     taken = {(entry.group, entry.name): entry.value for entry in first.entries}
     lost = [
         entry
@@ -48,7 +47,7 @@ def _lost(hidden: Package, first: Package) -> str:
     return ", ".join(_say(entry, taken.get((entry.group, entry.name))) for entry in lost)
 
 
-def _say(entry: Entry, instead: str | None) -> str:
+def _say(entry: EntryPoint, instead: str | None) -> str:
     given = f", instead of which {instead} is taken" if instead is not None else ""
     return f"{entry.name} of {entry.group} ({entry.value}{given})"
 

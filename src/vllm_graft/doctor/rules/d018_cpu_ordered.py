@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor import platforms
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor import server
+from vllm_graft.doctor.environment import Environment, describe
 from vllm_graft.findings import Finding
 
 CODE = "D018"
 TITLE = "A platform plugin beside an order for the CPU"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(env: Environment) -> Iterator[Finding]:
     """An order for the CPU leaves all plugins unasked; a CPU build asks them, and takes the CPU if none answers."""
-    found = platforms.outside(facts)
+    found = server.platform_plugins(env)
     if not found:
         return
-    subject = f"platform plugin {facts.names(found)}"
-    if platforms.cpu_is_ordered(facts):
+    subject = f"platform plugin {describe(found)}"
+    if server.cpu_is_ordered(env):
         ours = any(entry.package == "vllm-graft" for entry in found)
         yield Finding(
             CODE,
@@ -29,13 +29,13 @@ def check(facts: Facts) -> Iterator[Finding]:
             "VLLM_TARGET_DEVICE",
             "unset VLLM_TARGET_DEVICE to have the plugin's platform",
         )
-    elif platforms.is_cpu_build(facts):
+    elif server.is_cpu_platform(env):
         yield Finding(
             CODE,
             "info",
             subject,
             "this vLLM is a CPU build: the plugin's platform goes before the CPU if the plugin answers; if it answers "
             "nothing or raises, vLLM runs on the CPU and says so at DEBUG at most",
-            f"entry points of {platforms.GROUP}",
+            f"entry points of {server.PLATFORMS}",
             "see in vLLM's log that the platform plugin is activated",
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_graft.doctor import engine, plans, resolvers
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor import plans, server
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding, Level
 
 CODE = "D021"
@@ -20,20 +20,20 @@ _KINDS: Final = {
 }
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(env: Environment) -> Iterator[Finding]:
     """``vllm serve`` then runs a binary in the place of its API servers, which is where these plugins are loaded."""
-    if not engine.number(facts, _SWITCH):
+    if not server.number(env, _SWITCH):
         return
-    items = sorted(set().union(*plans.planned(facts).values()))
+    items = sorted(set().union(*plans.planned(env).values()))
     if items:
         yield _plan(items)
-    for entry in facts.in_group(*_KINDS):
-        if facts.uses(entry):
+    for entry in env.in_group(*_KINDS):
+        if env.uses(entry):
             # What is installed may be there for another server; what is named is meant for this one.
-            named = entry.name in (facts.allowed or ()) or entry.group == "vllm.io_processor_plugins"
-            subject, where = f"{_KINDS[entry.group]} {entry.name!r}", f"{entry.package}: {entry.value}"
+            named = entry.name in (env.allowed or ()) or entry.group == "vllm.io_processor_plugins"
+            subject, where = f"{_KINDS[entry.group]} {entry.name!r}", entry.origin
             yield _lost(subject, where, "error" if named else "warning")
-    for name in resolvers.active(facts) if engine.switched_on(facts, resolvers.UPDATING) else ():
+    for name in server.active_resolvers(env) if server.switched_on(env, server.LORA_UPDATING) else ():
         yield _lost(f"LoRA resolver {name!r}", _SWITCH, "error")
 
 

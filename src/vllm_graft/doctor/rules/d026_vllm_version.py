@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range
 
@@ -15,23 +15,23 @@ CODE = "D026"
 TITLE = "No vLLM, or one that is not tested"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(env: Environment) -> Iterator[Finding]:
     """The version is the one that vLLM's own files state; metadata may name another."""
-    where = str(facts.root or sys.prefix)
-    if facts.root is None:
+    where = str(env.root or sys.prefix)
+    if env.root is None:
         what = "is not installed for this interpreter, so no plugin runs"
         yield Finding(CODE, "error", "vLLM", what, where, "install a vLLM build for your hardware")
         return
-    if facts.vllm is None:
+    if env.vllm is None:
         what = "does not state its version (there is no _version.py, as in a source tree that was never built)"
         yield Finding(CODE, "warning", "vLLM", what, where, "build or install it; patches go by the version")
         return
-    if not in_tested_range(facts.vllm):
-        what = f"{facts.vllm} is outside the tested range {TESTED_FROM} to {TESTED_BELOW} (exclusive)"
+    if not in_tested_range(env.vllm):
+        what = f"{env.vllm} is outside the tested range {TESTED_FROM} to {TESTED_BELOW} (exclusive)"
         fix = "expect refusals by name, and test before production; or install a release of the range"
         yield Finding(CODE, "warning", "vLLM", what, where, fix)
-    if _is_development(facts.vllm):
-        what = f"{facts.vllm} is a development build: between two releases, its code is that of neither"
+    if _is_development(env.vllm):
+        what = f"{env.vllm} is a development build: between two releases, its code is that of neither"
         yield Finding(CODE, "info", "vLLM", what, where, "see `vllm-graft audit` for what has moved")
 
 

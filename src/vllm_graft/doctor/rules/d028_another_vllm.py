@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.packages import Package
+from vllm_graft.doctor.environment import Environment, PackageMetadata
 from vllm_graft.findings import Finding
 
 CODE = "D028"
 TITLE = "A plugin made for another vLLM"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(env: Environment) -> Iterator[Finding]:
     """pip says so once, when it installs; with ``--no-deps``, as hardware plugins are installed, never."""
-    for package in facts.packages:
-        wanted = _wanted(package) if facts.vllm and package.entries and not package.hidden else ""
-        if wanted and not _fits(wanted, facts.vllm or ""):
+    for package in env.packages:
+        wanted = _wanted(package) if env.vllm and package.entries and not package.hidden else ""
+        if wanted and not _fits(wanted, env.vllm or ""):
             yield Finding(
                 CODE,
                 "warning",
                 f"package {package.name} {package.version}",
-                f"it requires vllm{wanted}, and {facts.vllm} is installed; vLLM loads its plugins all the same",
+                f"it requires vllm{wanted}, and {env.vllm} is installed; vLLM loads its plugins all the same",
                 str(package.where),
-                f"install the {package.name} that is for {facts.vllm}, or see what differs: "
-                f"vllm-graft audit {package.name} --against {facts.vllm.partition('+')[0] if facts.vllm else ''}",
+                f"install the {package.name} that is for {env.vllm}, or see what differs: "
+                f"vllm-graft audit {package.name} --against {env.vllm.partition('+')[0] if env.vllm else ''}",
             )
 
 
-def _wanted(package: Package) -> str:
+def _wanted(package: PackageMetadata) -> str:
     """The range of vLLM that a package requires without an extra; empty where it names none."""
     from packaging.requirements import InvalidRequirement, Requirement
 

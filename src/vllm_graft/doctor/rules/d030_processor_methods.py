@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from vllm_graft.doctor import engine
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.packages import Entry
-from vllm_graft.doctor.source import Method, is_abstract, listed, methods_of
+from vllm_graft.doctor import server
+from vllm_graft.doctor.classes import is_abstract, listed, methods_of
+from vllm_graft.doctor.environment import EntryPoint, Environment
 from vllm_graft.findings import Finding, Level
-from vllm_graft.patching.upstream.finder import Place
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.modules import ScopeEntry
+from vllm_graft.sources.scopes import decorators, dotted, own_nodes
 
 CODE = "D030"
 TITLE = "A logits processor whose methods vLLM cannot call"
@@ -25,41 +25,46 @@ _AT_START: Final = ("__init__", "is_argmax_invariant")
 """What vLLM calls while it makes its processors; all other methods are called with the first request."""
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(env: Environment) -> Iterator[Finding]:
     """Compare each processor with the interface of the runner that would use it, as the installed vLLM defines it."""
-    if facts.vllm is None or engine.generates(facts) is False or engine.speculative_method(facts) is not None:
+    if env.vllm is None or server.generates(env) is False or server.speculative_method(env) is not None:
         return
-    interface = engine.V2_PROCESSOR if engine.runner(facts) == "V2" else engine.V1_PROCESSOR
-    lineage = facts.reading.lineage(interface)
+    interface = server.V2_PROCESSOR if server.runner(env) == "V2" else server.V1_PROCESSOR
+    lineage = env.classes.lineage(interface)
     if lineage is None:
         return
     required = {name: method for name, method in methods_of(lineage).items() if method is not None}
-    processors: list[Entry | str] = [*facts.in_group(engine.PROCESSORS), *engine.logits_processors(facts)]
+    processors: list[EntryPoint | str] = [*env.in_group(server.PROCESSORS), *server.logits_processors(env)]
     for what in processors:
-        derives = facts.reading.is_a(what, interface)
+        derives = env.classes.is_a(what, interface)
         # D013 speaks of classes that do not derive from the interface; the V1 runner takes installed ones all the same.
-        loose = derives == "no" and isinstance(what, Entry) and interface == engine.V1_PROCESSOR
-        own = facts.reading.lineage(what) if derives == "yes" or loose else None
+        loose = derives == "no" and isinstance(what, EntryPoint) and interface == server.V1_PROCESSOR
+        own = env.classes.lineage(what) if derives == "yes" or loose else None
         if own is not None:
-            yield from _faults(facts, what, own, required, inherits=derives == "yes")
+            yield from _faults(env, what, own, required, inherits=derives == "yes")
 
 
 def _faults(
-    facts: Facts, what: Entry | str, own: Sequence[Place], interface: Mapping[str, Method], *, inherits: bool
+    env: Environment,
+    what: EntryPoint | str,
+    own: Sequence[ScopeEntry],
+    interface: Mapping[str, Function],
+    *,
+    inherits: bool,
 ) -> Iterator[Finding]:
     methods = methods_of(own)
     missing = [name for name, method in interface.items() if _is_missing(name, method, methods, inherits=inherits)]
     if missing:
-        yield _finding(facts, what, _lacks(missing, methods, inherits=inherits), f"define {listed(missing)}")
+        yield _finding(env, what, _lacks(missing, methods, inherits=inherits), f"define {listed(missing)}")
     for name, method in interface.items():
         mine = methods.get(name)
-        if name in missing or mine is None or mine is method or not _marks(mine) <= _TRANSPARENT:
+        if name in missing or mine is None or mine is method or not decorators(mine) <= _TRANSPARENT:
             continue
         count = len(_positional(method)) - 1
-        if not _takes(mine, count - ("staticmethod" in _marks(mine))):
+        if not _takes(mine, count - ("staticmethod" in decorators(mine))):
             names = ", ".join(arg.arg for arg in _positional(method)[1:])
             yield _finding(
-                facts,
+                env,
                 what,
                 f"{name} cannot be called with ({names}), which is what vLLM passes; {_then(name)} with a TypeError",
                 f"write def {name}(self{', ' if names else ''}{names})",
@@ -68,23 +73,23 @@ def _faults(
             text = (
                 f"{name} returns nothing, and vLLM goes on with what it returns; the engine dies with the first request"
             )
-            yield _finding(facts, what, text, "return the logits, also where they were changed in place")
+            yield _finding(env, what, text, "return the logits, also where they were changed in place")
         elif _gives(method) and (line := _empty_end(mine)):
             text = (
                 f"{name} returns nothing on some paths (line {line}), and vLLM goes on with what it returns; "
                 "the engine dies with the first request that takes one"
             )
-            yield replace(_finding(facts, what, text, "return the logits on every path"), level="warning")
+            yield replace(_finding(env, what, text, "return the logits on every path"), level="warning")
 
 
-def _is_missing(name: str, method: Method, methods: Mapping[str, Method | None], *, inherits: bool) -> bool:
+def _is_missing(name: str, method: Function, methods: Mapping[str, Function | None], *, inherits: bool) -> bool:
     """Whether a class lacks a method: the one it has is abstract, or it has none and inherits none."""
     if name in methods:
         return is_abstract(methods[name])
     return not inherits and (is_abstract(method) or name == "validate_params") and name != "__init__"
 
 
-def _lacks(missing: Sequence[str], methods: Mapping[str, Method | None], *, inherits: bool) -> str:
+def _lacks(missing: Sequence[str], methods: Mapping[str, Function | None], *, inherits: bool) -> str:
     called = "; vLLM calls apply, never __call__" if "apply" in missing and "__call__" in methods else ""
     if inherits:
         lacks = f"it does not define {listed(missing)}, which vLLM's class leaves abstract{called}"
@@ -100,17 +105,11 @@ def _then(name: str) -> str:
     return "the engine stops at its start" if name in _AT_START else "the engine dies with the first request"
 
 
-def _positional(method: Method) -> list[ast.arg]:
+def _positional(method: Function) -> list[ast.arg]:
     return [*method.args.posonlyargs, *method.args.args]
 
 
-def _marks(method: Method) -> set[str]:
-    """The names of a method's decorators."""
-    marks = [mark.func if isinstance(mark, ast.Call) else mark for mark in method.decorator_list]
-    return {dotted(mark).rpartition(".")[2] for mark in marks}
-
-
-def _takes(method: Method, count: int) -> bool:
+def _takes(method: Function, count: int) -> bool:
     """Whether a method can be called with so many positional arguments besides its first, and no others."""
     plain = len(_positional(method)) - 1
     needed = plain - len(method.args.defaults)
@@ -118,33 +117,23 @@ def _takes(method: Method, count: int) -> bool:
     return not named and needed <= count and (count <= plain or method.args.vararg is not None or plain < 0)
 
 
-def _gives(method: Method) -> bool:
+def _gives(method: Function) -> bool:
     """Whether the interface says that a method returns something of weight: logits, not None or a plain answer."""
     return isinstance(method.returns, ast.Attribute) and method.returns.attr == "Tensor"
 
 
-def _own_nodes(method: Method) -> Iterator[ast.AST]:
-    """The nodes of a method's body without those of functions and classes inside, in no order."""
-    left: list[ast.AST] = list(method.body)
-    while left:
-        node = left.pop()
-        yield node
-        if not isinstance(node, Method | ast.Lambda | ast.ClassDef):
-            left += ast.iter_child_nodes(node)
-
-
-def _returns(method: Method) -> bool:
+def _returns(method: Function) -> bool:
     """Whether a method returns a value somewhere, or never ends by running to its end."""
     return any(
         isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom)
         or (isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value))
-        for node in _own_nodes(method)
+        for node in own_nodes(method)
     )
 
 
-def _empty_end(method: Method) -> int:
+def _empty_end(method: Function) -> int:
     """The line of a ``return`` without a value, or that of the last statement where a path runs past it; else 0."""
-    nodes = list(_own_nodes(method))
+    nodes = list(own_nodes(method))
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in nodes):
         return 0
     returns = [node for node in nodes if isinstance(node, ast.Return)]
@@ -177,9 +166,9 @@ def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _finding(facts: Facts, what: Entry | str, text: str, fix: str) -> Finding:
-    level: Level = "error" if engine.generates(facts) and engine.is_sure(facts) else "warning"
-    if isinstance(what, Entry):
+def _finding(env: Environment, what: EntryPoint | str, text: str, fix: str) -> Finding:
+    level: Level = "error" if server.generates(env) and server.is_sure(env) else "warning"
+    if isinstance(what, EntryPoint):
         text += ", because it is installed, whether or not a request uses it"
-        return Finding(CODE, level, f"logits processor {what.name!r}", text, f"{what.package}: {what.value}", fix)
+        return Finding(CODE, level, f"logits processor {what.name!r}", text, what.origin, fix)
     return Finding(CODE, level, f"logits processor {what}", text, "--logits-processors", fix)

@@ -1,8 +1,7 @@
-"""What runs in a child process of ``children.py``: import one plugin and say how that went. It imports nothing of ours.
+"""The script of a child process of ``imports.py``: import a plugin, call it twice, report. It imports nothing of ours.
 
-Started as a script with one argument, a JSON object: the file for the report, the path, the module, the attribute, and
-whether to call what is found there, which is then done twice. The report is written after each stage, so that a crash
-tells how far it came.
+Its one argument is a JSON object: the file for the report, the search path, the module, the attribute, and whether to
+call that. The report is written after each stage, so that a crash shows how far the plugin came.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ HEAVY: Final = (
     "xformers",
     "pandas",
 )
-"""Packages whose import takes long."""
+"""Packages whose import takes seconds: torch 2, transformers 3, vllm 11."""
 
 
 def main() -> None:
-    """Do what the argument says; whatever is raised on the way is part of the report."""
+    """Import and call the plugin; whatever it raises is part of the report."""
     task = json.loads(sys.argv[1])
     here = os.path.dirname(os.path.abspath(__file__))
     before = [place for place in sys.path if os.path.abspath(place or ".") != here]
@@ -54,7 +53,7 @@ def main() -> None:
     _write(task["report"], report)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: what the plugin left running would be waited for.
+    # Not sys.exit, which would wait for threads that the plugin left running.
     os._exit(0)
 
 
