@@ -95,24 +95,14 @@ def _check_import(env: Environment, entry: EntryPoint, timeout_s: float) -> Iter
         code, level, what, fix = _failure(env, entry, report, timeout_s)
         yield Finding(code, level, subject, what, entry.origin, fix)
     if report.cuda:
-        yield Finding(
-            "D008",
-            "warning",
-            subject,
-            "loading it initialises CUDA, which no process that is forked afterwards can use",
-            entry.origin,
-            "take what touches the device out of the module's body and its function",
-        )
+        what = "loading it initialises CUDA, which no process that is forked afterwards can use"
+        fix = "take what touches the device out of the module's body and its function"
+        yield Finding("D008", "warning", subject, what, entry.origin, fix)
     if entry.group in _EVERYWHERE and (report.heavy or report.seconds >= _SLOW_S):
         heavy = f" and pulls in {', '.join(report.heavy)}" if report.heavy else ""
-        yield Finding(
-            "D008",
-            "info",
-            subject,
-            f"importing it alone takes {report.seconds:.1f} s{heavy}; every vLLM process does it",
-            entry.origin,
-            "import what is heavy inside the functions that need it, and name classes by strings",
-        )
+        what = f"importing it alone takes {report.seconds:.1f} s{heavy}; every vLLM process does it"
+        fix = "import what is heavy inside the functions that need it, and name classes by strings"
+        yield Finding("D008", "info", subject, what, entry.origin, fix)
 
 
 def _import(env: Environment, entry: EntryPoint, timeout_s: float) -> ImportReport:
@@ -176,11 +166,5 @@ def _check_bfloat16(env: Environment, timeout_s: float) -> Iterator[Finding]:
     ended = run([sys.executable, "-c", path + _BFLOAT16], env.variables, timeout_s)
     if ended.status is None or ended.signal:
         how = f"ends the process by {ended.signal}" if ended.signal else f"does not end within {timeout_s:g} s"
-        yield Finding(
-            "D025",
-            "warning",
-            "bfloat16 on this CPU",
-            f"a product of two matrices {how}; models are computed in it unless told otherwise",
-            "torch",
-            "start with --dtype float32",
-        )
+        what = f"a product of two matrices {how}; models are computed in it unless told otherwise"
+        yield Finding("D025", "warning", "bfloat16 on this CPU", what, "torch", "start with --dtype float32")

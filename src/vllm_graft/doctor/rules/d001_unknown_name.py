@@ -18,11 +18,6 @@ def check(env: Environment) -> Iterator[Finding]:
     for name in env.allowed or ():
         # Blanks have a rule of their own; an empty name is how the list is switched to nothing.
         if name.strip() and name.strip() not in known:
-            yield Finding(
-                CODE,
-                "error",
-                f"plugin {name.strip()!r}",
-                f"VLLM_PLUGINS names it, and no installed package registers it{nearest(name.strip(), known)}",
-                "VLLM_PLUGINS",
-                "install the package that offers it, or correct the name",
-            )
+            what = f"VLLM_PLUGINS names it, and no installed package registers it{nearest(name.strip(), known)}"
+            fix = "install the package that offers it, or correct the name"
+            yield Finding(CODE, "error", f"plugin {name.strip()!r}", what, "VLLM_PLUGINS", fix)

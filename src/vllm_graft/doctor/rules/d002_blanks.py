@@ -16,11 +16,6 @@ def check(env: Environment) -> Iterator[Finding]:
     known = {entry.name for entry in env.plugins}
     for name in env.allowed or ():
         if name != name.strip() and name.strip() in known:
-            yield Finding(
-                CODE,
-                "error",
-                f"plugin {name.strip()!r}",
-                "VLLM_PLUGINS has it with blanks around it, which vLLM does not strip, so it is not loaded",
-                "VLLM_PLUGINS",
-                f"write VLLM_PLUGINS={','.join(each.strip() for each in env.allowed or ())}",
-            )
+            what = "VLLM_PLUGINS has it with blanks around it, which vLLM does not strip, so it is not loaded"
+            fix = f"write VLLM_PLUGINS={','.join(each.strip() for each in env.allowed or ())}"
+            yield Finding(CODE, "error", f"plugin {name.strip()!r}", what, "VLLM_PLUGINS", fix)

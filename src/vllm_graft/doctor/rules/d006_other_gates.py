@@ -18,25 +18,15 @@ def check(env: Environment) -> Iterator[Finding]:
         return
     for entry in env.in_group("vllm.logits_processors"):
         if entry.name not in env.allowed:
-            yield Finding(
-                CODE,
-                "warning",
-                entry.subject,
-                f"VLLM_PLUGINS does not list it, and vLLM loads it all the same: no list holds for {entry.group}",
-                entry.where,
-                f"uninstall {entry.package} where it is not wanted",
-            )
+            what = f"VLLM_PLUGINS does not list it, and vLLM loads it all the same: no list holds for {entry.group}"
+            fix = f"uninstall {entry.package} where it is not wanted"
+            yield Finding(CODE, "warning", entry.subject, what, entry.where, fix)
 
 
 def _endpoints(env: Environment) -> Iterator[Finding]:
     for entry in env.in_group("vllm.endpoint_plugins"):
         # The list that lets it in shuts out all that it does not name.
         wanted = [each.name for each in env.plugins if env.loads(each) and each.group != "vllm.logits_processors"]
-        yield Finding(
-            CODE,
-            "warning",
-            entry.subject,
-            "is not loaded: VLLM_PLUGINS is not set, and endpoint plugins load only when it names them",
-            "VLLM_PLUGINS",
-            f"set VLLM_PLUGINS={','.join(dict.fromkeys([*wanted, entry.name]))}, which keeps the others on",
-        )
+        what = "is not loaded: VLLM_PLUGINS is not set, and endpoint plugins load only when it names them"
+        fix = f"set VLLM_PLUGINS={','.join(dict.fromkeys([*wanted, entry.name]))}, which keeps the others on"
+        yield Finding(CODE, "warning", entry.subject, what, "VLLM_PLUGINS", fix)

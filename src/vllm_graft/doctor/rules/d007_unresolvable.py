@@ -22,13 +22,15 @@ def check(env: Environment) -> Iterator[Finding]:
         found = env.module(entry.module)
         lacking = found.why if isinstance(found, Missing) else _lacking(found, entry, env) if found else ""
         if lacking:
+            what = f"{entry.value} cannot be loaded: {lacking}; {_consequence(env, entry)}"
+            fix = f"correct the entry point and install {entry.package} again"
             yield Finding(
                 CODE,
                 "error" if plans.loads(env, entry) else "warning",
                 entry.subject,
-                f"{entry.value} cannot be loaded: {lacking}; {_consequence(env, entry)}",
+                what,
                 f"{entry.where} [{entry.group}]",
-                f"correct the entry point and install {entry.package} again",
+                fix,
             )
 
 

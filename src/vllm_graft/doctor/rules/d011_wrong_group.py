@@ -32,13 +32,15 @@ def check(env: Environment) -> Iterator[Finding]:
         names = ", ".join(entry.name for entry in entries)
         reader = "vllm-graft" if meant == OURS else "vLLM"
         hint = f" (did you mean {meant!r}?)" if meant else f" (there is: {', '.join(GROUPS)})"
+        what = f"{reader} reads no such group, so this is never loaded: {names}{hint}"
+        fix = f"correct the group in the metadata of {packages} and install it again"
         yield Finding(
             CODE,
             "error" if meant and _is_misspelt(group) else "warning",
             f"group {group!r} of {packages}",
-            f"{reader} reads no such group, so this is never loaded: {names}{hint}",
+            what,
             entries[0].where,
-            f"correct the group in the metadata of {packages} and install it again",
+            fix,
         )
 
 

@@ -32,11 +32,6 @@ def check(env: Environment) -> Iterator[Finding]:
     if not entries or {_CURE, "*"} & plans.planned(env).get("patches", set()):
         return
     for entry in entries:
-        yield Finding(
-            CODE,
-            "warning",
-            f"logits processor {entry.name!r}",
-            "with asynchronous scheduling it sees -1 in the place of the tokens that were sampled (vLLM #52461)",
-            entry.origin,
-            f'plan the patch that ships with vllm-graft, patches = ["{_CURE}"], or start with --no-async-scheduling',
-        )
+        what = "with asynchronous scheduling it sees -1 in the place of the tokens that were sampled (vLLM #52461)"
+        fix = f'plan the patch that ships with vllm-graft, patches = ["{_CURE}"], or start with --no-async-scheduling'
+        yield Finding(CODE, "warning", f"logits processor {entry.name!r}", what, entry.origin, fix)

@@ -22,20 +22,17 @@ def check(env: Environment) -> Iterator[Finding]:
     ):
         return
     for entry in env.in_group(server.PROCESSORS):
-        yield Finding(
-            CODE,
-            "warning",
-            f"logits processor {entry.name!r}",
-            "with speculative decoding the V1 runner does not load it, and does not say so",
-            entry.origin,
-            "start without speculative decoding, or do without the processor",
-        )
+        what = "with speculative decoding the V1 runner does not load it, and does not say so"
+        fix = "start without speculative decoding, or do without the processor"
+        yield Finding(CODE, "warning", f"logits processor {entry.name!r}", what, entry.origin, fix)
     for name in server.logits_processors(env):
+        what = "the V1 runner refuses to start with it and speculative decoding (ValueError)"
+        fix = "start without speculative decoding, or take it out of --logits-processors"
         yield Finding(
             CODE,
             "error" if server.is_sure(env) else "warning",
             f"logits processor {name}",
-            "the V1 runner refuses to start with it and speculative decoding (ValueError)",
+            what,
             "--logits-processors",
-            "start without speculative decoding, or take it out of --logits-processors",
+            fix,
         )

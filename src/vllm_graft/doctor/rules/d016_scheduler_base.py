@@ -26,13 +26,12 @@ def check(env: Environment) -> Iterator[Finding]:
     if env.vllm is None or not name or not server.is_asynchronous(env):
         return
     if env.classes.is_a(name, _SCHEDULER) == "yes" and env.classes.is_a(name, _ASYNCHRONOUS) == "no":
-        yield Finding(
-            CODE,
-            "warning",
-            f"scheduler {name}",
+        what = (
             "it derives from Scheduler and not from AsyncScheduler, so no step is scheduled before the last one is "
-            "done; 78 % more latency has been measured (vLLM #43724)",
-            "--scheduler-cls",
-            "derive it from vllm.v1.core.sched.async_scheduler.AsyncScheduler, which also runs synchronously, "
-            "or start with --no-async-scheduling",
+            "done; 78 % more latency has been measured (vLLM #43724)"
         )
+        fix = (
+            "derive it from vllm.v1.core.sched.async_scheduler.AsyncScheduler, which also runs synchronously, "
+            "or start with --no-async-scheduling"
+        )
+        yield Finding(CODE, "warning", f"scheduler {name}", what, "--scheduler-cls", fix)

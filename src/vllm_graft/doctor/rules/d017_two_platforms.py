@@ -19,12 +19,9 @@ def check(env: Environment) -> Iterator[Finding]:
         return
     ours = any(entry.package == "vllm-graft" for entry in found)
     fix = "uninstall all but the one you want, or set VLLM_PLUGINS to a list that names that one and not the others"
-    yield Finding(
-        CODE,
-        "warning",
-        "platform plugins",
+    what = (
         f"several are installed: {describe(found)}; if two of them find their hardware, vLLM refuses to start "
-        "('Only one platform plugin can be activated')",
-        f"entry points of {server.PLATFORMS}",
-        f"unset GRAFT_SIMULATE, or {fix}" if ours else fix,
+        "('Only one platform plugin can be activated')"
     )
+    fix = f"unset GRAFT_SIMULATE, or {fix}" if ours else fix
+    yield Finding(CODE, "warning", "platform plugins", what, f"entry points of {server.PLATFORMS}", fix)

@@ -20,22 +20,15 @@ def check(env: Environment) -> Iterator[Finding]:
     subject = f"platform plugin {describe(found)}"
     if server.cpu_is_ordered(env):
         ours = any(entry.package == "vllm-graft" for entry in found)
-        yield Finding(
-            CODE,
-            "error" if ours else "warning",
-            subject,
-            "VLLM_TARGET_DEVICE=cpu makes vLLM take its own CPU platform without loading any platform plugin"
-            + (", the simulated device that GRAFT_SIMULATE asks for included" if ours else ""),
-            "VLLM_TARGET_DEVICE",
-            "unset VLLM_TARGET_DEVICE to have the plugin's platform",
+        what = "VLLM_TARGET_DEVICE=cpu makes vLLM take its own CPU platform without loading any platform plugin" + (
+            ", the simulated device that GRAFT_SIMULATE asks for included" if ours else ""
         )
+        fix = "unset VLLM_TARGET_DEVICE to have the plugin's platform"
+        yield Finding(CODE, "error" if ours else "warning", subject, what, "VLLM_TARGET_DEVICE", fix)
     elif server.is_cpu_platform(env):
-        yield Finding(
-            CODE,
-            "info",
-            subject,
+        what = (
             "this vLLM is a CPU build: the plugin's platform goes before the CPU if the plugin answers; if it answers "
-            "nothing or raises, vLLM runs on the CPU and says so at DEBUG at most",
-            f"entry points of {server.PLATFORMS}",
-            "see in vLLM's log that the platform plugin is activated",
+            "nothing or raises, vLLM runs on the CPU and says so at DEBUG at most"
         )
+        fix = "see in vLLM's log that the platform plugin is activated"
+        yield Finding(CODE, "info", subject, what, f"entry points of {server.PLATFORMS}", fix)

@@ -21,14 +21,8 @@ def check(env: Environment) -> Iterator[Finding]:
     for entry in server.foreign_resolvers(env):
         missing = _missing(env)
         if missing:
-            yield Finding(
-                CODE,
-                "warning",
-                f"plugin {entry.name!r}",
-                f"it registers a LoRA resolver, which is not used: {_and(missing)}",
-                entry.origin,
-                _fix(missing),
-            )
+            what = f"it registers a LoRA resolver, which is not used: {_and(missing)}"
+            yield Finding(CODE, "warning", f"plugin {entry.name!r}", what, entry.origin, _fix(missing))
 
 
 def _own(env: Environment, name: str, source: str) -> Iterator[Finding]:
@@ -37,25 +31,21 @@ def _own(env: Environment, name: str, source: str) -> Iterator[Finding]:
         missing[f"VLLM_PLUGINS does not name {name}"] = f"add {name} to VLLM_PLUGINS"
     missing |= _missing(env)
     if missing:
+        what = f"this LoRA resolver is asked for and will not resolve anything: {_and(missing)}"
         yield Finding(
             CODE,
             _level(env, name, source),
             f"plugin {name!r}",
-            f"this LoRA resolver is asked for and will not resolve anything: {_and(missing)}",
+            what,
             source if env.variables.get(source) else "VLLM_PLUGINS",
             _fix(missing),
         )
     folder = env.variables.get(source)
     if name == server.FILESYSTEM_RESOLVER and folder and server.is_let_in(env, name) and not Path(folder).is_dir():
         fault = "is no folder" if Path(folder).exists() else "does not exist"
-        yield Finding(
-            CODE,
-            "error",
-            f"plugin {name!r}",
-            f"{folder} {fault}, and the plugin raises ValueError for that, which stops every vLLM process",
-            source,
-            f"make the folder, or correct {source}",
-        )
+        what = f"{folder} {fault}, and the plugin raises ValueError for that, which stops every vLLM process"
+        fix = f"make the folder, or correct {source}"
+        yield Finding(CODE, "error", f"plugin {name!r}", what, source, fix)
 
 
 def _level(env: Environment, name: str, source: str) -> Level:

@@ -28,13 +28,10 @@ def check(env: Environment) -> Iterator[Finding]:
     if count < 2 or not server.switched_on(env, server.LORA_UPDATING):
         return
     lost = ", ".join(map(repr, server.active_resolvers(env)))
+    what = f"{said} starts {count} API servers, and vLLM refuses that with {server.LORA_UPDATING} (ValueError)"
+    fix = f"start with --api-server-count 1, or unset {server.LORA_UPDATING}"
     yield Finding(
-        CODE,
-        "error",
-        f"LoRA resolvers {lost}" if lost else server.LORA_UPDATING,
-        f"{said} starts {count} API servers, and vLLM refuses that with {server.LORA_UPDATING} (ValueError)",
-        said.partition(" ")[0],
-        f"start with --api-server-count 1, or unset {server.LORA_UPDATING}",
+        CODE, "error", f"LoRA resolvers {lost}" if lost else server.LORA_UPDATING, what, said.partition(" ")[0], fix
     )
 
 

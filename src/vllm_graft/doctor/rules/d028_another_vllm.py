@@ -16,15 +16,12 @@ def check(env: Environment) -> Iterator[Finding]:
     for package in env.packages:
         wanted = _wanted(package) if env.vllm and package.entries and not package.hidden else ""
         if wanted and not _fits(wanted, env.vllm or ""):
-            yield Finding(
-                CODE,
-                "warning",
-                f"package {package.name} {package.version}",
-                f"it requires vllm{wanted}, and {env.vllm} is installed; vLLM loads its plugins all the same",
-                str(package.where),
+            what = f"it requires vllm{wanted}, and {env.vllm} is installed; vLLM loads its plugins all the same"
+            fix = (
                 f"install the {package.name} that is for {env.vllm}, or see what differs: "
-                f"vllm-graft audit {package.name} --against {env.vllm.partition('+')[0] if env.vllm else ''}",
+                f"vllm-graft audit {package.name} --against {env.vllm.partition('+')[0] if env.vllm else ''}"
             )
+            yield Finding(CODE, "warning", f"package {package.name} {package.version}", what, str(package.where), fix)
 
 
 def _wanted(package: PackageMetadata) -> str:

@@ -33,11 +33,8 @@ def check(env: Environment) -> Iterator[Finding]:
             fix = f"define {listed(missing)}"
         else:
             continue
+        what = f"{what}; an API server of vLLM stops at its start with a TypeError"
+        fix = f"{fix}, or uninstall {entry.package}"
         yield Finding(
-            CODE,
-            "error" if env.loads(entry) else "warning",
-            f"stat logger {entry.name!r}",
-            f"{what}; an API server of vLLM stops at its start with a TypeError",
-            entry.origin,
-            f"{fix}, or uninstall {entry.package}",
+            CODE, "error" if env.loads(entry) else "warning", f"stat logger {entry.name!r}", what, entry.origin, fix
         )

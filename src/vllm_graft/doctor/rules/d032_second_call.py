@@ -27,11 +27,13 @@ def check(env: Environment) -> Iterator[Finding]:
     for entry, module, function in env.functions(*CONSEQUENCES):
         raising = raises_when_called_again(module.tree, function)
         if raising is not None:
+            what = f"{entry.value} raises when it is called a second time; {CONSEQUENCES[entry.group]}"
+            fix = "return where everything is registered already, instead of raising"
             yield Finding(
                 CODE,
                 "error" if entry.group == PLATFORMS and env.loads(entry) else "warning",
                 entry.subject,
-                f"{entry.value} raises when it is called a second time; {CONSEQUENCES[entry.group]}",
+                what,
                 f"{module.file.path}:{raising.lineno}",
-                "return where everything is registered already, instead of raising",
+                fix,
             )

@@ -74,14 +74,9 @@ def _look_up(env: Environment, entry: EntryPoint, path: str, where: str, certain
     lacking = _lacking(env, path)
     if not lacking:
         return
-    yield Finding(
-        CODE,
-        "error" if certain and env.uses(entry) else "warning",
-        entry.subject,
-        f"it returns {path!r}, and {lacking}; {GROUPS[entry.group]}",
-        where,
-        "return the dotted path of a class that can be imported",
-    )
+    what = f"it returns {path!r}, and {lacking}; {GROUPS[entry.group]}"
+    fix = "return the dotted path of a class that can be imported"
+    yield Finding(CODE, "error" if certain and env.uses(entry) else "warning", entry.subject, what, where, fix)
 
 
 def _lacking(env: Environment, path: str) -> str:

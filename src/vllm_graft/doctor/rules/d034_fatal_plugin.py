@@ -76,12 +76,9 @@ def _is_lazy(function: ast.FunctionDef) -> bool:
 
 
 def _finding(env: Environment, entry: EntryPoint, where: str, statement: str) -> Finding:
-    return Finding(
-        CODE,
-        "error" if env.loads(entry) else "warning",
-        entry.subject,
+    what = (
         f"loading {entry.value} always comes to `{statement}`, which vLLM does not catch: every process stops, the "
-        "command line included",
-        where,
-        f"take that out, leave the plugin out by VLLM_PLUGINS, or uninstall {entry.package}",
+        "command line included"
     )
+    fix = f"take that out, leave the plugin out by VLLM_PLUGINS, or uninstall {entry.package}"
+    return Finding(CODE, "error" if env.loads(entry) else "warning", entry.subject, what, where, fix)
