@@ -15,6 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+
 from vllm_graft.versions import vllm_root, vllm_version
 from vllm_graft.vllm_arguments import VllmArguments
 
@@ -227,3 +230,22 @@ class Environment:
 def describe(entries: Iterable[EntryPoint]) -> str:
     """Return entry points for a sentence: name and package."""
     return ", ".join(f"{entry.name} ({entry.package})" for entry in entries)
+
+
+def parse_version(text: str) -> Version | None:
+    """Return a version for comparisons; None for a text that is none, as source trees may have."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None
+
+
+def requirements(texts: Iterable[str]) -> Iterator[Requirement]:
+    """Yield the requirements that apply here: without an extra, and without those whose marker does not hold."""
+    for text in texts:
+        try:
+            found = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if found.marker is None or found.marker.evaluate({"extra": ""}):
+            yield found

@@ -1,4 +1,7 @@
-"""What vllm-graft itself is asked to do, and what is wrong with it, as far as it shows without importing an item."""
+"""The plan of vllm-graft in an environment, and its faults, as far as they show without importing an item.
+
+What a start resolves, ``vllm_graft.plan`` resolves here too; only the classes of items are stand-ins made from sources.
+"""
 
 from __future__ import annotations
 
@@ -46,17 +49,17 @@ _CONTRACTS = {contract.rpartition(":")[2]: contract for point in POINTS if point
 
 
 def disabled(env: Environment) -> bool:
-    """Whether ``GRAFT_DISABLE`` turns vllm-graft off."""
-    return _asked(env, DISABLE_VARIABLE)
+    """Return whether ``GRAFT_DISABLE`` turns vllm-graft off."""
+    return _is_on(env, DISABLE_VARIABLE)
 
 
 def simulated(env: Environment) -> bool:
-    """Whether the simulated accelerator is asked for, and would be there."""
-    return _asked(env, SIMULATE_VARIABLE) and not disabled(env)
+    """Return whether the simulated accelerator would be there."""
+    return _is_on(env, SIMULATE_VARIABLE) and not disabled(env)
 
 
 def configured(env: Environment) -> str:
-    """What asks vllm-graft to do something: a file, a variable or an argument; empty where nothing does."""
+    """Return the file, variable or argument that gives vllm-graft something to do; empty where none does."""
     if disabled(env):
         return ""
     try:
@@ -73,16 +76,16 @@ def configured(env: Environment) -> str:
 
 
 def problems(env: Environment) -> list[ConfigError]:
-    """Every fault of the configuration; for the model that the arguments name, else for all profiles."""
+    """Return every fault of the configuration: for the model in the arguments, else for all profiles."""
     try:
-        weak, strong = _layers(env)
+        faults = list(_faults(env, *_layers(env)))
     except ConfigError as error:
         return [error]
-    return list({str(error): error for error in _faults(env, weak, strong)}.values())
+    return list({str(error): error for error in faults}.values())
 
 
 def undecided_patches(env: Environment) -> list[Finding]:
-    """What is to be said of names in ``VLLM_CUSTOM_PATCHES`` that only a general plugin could register."""
+    """Return a finding for each name in ``VLLM_CUSTOM_PATCHES`` that only a general plugin could register."""
     layer, plugins = from_environment(env.variables), _general_plugins(env)
     if layer is None or not plugins:
         return []
@@ -97,30 +100,18 @@ def _general_plugins(env: Environment) -> list[GeneralPlugin]:
 
 
 def planned(env: Environment) -> dict[str, set[str]]:
-    """The names under each key of the plan, ``*`` among them, be it for some models only; none where it is at fault."""
+    """Return the names under each key of the plan, ``*`` included, of all models; none where the plan is at fault."""
     found: dict[str, set[str]] = {}
-    if disabled(env):
-        return found
-    try:
-        chosen = _chosen(*_layers(env))
-    except ConfigError:
-        return found
-    for key, named in chosen:
+    for key, named in _chosen_by(env):
         found.setdefault(key, set()).add(named.value)
     return found
 
 
 def patches(env: Environment) -> list[dict[str, str]]:
-    """The patches that the plan names and somebody offers: name, class, package and the place that names each."""
-    if disabled(env):
-        return []
+    """Return the patches that the plan names and a package offers: name, class, package, and what names each."""
     found: dict[str, dict[str, str]] = {}
-    try:
-        chosen = [named for key, named in _chosen(*_layers(env)) if key == "patches"]
-    except ConfigError:
-        return []
     known = _known(env, keys()["patches"], {})
-    for named in chosen:
+    for named in [named for key, named in _chosen_by(env) if key == "patches"]:
         try:
             items = items_of("patches", [named], known, {})
         except ConfigError:
@@ -131,8 +122,16 @@ def patches(env: Environment) -> list[dict[str, str]]:
     return list(found.values())
 
 
+def _chosen_by(env: Environment) -> list[tuple[str, Named]]:
+    """Return the names that count in a plan that is on and without fault; D027 has said what is wrong with others."""
+    try:
+        return [] if disabled(env) else _chosen(*_layers(env))
+    except ConfigError:
+        return []
+
+
 def together(env: Environment) -> bool:
-    """Whether one server has all planned patches, and not those of one profile or another."""
+    """Return whether one server has all planned patches, rather than those of one profile or another."""
     try:
         weak, strong = _layers(env)
     except ConfigError:
@@ -142,39 +141,42 @@ def together(env: Environment) -> bool:
 
 
 def strict(env: Environment) -> bool:
-    """Whether a patch that cannot be applied stops a start; of profiles that differ, the strictest counts."""
+    """Return whether a patch that cannot be applied stops a start; where profiles differ, the strictest counts."""
     try:
         weak, strong = _layers(env)
     except ConfigError:
         return True
-    told = [layer.settings["on_failure"][0] for layer in strong if "on_failure" in layer.settings]
-    if told:
-        return told[-1] != "warn"
-    if env.arguments.model:
-        told = [layer.settings["on_failure"][0] for layer in weak if "on_failure" in layer.settings]
-        return not told or told[-1] != "warn"
+    # A model decides which profiles match; then the last layer that says something wins.
+    layers = [*weak, *strong] if env.arguments.model else strong
+    set_to = [layer.settings["on_failure"][0] for layer in layers if "on_failure" in layer.settings]
+    if set_to or env.arguments.model:
+        return not set_to or set_to[-1] != "warn"
     return any(layer.settings.get("on_failure", ("stop", ""))[0] != "warn" for layer in weak or [Layer("")])
 
 
 def loads(env: Environment, entry: EntryPoint) -> bool:
-    """Whether a server would load an entry point: of ours, where the plan names it or all there are."""
+    """Return whether a server would load an entry point; one of ours where the plan names it or ``*``."""
     if entry.group != OURS:
         return env.uses(entry)
     return any({entry.name, ALL} & given for given in planned(env).values())
 
 
-def _asked(env: Environment, variable: str) -> bool:
+def _is_on(env: Environment, variable: str) -> bool:
     return env.variables.get(variable, "").strip().lower() not in ("", "0", "false", "no")
 
 
 def _layers(env: Environment) -> tuple[list[Layer], list[Layer]]:
-    """The layers of the file, and those that replace what it says.
+    """Return the layers of the file, and those that override it.
 
-    Without a model's name every profile may match; where a file of vLLM's own names the model, nobody knows which.
+    Without a model's name every profile may match; with ``--config`` that file may name the model, and none does.
     """
     path = find_file(env.variables)
     file = read_file(path) if path is not None else None
-    given = _additional_config(env)
+    text = env.arguments.value("--additional-config")
+    try:
+        given = json.loads(text) if text else None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"is not JSON: {error}", where="--additional-config", fix="quote it as one word") from error
     strong = [layer for layer in (from_environment(env.variables), from_additional_config(given)) if layer is not None]
     model = env.arguments.model
     if file is None:
@@ -184,16 +186,8 @@ def _layers(env: Environment) -> tuple[list[Layer], list[Layer]]:
     return layers_of(file, Request(model, tuple(env.arguments.values("--served-model-name")))), strong
 
 
-def _additional_config(env: Environment) -> object:
-    text = env.arguments.value("--additional-config")
-    try:
-        return json.loads(text) if text else None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"is not JSON: {error}", where="--additional-config", fix="quote it as one word") from error
-
-
 def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Named]]:
-    """Every name that counts with its key: the last layer's, except that of the profiles of a file all do."""
+    """Return every name that counts, with its key: those of all profiles, unless a stronger layer has the key."""
     replaced = {key for layer in strong for key in layer.names}
     layers = [
         (key, name) for layer in weak for key, given in layer.names.items() if key not in replaced for name in given
@@ -210,16 +204,12 @@ def _faults(env: Environment, weak: list[Layer], strong: list[Layer]) -> Iterato
         try:
             items_of(key, [named], known, options)
         except ConfigError as error:
-            yield _placed(error, named)
+            yield error if error.where else ConfigError(error.what, where=named.origin, fix=error.fix)
     for item, given in options.items():
         try:
             check_option_owners({item: given}, _known(env, POINTS[0], options))
         except ConfigError as error:
             yield error
-
-
-def _placed(error: ConfigError, named: Named) -> ConfigError:
-    return error if error.where else ConfigError(error.what, where=named.origin, fix=error.fix)
 
 
 def _known(
@@ -230,21 +220,21 @@ def _known(
     given = {name: {option: value for option, (value, _) in options.get(name, {}).items()} for name in offered}
     return {
         # Our own are those of this interpreter, whatever path is examined.
-        name: _Read(name, target, package, point, tuple(sys.path) if name in SHIPPED else env.path, given[name])
+        name: _ReadItem(name, target, package, point, tuple(sys.path) if name in SHIPPED else env.path, given[name])
         for name, (target, package) in offered.items()
     }
 
 
 @dataclass(frozen=True, slots=True)
-class _Read(Registered):
-    """An item whose class is not imported: another that has what the source says stands in for it."""
+class _ReadItem(Registered):
+    """An item whose class is not imported: a stand-in has the contract and options that its source states."""
 
     point: Point
     path: tuple[str, ...]
     given: Mapping[str, OptionValue]
 
     def load(self) -> type:
-        """A class of the same contract and options; of what cannot be read, the best is thought."""
+        """Make a class of the same contract and options; what cannot be read is taken to be right."""
         bases, options = self._declared()
         contract = next((_CONTRACTS[base] for base in bases if base in _CONTRACTS), self.point.contracts[0])
         kind = load(contract, self.name, "vllm-graft")
@@ -256,7 +246,7 @@ class _Read(Registered):
         return type(kind.__name__, (kind,), keys if options is None else {**keys, "options": options})
 
     def _declared(self) -> tuple[list[str], Mapping[str, OptionValue] | None]:
-        """The contracts among the class's bases, and its options; None where it declares none itself."""
+        """Return the contracts among the class's bases, and its options; None where it declares none itself."""
         name, _, attribute = self.target.partition(":")
         module = read_module(name, self.path)
         found = find_certain(module, attribute, self.path) if isinstance(module, SourceModule) else None
@@ -269,19 +259,16 @@ class _Read(Registered):
         for statement in kind.body:
             targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
             if any(isinstance(target, ast.Name) and target.id == "options" for target in targets):
-                return bases, self._literal(getattr(statement, "value", None))
+                try:
+                    value = ast.literal_eval(getattr(statement, "value", None) or "")
+                except (ValueError, TypeError, SyntaxError):
+                    value = None
+                return bases, value if isinstance(value, dict) else self.given
         return bases, None if len(bases) == len(kind.bases) else self.given
-
-    def _literal(self, node: ast.expr | None) -> Mapping[str, OptionValue]:
-        try:
-            value = ast.literal_eval(node) if node is not None else None
-        except (ValueError, TypeError, SyntaxError):
-            value = None
-        return value if isinstance(value, dict) else self.given
 
 
 def _contract(module: SourceModule, base: ast.expr) -> str:
-    """The contract of vllm-graft that a base class is; empty where it is another class."""
+    """Return the contract of vllm-graft that a base class is; empty for any other class."""
     node = base.value if isinstance(base, ast.Subscript) else base
     if not isinstance(node, ast.Name):
         return ""

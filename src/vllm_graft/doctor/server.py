@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from vllm_graft.doctor import plans
 from vllm_graft.doctor.environment import EntryPoint, Environment
+from vllm_graft.findings import Finding, Level
 
 Runner = Literal["V1", "V2"]
 
@@ -92,9 +94,39 @@ def logits_processors(env: Environment) -> list[str]:
     return env.arguments.values("--logits-processors")
 
 
-def has_processors(env: Environment) -> bool:
-    """Return whether any logits processor is installed or named."""
-    return bool(env.in_group(PROCESSORS) or logits_processors(env))
+@dataclass(frozen=True, slots=True)
+class ProcessorSetting:
+    """A logits processor that an engine would load: the entry point of a package, or a class on the command line."""
+
+    target: EntryPoint | str
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether a package registers it, so that every engine loads it."""
+        return isinstance(self.target, EntryPoint)
+
+    @property
+    def removal(self) -> str:
+        """The next step for an engine that is to do without it."""
+        named = "take it out of --logits-processors"
+        return f"uninstall {self.target.package}" if isinstance(self.target, EntryPoint) else named
+
+    def finding(self, code: str, level: Level, what: str, fix: str) -> Finding:
+        """Return a finding about it."""
+        if isinstance(self.target, EntryPoint):
+            return Finding(code, level, f"logits processor {self.target.name!r}", what, self.target.origin, fix)
+        return Finding(code, level, f"logits processor {self.target}", what, "--logits-processors", fix)
+
+
+def processors(env: Environment) -> list[ProcessorSetting]:
+    """Return every logits processor that is installed or named."""
+    targets: list[EntryPoint | str] = [*env.in_group(PROCESSORS), *logits_processors(env)]
+    return [ProcessorSetting(target) for target in targets]
+
+
+def processor_level(env: Environment) -> Level:
+    """Return error where the runner is certain and the model surely has logits processors, else warning."""
+    return "error" if generates(env) and is_sure(env) else "warning"
 
 
 def demands_v2(env: Environment) -> str:
@@ -112,7 +144,7 @@ def runner(env: Environment) -> Runner:
     if not has_triton(env):
         return "V1"
     # Before 0.31 the V2 runner takes no custom logits processors, and vLLM falls back to V1 unless V2 is required.
-    if before(env, 0, 31) and has_processors(env):
+    if before(env, 0, 31) and processors(env):
         return "V2" if demands_v2(env) else "V1"
     methods = _V1_METHODS | ({"ngram", "ngram_gpu"} if before(env, 0, 32) else set())
     return "V1" if speculative_method(env) in methods else "V2"

@@ -19,19 +19,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
-from vllm_graft.errors import PatchError, nearest
+from vllm_graft.errors import PatchError
 from vllm_graft.patching import checks
 from vllm_graft.patching.declaration import Declaration
-from vllm_graft.patching.functions import (
-    FunctionKind,
-    functions_in,
-    kind_of,
-    parameter_at,
-    parameter_mismatch,
-    parameters_in_source,
-    parameters_of,
-)
-from vllm_graft.patching.hooks import Hook, call_position
+from vllm_graft.patching.functions import FunctionKind, parameters_in_source
+from vllm_graft.patching.hooks import Hook
 from vllm_graft.patching.target import refuse_missing_name, refuse_non_class
 from vllm_graft.sources.finder import Finder
 from vllm_graft.sources.fingerprint import Function
@@ -105,11 +97,10 @@ def _check_hook(
     if there == "unknown":
         return False
     if hook.kind == "add" and there == "present":
-        raise checks.refuse_addition(declaration, hook.attribute)
+        raise checks.refused(declaration, checks.refuse_addition(hook.attribute))
     if hook.kind in ("wrap", "replace") and there == "absent":
         names = module.scope if owner is None else _names(finder, owner)
-        near = nearest(hook.attribute, checks.names_like(list(names), hook.attribute))
-        raise checks.refuse_absent(declaration, hook, near)
+        raise checks.refused(declaration, checks.refuse_absent(hook, list(names)))
     if place is None or hook.kind == "add":
         # A value may be a field that the class captured when it was made, which shows only on the loaded class.
         return hook.form != "value" or owner is None
@@ -125,19 +116,12 @@ def _check_kind(declaration: Declaration, hook: Hook, place: ScopeEntry, *, in_c
     if form is None:
         return False
     if form != hook.form:
-        raise checks.refuse_form(declaration, hook, form)
+        raise checks.refused(declaration, checks.refuse_form(hook, form))
     if isinstance(node, Function) and hook.form not in ("property", "value"):
-        (ours,) = functions_in(hook.value)
-        mine, theirs = kind_of(ours), _function_kind(node)
-        if mine != theirs:
-            raise checks.refuse_function_kind(declaration, hook, theirs, mine)
-        position = call_position(hook.form, in_class)
-        call = position if hook.kind == "wrap" and parameter_at(ours, position) == "call" else None
-        bound = in_class and hook.form != "staticmethod"
-        upstream = parameters_in_source(node.args)
-        own = parameters_of(ours)
-        if own is not None and (problem := parameter_mismatch(hook.attribute, own, upstream, call, bound)):
-            raise checks.refuse_signature(declaration, problem)
+        refusal = checks.refuse_function_kind(hook, [_function_kind(node)])
+        refusal = refusal or checks.refuse_signature(hook, in_class, parameters_in_source(node.args))
+        if refusal is not None:
+            raise checks.refused(declaration, refusal)
     # Left open: a property may lack an accessor, and a class captures validators and the defaults of fields.
     captured = in_class and (hook.form in ("property", "value") or _is_validator(node))
     return not captured

@@ -281,11 +281,8 @@ def _check_same_owner(entry: PatchEntry) -> None:
     except PatchError:
         now = None
     if now is not entry.owner:
-        raise ConflictError(
-            "the target has been exchanged for another object since it was patched",
-            where=where,
-            fix="apply the patch after whatever exchanges it",
-        )
+        what = "the target has been exchanged for another object since it was patched"
+        raise ConflictError(what, where=where, fix="apply the patch after whatever exchanges it")
 
 
 _default: Engine | None = None
@@ -306,8 +303,6 @@ def set_default_engine(engine: Engine) -> None:
     global _default
     held = [] if _default is None or _default is engine else _default.active()
     if held:
-        raise ConflictError(
-            f"the default engine holds patch {held[0].declaration.name!r}",
-            fix="set the engine before the first patch is applied, or revert that patch",
-        )
+        fix = "set the engine before the first patch is applied, or revert that patch"
+        raise ConflictError(f"the default engine holds patch {held[0].declaration.name!r}", fix=fix)
     _default = engine

@@ -81,7 +81,7 @@ def call_position(form: Form, of_class: bool) -> int:
 
 def read_body(body: dict[str, object], patch: type, target: Target, where: str) -> tuple[Hook, ...]:
     """Return the hooks of a patch's body, in the order they were written."""
-    reader = _Reader(patch, target, where)
+    reader = _BodyReader(patch, target, where)
     hooks: list[Hook] = []
     for name, raw in body.items():
         # Python adds "__hash__ = None" to every class that defines __eq__ alone; the author did not write it.
@@ -124,7 +124,7 @@ def _inside(raw: object) -> tuple[object, ...]:
     return (raw.__func__,) if isinstance(raw, classmethod | staticmethod) else ()
 
 
-class _Reader:
+class _BodyReader:
     """Reads one body; its fields are the facts that every refusal names."""
 
     def __init__(self, patch: type, target: Target, where: str) -> None:

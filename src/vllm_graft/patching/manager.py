@@ -62,11 +62,8 @@ class PatchManager:
         """Register a patch under a name; the same patch may be registered again."""
         known = self.available_patches.setdefault(name, as_patch(patch_class))
         if known is not patch_class:
-            raise ConflictError(
-                f"the name {name!r} stands for {known.declaration.defined_in} already",
-                where=patch_class.declaration.where,
-                fix="register it under another name",
-            )
+            what = f"the name {name!r} stands for {known.declaration.defined_in} already"
+            raise ConflictError(what, where=patch_class.declaration.where, fix="register it under another name")
         if self._engine is None and patch_class not in _registered.setdefault(name, []):
             _registered[name].append(patch_class)
         logger.debug("registered patch %s", name)

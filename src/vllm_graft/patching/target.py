@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Literal, TypeGuard
+from typing import Final, Literal, cast
 
 from vllm_graft.errors import DeclarationError, TargetError, nearest
 from vllm_graft.sources.locate import find_in, find_spec
@@ -24,6 +24,8 @@ Owner = type | ModuleType
 """The object whose attributes are set: a class or a module."""
 
 Readiness = Literal["ready", "importing", "absent"]
+
+_INSPECT_VLLM: Final = "compare the target with the installed vLLM: it may have been renamed or moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,7 @@ def resolve(target: Target, where: str) -> Owner:
         done.append(part)
     if target.is_class and not isinstance(owner, type):
         raise refuse_non_class(target, where, type(owner).__name__, done)
-    assert _is_owner(owner)
-    return owner
+    return cast(Owner, owner)
 
 
 def refuse_missing_name(
@@ -113,24 +114,14 @@ def refuse_missing_name(
     """Build the error for a module or class without ``part``; ``names`` are those it has."""
     moved = _describe_move(target.module, part) if not done else ""
     public = [name for name in names if not name.startswith("__")]
-    return TargetError(
-        f"there is no {part!r} in {_spell(target.module, done)}{moved or nearest(part, public)}",
-        where=where,
-        fix="compare the target with the installed vLLM: it may have been renamed or moved",
-    )
+    what = f"there is no {part!r} in {_spell(target.module, done)}{moved or nearest(part, public)}"
+    return TargetError(what, where=where, fix=_INSPECT_VLLM)
 
 
 def refuse_non_class(target: Target, where: str, kind: str, done: Sequence[str]) -> TargetError:
     """Build the error for a target that is neither a class nor a module."""
-    return TargetError(
-        f"it is a {kind}, and only classes and modules can be patched",
-        where=where,
-        fix=f'target the owner, "{_spell(target.module, done[:-1])}", and define {done[-1]!r} in the patch',
-    )
-
-
-def _is_owner(value: object) -> TypeGuard[Owner]:
-    return isinstance(value, type) or hasattr(value, "__dict__")
+    fix = f'target the owner, "{_spell(target.module, done[:-1])}", and define {done[-1]!r} in the patch'
+    return TargetError(f"it is a {kind}, and only classes and modules can be patched", where=where, fix=fix)
 
 
 def _spell(module: str, parts: Sequence[str]) -> str:
@@ -157,11 +148,8 @@ def check_exists(target: Target, where: str, known: SearchPaths) -> None:
     parts = target.module.split(".")
     path = _search_path(parts[0], None, known)
     if path is None:
-        raise TargetError(
-            f"there is no module {parts[0]!r} in this environment",
-            where=where,
-            fix="install it, or correct the target",
-        )
+        what = f"there is no module {parts[0]!r} in this environment"
+        raise TargetError(what, where=where, fix="install it, or correct the target")
     for done in range(1, len(parts)):
         found = _search_path(".".join(parts[: done + 1]), path, known)
         if found is None:
@@ -172,16 +160,13 @@ def check_exists(target: Target, where: str, known: SearchPaths) -> None:
 def _search_path(name: str, path: Sequence[str] | None, known: SearchPaths) -> Sequence[str] | None:
     """Return the folders with the submodules of ``name``: empty for a plain module, None where there is none."""
     if name not in known:
-        known[name] = _look_up(name, path)
+        loaded = sys.modules.get(name)
+        if loaded is not None:
+            known[name] = list(getattr(loaded, "__path__", ()))
+        else:
+            spec = find_spec(name) if path is None else find_in(name, path)
+            known[name] = None if spec is None else list(spec.submodule_search_locations or ())
     return known[name]
-
-
-def _look_up(name: str, path: Sequence[str] | None) -> Sequence[str] | None:
-    loaded = sys.modules.get(name)
-    if loaded is not None:
-        return list(getattr(loaded, "__path__", ()))
-    spec = find_spec(name) if path is None else find_in(name, path)
-    return None if spec is None else list(spec.submodule_search_locations or ())
 
 
 def _describe_move(module: str, name: str) -> str:
@@ -196,7 +181,7 @@ def _refuse_missing_module(where: str, target: Target, package: str, missing: st
     import pkgutil
 
     beside = [module.name for module in pkgutil.iter_modules(path)]
-    fix = "compare the target with the installed vLLM: it may have been renamed or moved"
+    fix = _INSPECT_VLLM
     if missing[:1].isupper():
         fix = f'write "{package}:{missing}" if {missing!r} is a class: a colon stands before it'
     moved = _describe_move(target.module, target.qualname.partition(".")[0]) if target.is_class else ""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from packaging.version import InvalidVersion, Version
-
-from vllm_graft.doctor.environment import GROUPS, OURS, EntryPoint, Environment, PackageMetadata
+from vllm_graft.doctor.environment import GROUPS, OURS, EntryPoint, Environment, PackageMetadata, parse_version
 from vllm_graft.findings import Finding, Level
 
 CODE = "D003"
@@ -27,7 +25,8 @@ def check(env: Environment) -> Iterator[Finding]:
         )
         where = str(first.where)
         # An older copy behind a newer one is the usual end of an upgrade.
-        if _older(package.version, first.version):
+        mine, other = parse_version(package.version), parse_version(first.version)
+        if mine is not None and other is not None and mine < other:
             fix = "uninstall the older copy if it is not needed elsewhere"
             yield Finding(CODE, "info", f"package {package.name}", what, where, fix)
         else:
@@ -44,16 +43,10 @@ def _lost(hidden: PackageMetadata, first: PackageMetadata) -> str:
         for entry in hidden.entries
         if entry.group in (*GROUPS, OURS) and taken.get((entry.group, entry.name)) != entry.value
     ]
-    return ", ".join(_say(entry, taken.get((entry.group, entry.name))) for entry in lost)
 
+    def describe(entry: EntryPoint) -> str:
+        instead = taken.get((entry.group, entry.name))
+        given = f", instead of which {instead} is taken" if instead is not None else ""
+        return f"{entry.name} of {entry.group} ({entry.value}{given})"
 
-def _say(entry: EntryPoint, instead: str | None) -> str:
-    given = f", instead of which {instead} is taken" if instead is not None else ""
-    return f"{entry.name} of {entry.group} ({entry.value}{given})"
-
-
-def _older(one: str, other: str) -> bool:
-    try:
-        return Version(one) < Version(other)
-    except InvalidVersion:
-        return False
+    return ", ".join(map(describe, lost))

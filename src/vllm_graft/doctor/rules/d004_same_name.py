@@ -15,7 +15,10 @@ TITLE = "The same plugin name twice"
 def check(env: Environment) -> Iterator[Finding]:
     """In one group the last one found replaces the others; in two groups the name switches both."""
     for group in (*GROUPS, OURS):
-        for name, entries in _by_name(env, group).items():
+        by_name: dict[str, list[EntryPoint]] = {}
+        for entry in env.in_group(group):
+            by_name.setdefault(entry.name, []).append(entry)
+        for name, entries in by_name.items():
             # vLLM does not mind two packages that register one object; vllm-graft does.
             if len({entry.value if group != OURS else entry.where for entry in entries}) > 1:
                 yield from _in_one_group(env, group, name, entries)
@@ -52,10 +55,3 @@ def _in_two_groups(env: Environment) -> Iterator[Finding]:
             what = f"is registered by {places}: VLLM_PLUGINS goes by the name alone and switches them all at once"
             fix = "have one of them renamed to switch them apart"
             yield Finding(CODE, "info", f"plugin {name!r}", what, "VLLM_PLUGINS", fix)
-
-
-def _by_name(env: Environment, group: str) -> dict[str, list[EntryPoint]]:
-    found: dict[str, list[EntryPoint]] = {}
-    for entry in env.in_group(group):
-        found.setdefault(entry.name, []).append(entry)
-    return found

@@ -36,7 +36,7 @@ def check(env: Environment) -> Iterator[Finding]:
         fix = f"correct the group in the metadata of {packages} and install it again"
         yield Finding(
             CODE,
-            "error" if meant and _is_misspelt(group) else "warning",
+            "error" if meant and _nearest(_plain(group), known, _CERTAIN) is not None else "warning",
             f"group {group!r} of {packages}",
             what,
             entries[0].where,
@@ -50,16 +50,14 @@ def _meant(group: str, env: Environment) -> str | None:
     plain = _plain(group)
     if _plain(owner) == "vllm_graft" or plain.startswith("vllm_graft"):
         return OURS if _nearest(plain, (OURS,)) else None
-    if owner.lower() != "vllm" and _is_package(owner, env):
+    # A group under another package's own name, as ``vllm_omni.plugins``, is that package's.
+    if owner.lower() != "vllm" and any(package.name == _plain(owner).replace("_", "-") for package in env.packages):
         return None
-    if _is_read(group, env):
+    # The installed vLLM may read a group that this rule does not know yet.
+    if env.root is not None and env.classes.mentions("vllm.plugins:", f'"{group}"'):
         return None
     close = _nearest(plain, GROUPS)
     return close if close or owner != "vllm" else ""
-
-
-def _is_misspelt(group: str) -> bool:
-    return _nearest(_plain(group), (*GROUPS, OURS), _CERTAIN) is not None
 
 
 def _plain(group: str) -> str:
@@ -74,14 +72,3 @@ def _nearest(plain: str, groups: tuple[str, ...], cutoff: float = _CLOSE) -> str
         spelled.update(dict.fromkeys((whole, f"{stem}s", stem), group))
     close = difflib.get_close_matches(plain, spelled, n=1, cutoff=cutoff)
     return spelled[close[0]] if close else None
-
-
-def _is_package(owner: str, env: Environment) -> bool:
-    """Return whether a group stands under another package's own name, as ``vllm_omni.plugins`` does."""
-    plain = re.sub(r"[-_.]+", "-", owner.lower())
-    return any(package.name == plain for package in env.packages)
-
-
-def _is_read(group: str, env: Environment) -> bool:
-    """Return whether the installed vLLM reads a group that this rule does not know yet."""
-    return env.root is not None and env.classes.mentions("vllm.plugins:", f'"{group}"')

@@ -21,18 +21,12 @@ def check(env: Environment) -> Iterator[Finding]:
         or server.runner(env) == "V2"
     ):
         return
-    for entry in env.in_group(server.PROCESSORS):
-        what = "with speculative decoding the V1 runner does not load it, and does not say so"
-        fix = "start without speculative decoding, or do without the processor"
-        yield Finding(CODE, "warning", f"logits processor {entry.name!r}", what, entry.origin, fix)
-    for name in server.logits_processors(env):
-        what = "the V1 runner refuses to start with it and speculative decoding (ValueError)"
-        fix = "start without speculative decoding, or take it out of --logits-processors"
-        yield Finding(
-            CODE,
-            "error" if server.is_sure(env) else "warning",
-            f"logits processor {name}",
-            what,
-            "--logits-processors",
-            fix,
-        )
+    for processor in server.processors(env):
+        if processor.is_installed:
+            what = "with speculative decoding the V1 runner does not load it, and does not say so"
+            fix = "start without speculative decoding, or do without the processor"
+            yield processor.finding(CODE, "warning", what, fix)
+        else:
+            what = "the V1 runner refuses to start with it and speculative decoding (ValueError)"
+            fix = f"start without speculative decoding, or {processor.removal}"
+            yield processor.finding(CODE, "error" if server.is_sure(env) else "warning", what, fix)

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from email.parser import HeaderParser
 from typing import Final
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.version import InvalidVersion, Version
+from packaging.requirements import Requirement
 
-from vllm_graft.doctor.environment import Environment, PackageMetadata
+from vllm_graft.doctor.environment import Environment, PackageMetadata, parse_version, requirements
 from vllm_graft.findings import Finding, Level
 
 CODE = "D024"
@@ -52,21 +51,16 @@ def _other_build(companion: PackageMetadata, torch: PackageMetadata) -> str:
 
 
 def _other_release(companion: PackageMetadata, torch: PackageMetadata) -> str:
-    for requirement in _requirements(companion):
-        if requirement.name == "torch" and not _meets(torch.version, requirement):
+    version = parse_version(torch.version)
+    for requirement in _requirements(companion) if version is not None else ():
+        fits = version is None or requirement.specifier.contains(version.base_version, prereleases=True)
+        if requirement.name == "torch" and not fits:
             return f"needs torch{requirement.specifier}, and torch is {torch.version}"
     return ""
 
 
-def _meets(version: str, requirement: Requirement) -> bool:
-    try:
-        return requirement.specifier.contains(Version(version).base_version, prereleases=True)
-    except InvalidVersion:
-        return True
-
-
 def _build(package: PackageMetadata) -> str:
-    """What a package is built for: cpu, cu130, rocm6.4, …; empty where nothing says so."""
+    """Return what a package is built for: cpu, cu130, rocm6.4, …; empty where nothing tells."""
     local = _full(package).partition("+")[2]
     if re.match(r"cpu\b|cu\d+|rocm|xpu", local):
         return local
@@ -76,7 +70,7 @@ def _build(package: PackageMetadata) -> str:
 
 
 def _full(package: PackageMetadata) -> str:
-    """The version with its local part, which metadata of public builds leave out and ``version.py`` has."""
+    """Return the version with its local part, which only ``version.py`` of a public build has."""
     if "+" in package.version:
         return package.version
     file = package.where.parent / package.name / "version.py"
@@ -90,23 +84,15 @@ def _full(package: PackageMetadata) -> str:
 
 
 def _major(build: str) -> str:
-    """The major release in cu130 or cu126; empty where no number is told."""
+    """Return the major release of CUDA in cu130 or cu126; empty without a number."""
     number = re.match(r"cu(\d+)\d$", build)
     return number[1] if number else ""
 
 
 def _requirements(package: PackageMetadata) -> list[Requirement]:
-    """What the metadata require here: those behind a marker that does not hold are left out."""
+    """Return what the metadata of a package require here."""
     try:
         text = (package.where / "METADATA").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return []
-    found = []
-    for line in HeaderParser().parsestr(text).get_all("Requires-Dist", []):
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            found.append(requirement)
-    return found
+    return list(requirements(HeaderParser().parsestr(text).get_all("Requires-Dist", [])))

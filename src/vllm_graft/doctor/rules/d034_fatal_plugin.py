@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from vllm_graft.doctor.environment import EntryPoint, Environment
-from vllm_graft.findings import Finding
+from vllm_graft.doctor.environment import Environment
+from vllm_graft.findings import Finding, Level
 from vllm_graft.sources.finder import find_certain
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.modules import SourceModule
@@ -37,8 +37,12 @@ def check(env: Environment) -> Iterator[Finding]:
         if found is not None and isinstance(found[1], ast.FunctionDef):
             ending = _ending(found[0], found[1].body, env.path, raises=not found[1].decorator_list)
         if ending is not None:
-            where, node = ending
-            yield _finding(env, entry, f"{where.file.path}:{node.lineno}", ast.unparse(node))
+            holder, node = ending
+            what = f"loading {entry.value} always comes to `{ast.unparse(node)}`, which vLLM does not catch: "
+            what += "every process stops, the command line included"
+            fix = f"take that out, leave the plugin out by VLLM_PLUGINS, or uninstall {entry.package}"
+            level: Level = "error" if env.loads(entry) else "warning"
+            yield Finding(CODE, level, entry.subject, what, f"{holder.file.path}:{node.lineno}", fix)
 
 
 def _ending(
@@ -73,12 +77,3 @@ def _is_lazy(function: ast.FunctionDef) -> bool:
     """Return whether a call may not run the body: a decorator may skip it, and a generator waits."""
     yields = any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function))
     return bool(function.decorator_list) or yields
-
-
-def _finding(env: Environment, entry: EntryPoint, where: str, statement: str) -> Finding:
-    what = (
-        f"loading {entry.value} always comes to `{statement}`, which vLLM does not catch: every process stops, the "
-        "command line included"
-    )
-    fix = f"take that out, leave the plugin out by VLLM_PLUGINS, or uninstall {entry.package}"
-    return Finding(CODE, "error" if env.loads(entry) else "warning", entry.subject, what, where, fix)
