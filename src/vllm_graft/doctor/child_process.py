@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 _TAIL_BYTES: Final = 16_384
 """The part of the output that is kept: a plugin in a loop may print gigabytes."""
@@ -70,6 +72,21 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) ->
         if not reader.is_alive():
             child.stdout.close()
     return ChildExit(status, bytes(tail).decode("utf-8", errors="replace"))
+
+
+def run_task(
+    command: Sequence[str], task: Mapping[str, object], environ: Mapping[str, str], timeout_s: float
+) -> tuple[ChildExit, dict[str, Any]]:
+    """Run a command on a file with a task as JSON, in whose place it writes its report, and return the report."""
+    with tempfile.TemporaryDirectory(prefix="vllm-graft-") as folder:
+        file = Path(folder) / "task.json"
+        file.write_text(json.dumps(task), encoding="utf-8")
+        ended = run([*command, str(file)], environ, timeout_s)
+        try:
+            report = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            report = {}
+    return ended, report
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

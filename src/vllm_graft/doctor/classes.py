@@ -27,7 +27,7 @@ Derives = Literal["yes", "no", "unknown"]
 _FOREIGN: Final = frozenset(
     {*sys.stdlib_module_names, "builtins", "numpy", "pydantic", "torch", "transformers", "triton"}
 )
-"""Packages whose classes derive from none of vLLM's and are not read: torch alone has 3,000 modules."""
+"""Packages whose classes derive from none of vLLM's and are not read: torch alone has 2,300 modules."""
 
 _MARKERS: Final = frozenset(
     {"builtins:object", "abc:ABC", "typing:Generic", "typing:Protocol", "typing_extensions:Protocol"}

@@ -14,17 +14,14 @@ not found.
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from vllm_graft.doctor import import_child, plans, server
-from vllm_graft.doctor.child_process import ChildExit, run
+from vllm_graft.doctor.child_process import ChildExit, run, run_task
 from vllm_graft.doctor.environment import GROUPS, OURS, EntryPoint, Environment
 from vllm_graft.doctor.rules.d032_second_call import CONSEQUENCES
 from vllm_graft.doctor.server import PLATFORMS
@@ -44,7 +41,7 @@ _EVERYWHERE: Final = ("vllm.general_plugins", PLATFORMS)
 
 _SLOW_S: Final = 1.0
 
-# Large enough for oneDNN, whose AMX kernels raise SIGILL on virtual machines; small products are done by plain loops.
+# Large enough for oneDNN, whose AMX kernels raise SIGILL on some virtual machines; plain loops do small products.
 _BFLOAT16: Final = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print((a @ a).float().sum().item())"
 
 
@@ -76,7 +73,9 @@ def examine_imports(
     """
     entries = [entry for entry in env.in_group(*GROUPS, OURS) if entry.top_level != "vllm"]
     checks = [partial(_check_import, env, entry, timeout_s) for entry in entries]
-    if _may_use_bfloat16(env):
+    # vLLM computes in bfloat16 unless told otherwise.
+    has_torch = any(package.name == "torch" for package in env.packages)
+    if has_torch and server.runs_on_cpu(env) and env.arguments.value("--dtype") in (None, "auto", "bfloat16"):
         checks.append(partial(_check_bfloat16, env, timeout_s))
     findings: list[Finding] = []
     for done, check in enumerate(checks):
@@ -106,20 +105,9 @@ def _check_import(env: Environment, entry: EntryPoint, timeout_s: float) -> Iter
 
 
 def _import(env: Environment, entry: EntryPoint, timeout_s: float) -> ImportReport:
-    with tempfile.TemporaryDirectory(prefix="vllm-graft-") as folder:
-        file = Path(folder) / "report.json"
-        task = {
-            "report": str(file),
-            "path": list(env.path),
-            "module": entry.module,
-            "attribute": entry.attribute,
-            "call": entry.group in _EVERYWHERE and entry.top_level != "vllm_graft",
-        }
-        ended = run([sys.executable, import_child.__file__, json.dumps(task)], env.variables, timeout_s)
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            found = {}
+    call = entry.group in _EVERYWHERE and entry.top_level != "vllm_graft"
+    task = {"path": list(env.path), "module": entry.module, "attribute": entry.attribute, "call": call}
+    ended, found = run_task([sys.executable, import_child.__file__], task, env.variables, timeout_s)
     return ImportReport(
         ended,
         str(found.get("stage", "import")),
@@ -153,12 +141,6 @@ def _failure(
         limit = f" within {timeout_s:g} s" if report.exit.status is None else ""
     fix = f'try python -c "import {entry.module}", and mend or uninstall {entry.package}'
     return "D010", "error" if plans.loads(env, entry) else "warning", f"importing it {report.failure}{limit}{last}", fix
-
-
-def _may_use_bfloat16(env: Environment) -> bool:
-    """Return whether this machine's CPU would compute a model in bfloat16, as far as is known."""
-    has_torch = any(package.name == "torch" for package in env.packages)
-    return has_torch and server.runs_on_cpu(env) and env.arguments.value("--dtype") in (None, "auto", "bfloat16")
 
 
 def _check_bfloat16(env: Environment, timeout_s: float) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ PROCESSORS: Final = "vllm.logits_processors"
 V1_PROCESSOR: Final = "vllm.v1.sample.logits_processor.interface:LogitsProcessor"
 V2_PROCESSOR: Final = "vllm.v1.worker.gpu.sample.logits_processor.interface:LogitsProcessor"
 
-# The V2 runner has no drafter for these; ngram came to it with 0.32.
+# Methods for which vLLM keeps the V1 runner (config/vllm.py); before 0.32 ngram is one of them.
 _V1_METHODS: Final = frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})
 _RUNNER_MATTERS: Final = (
     "--attention-config",

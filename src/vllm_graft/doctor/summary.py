@@ -55,17 +55,14 @@ def plugins(env: Environment, findings: Iterable[Finding] = ()) -> list[Plugin]:
 
 def _plugin(env: Environment, entry: EntryPoint, findings: Iterable[Finding]) -> Plugin:
     loads = entry.group == OURS or env.loads(entry)
-    codes = tuple(dict.fromkeys(each.code for each in findings if each.level != "info" and _speaks(each, entry)))
+    about = (each for each in findings if repr(entry.name) in each.subject or entry.name in each.subject.split())
+    codes = tuple(dict.fromkeys(each.code for each in about if each.level != "info"))
     lacks = _lacks(env, entry) if loads else ""
     where = f"{PLACES[entry.group]}; {lacks}" if lacks else PLACES[entry.group]
     if not loads:
         unset = env.allowed is None
         where = f"not loaded: VLLM_PLUGINS {'must name it, and is not set' if unset else 'does not name it'}"
     return Plugin(entry.name, entry.group, entry.package, entry.value, loads, where, codes, bool(lacks))
-
-
-def _speaks(finding: Finding, entry: EntryPoint) -> bool:
-    return repr(entry.name) in finding.subject or entry.name in finding.subject.split()
 
 
 def _lacks(env: Environment, entry: EntryPoint) -> str:

@@ -44,12 +44,12 @@ def refuse_second_definition(
     attribute: str, mine: Declaration, kind: Kind, theirs: Declaration, other: Kind
 ) -> ConflictError:
     """Build the error for a patch that replaces or adds a name which another patch replaces or adds."""
-    return ConflictError(
+    what = (
         f"it {_VERB[kind]} {attribute!r}, which patch {theirs.name!r} ({theirs.defined_in}) {_VERB[other]} already: "
-        f"only one of them could run",
-        where=mine.where,
-        fix=f"leave out {mine.name!r} or {theirs.name!r}, or let one of them wrap instead",
+        f"only one of them could run"
     )
+    fix = f"leave out {mine.name!r} or {theirs.name!r}, or let one of them wrap instead"
+    return ConflictError(what, where=mine.where, fix=fix)
 
 
 def sort_by_after(items: Sequence[T], declaration_of: Callable[[T], Declaration]) -> list[T]:

@@ -123,12 +123,9 @@ def _check_kind(declaration: Declaration, hook: Hook, place: ScopeEntry, *, in_c
         if refusal is not None:
             raise checks.refused(declaration, refusal)
     # Left open: a property may lack an accessor, and a class captures validators and the defaults of fields.
-    captured = in_class and (hook.form in ("property", "value") or _is_validator(node))
+    validates = any("validator" in mark or "serializer" in mark for mark in decorators(node))
+    captured = in_class and (hook.form in ("property", "value") or validates)
     return not captured
-
-
-def _is_validator(node: ast.AST) -> bool:
-    return any("validator" in mark or "serializer" in mark for mark in decorators(node))
 
 
 def _form(place: ScopeEntry) -> checks.UpstreamForm | None:

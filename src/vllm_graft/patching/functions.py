@@ -221,20 +221,12 @@ def accessor_mismatch(attribute: str, accessors: property, *, wraps: bool) -> st
 
 def parameters_in_source(taken: ast.arguments) -> list[Parameter]:
     """Return the parameters of a function from its source."""
-    positional = [*taken.posonlyargs, *taken.args]
-    without = len(positional) - len(taken.defaults)
-    defaults = [Parameter.empty] * without + [_SourceText(ast.unparse(one)) for one in taken.defaults]
-    found = [
-        Parameter(one.arg, _POSITIONAL[place >= len(taken.posonlyargs)], default=default)
-        for place, (one, default) in enumerate(zip(positional, defaults, strict=True))
-    ]
-    if taken.vararg is not None:
-        found.append(Parameter(taken.vararg.arg, Parameter.VAR_POSITIONAL))
-    for one, held in zip(taken.kwonlyargs, taken.kw_defaults, strict=True):
+    from vllm_graft.sources.fingerprint import each_parameter
+
+    found = []
+    for prefix, name, held in each_parameter(taken):
         default = Parameter.empty if held is None else _SourceText(ast.unparse(held))
-        found.append(Parameter(one.arg, Parameter.KEYWORD_ONLY, default=default))
-    if taken.kwarg is not None:
-        found.append(Parameter(taken.kwarg.arg, Parameter.VAR_KEYWORD))
+        found.append(Parameter(name, _PREFIXES.get(prefix, Parameter.POSITIONAL_OR_KEYWORD), default=default))
     return found
 
 

@@ -104,11 +104,9 @@ class PatchNamespace(dict[str, object]):
         ranges = [_range(one) for one in (*earlier, value)]
         if name in self and any(ranges):
             if not all(ranges):
-                raise DeclarationError(
-                    f"there are several bodies of {name!r}, and one of them has no range",
-                    where=f"patch {self.get('__qualname__', '')}",
-                    fix=f'give each its releases, as in @replace(vllm=">=0.31"), or leave one body of {name!r}',
-                )
+                what = f"there are several bodies of {name!r}, and one of them has no range"
+                fix = f'give each its releases, as in @replace(vllm=">=0.31"), or leave one body of {name!r}'
+                raise DeclarationError(what, where=f"patch {self.get('__qualname__', '')}", fix=fix)
             value = Alternatives((*earlier, value))
         super().__setitem__(name, value)
 

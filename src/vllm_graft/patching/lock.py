@@ -59,13 +59,17 @@ class Lock:
 
     def write(self) -> None:
         """Write the file, sorted so that a small change makes a small diff."""
+
+        def order(version: str) -> list[tuple[int, str]]:
+            return [(int(part), "") if part.isdigit() else (0, part) for part in version.split(".")]
+
         lines = [_HEAD]
         for patch, hooks in sorted(self.patches.items()):
             # TOML quotes keys with other characters than these.
             name = patch if all(part.isalnum() or part in "-_" for part in patch) else f'"{patch}"'
             for hook, seen in sorted(hooks.items()):
                 lines.append(f'\n[{name}."{hook}"]\n')
-                lines += [f'"{version}" = "{seen[version]}"\n' for version in sorted(seen, key=_numbers)]
+                lines += [f'"{version}" = "{seen[version]}"\n' for version in sorted(seen, key=order)]
         self.path.write_text("".join(lines), encoding="utf-8")
 
 
@@ -102,7 +106,3 @@ def file_of(patch: Patch) -> Path | None:
     depth = patch.__module__.count(".") - (0 if hasattr(module, "__path__") else 1)
     above = [folder, *folder.parents][: max(depth, 0) + 1]
     return next((place / NAME for place in above if (place / NAME).is_file()), folder / NAME)
-
-
-def _numbers(version: str) -> tuple[tuple[int, str], ...]:
-    return tuple((int(part), "") if part.isdigit() else (0, part) for part in version.split("."))

@@ -83,7 +83,11 @@ class PatchManager:
     def apply_patch(self, name: str) -> bool:
         """Apply one patch by its name; applying it again changes nothing."""
         try:
-            self.engine.apply([self._known(name)])
+            if name not in self.available_patches:
+                what = f"there is no patch {name!r}{nearest(name, self.available_patches)}"
+                fix = "name a registered patch, or register this one first"
+                raise ConfigError(what, where=PATCHES_VARIABLE, fix=fix)
+            self.engine.apply([self.available_patches[name]])
         except GraftError as error:
             logger.error("%s", error)
             if self.strict:
@@ -112,15 +116,6 @@ class PatchManager:
                 level, "%s: not registered here and left to other packages: %s", PATCHES_VARIABLE, ", ".join(others)
             )
         logger.info("patches active: %s", ", ".join(self.applied_patches) or "none")
-
-    def _known(self, name: str) -> Patch:
-        if name in self.available_patches:
-            return self.available_patches[name]
-        raise ConfigError(
-            f"there is no patch {name!r}{nearest(name, self.available_patches)}",
-            where=PATCHES_VARIABLE,
-            fix="name a registered patch, or register this one first",
-        )
 
 
 def _vllm_loads_plugins() -> bool:

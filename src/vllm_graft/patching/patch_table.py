@@ -160,13 +160,19 @@ class _Copies:
         self.note(places)
         places = [place for place in places if place in self._known]
         wanted = {key: place for place in places for key in self._known[place]}
-        for module in list(sys.modules.values()) if wanted else ():
-            for name, value in list(getattr(module, "__dict__", {}).items()):
-                if id(value) in wanted:
-                    _rebind(module, name, wanted[id(value)])
+        for module, name, place in list(_find_copies(wanted)):
+            _rebind(module, name, place)
         for place in places:
             if not place.layers:
                 del self._known[place]
+
+
+def _find_copies(wanted: Mapping[int, PatchedAttribute]) -> Iterator[tuple[ModuleType, str, PatchedAttribute]]:
+    """Find the names of all modules that are bound to one of these objects, by ``id``."""
+    for module in list(sys.modules.values()) if wanted else ():
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in wanted:
+                yield module, name, wanted[id(value)]
 
 
 def _rebind(module: ModuleType, name: str, place: PatchedAttribute) -> None:

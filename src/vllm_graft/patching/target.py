@@ -62,22 +62,18 @@ def target_of(named: object) -> Target:
         return Target(named.__module__, named.__qualname__, named)
     if isinstance(named, ModuleType):
         return Target(named.__name__, "", named)
-    raise DeclarationError(
-        f"{type(named).__name__} {getattr(named, '__name__', named)!r} cannot be a target",
-        where="VLLMPatch[...]",
-        fix='name a class, a module, or a string such as "pkg.module:Class"; a function is patched through its module',
-    )
+    what = f"{type(named).__name__} {getattr(named, '__name__', named)!r} cannot be a target"
+    fix = 'name a class, a module, or a string such as "pkg.module:Class"; a function is patched through its module'
+    raise DeclarationError(what, where="VLLMPatch[...]", fix=fix)
 
 
 def _parse(text: str) -> Target:
     module, colon, qualname = text.partition(":")
     parts = module.split(".") + (qualname.split(".") if colon else [])
     if not all(part.isidentifier() for part in parts):
-        raise DeclarationError(
-            f"{text!r} is not a target",
-            where="VLLMPatch[...]",
-            fix='write "pkg.module:Class", "pkg.module:Outer.Inner", or "pkg.module" for a module',
-        )
+        what = f"{text!r} is not a target"
+        fix = 'write "pkg.module:Class", "pkg.module:Outer.Inner", or "pkg.module" for a module'
+        raise DeclarationError(what, where="VLLMPatch[...]", fix=fix)
     return Target(module, qualname)
 
 

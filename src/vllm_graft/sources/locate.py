@@ -1,6 +1,6 @@
 """Find a module's file by its dotted name, without importing the module or the packages above it.
 
-``importlib.util.find_spec("vllm.v1.engine")`` would import ``vllm`` first, which takes ten seconds and starts threads.
+``importlib.util.find_spec("vllm.v1.engine")`` would import ``vllm`` first, which takes seconds.
 """
 
 from __future__ import annotations

@@ -31,26 +31,23 @@ def bindings(body: Sequence[ast.stmt], *, declared: bool = False) -> Scope:
     """Return the names that a body binds; with ``declared`` also those that only a type checker sees."""
     scope: Scope = {}
     for node, branch in _statements(body, branch=False, declared=declared):
+        marks = [dotted(one) for one in getattr(node, "decorator_list", ())]
+        if any(mark.rpartition(".")[2] == "overload" for mark in marks):
+            continue
         for name in _names(node):
-            _bind(scope, name, node, branch=branch)
+            is_accessor = any(mark in (f"{name}.setter", f"{name}.getter", f"{name}.deleter") for mark in marks)
+            if name in scope and (branch or is_accessor):
+                scope[name].append(node)
+            else:
+                scope[name] = [node]
     return scope
-
-
-def _bind(scope: Scope, name: str, node: ast.AST, *, branch: bool) -> None:
-    known = scope.get(name)
-    if "overload" in decorators(node):
-        return
-    if known is None or not (branch or (isinstance(node, Function) and _is_accessor(node, name))):
-        scope[name] = [node]
-    else:
-        known.append(node)
 
 
 def _statements(body: Sequence[ast.stmt], *, branch: bool, declared: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
     """Yield the statements that run, and whether each is in a branch; what only a type checker reads is left out."""
     for node in body:
         if isinstance(node, ast.If):
-            checked = _for_type_checkers(node.test)
+            checked = dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING"
             if declared or not checked:
                 yield from _statements(node.body, branch=True, declared=declared)
             yield from _statements(node.orelse, branch=branch or not checked, declared=declared)
@@ -74,16 +71,6 @@ def _names(node: ast.stmt) -> Iterator[str]:
         yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield from (alias.asname or alias.name for alias in node.names if alias.name != "*")
-
-
-def _for_type_checkers(test: ast.expr) -> bool:
-    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
-        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
-    )
-
-
-def _is_accessor(node: Function, name: str) -> bool:
-    return any(dotted(one) in (f"{name}.setter", f"{name}.getter", f"{name}.deleter") for one in node.decorator_list)
 
 
 def dotted(node: ast.expr) -> str:

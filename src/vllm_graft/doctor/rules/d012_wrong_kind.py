@@ -10,7 +10,7 @@ from vllm_graft.doctor import server
 from vllm_graft.doctor.environment import EntryPoint, Environment
 from vllm_graft.findings import Finding, Level
 from vllm_graft.sources.finder import find_certain
-from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.fingerprint import Function, each_parameter
 from vllm_graft.sources.modules import SourceModule
 
 CODE = "D012"
@@ -50,13 +50,10 @@ def check(env: Environment) -> Iterator[Finding]:
             is_what, then, fix = fault
             what = f"{entry.value} is {is_what}; {then}"
             where = f"{module.file.path} [{entry.group}]"
-            yield Finding(CODE, _level(env, entry), entry.subject, what, where, fix)
-
-
-def _level(env: Environment, entry: EntryPoint) -> Level:
-    """An error where it is loaded; pooling models have no logits processors."""
-    spared = entry.group == server.PROCESSORS and not server.generates(env)
-    return "error" if env.uses(entry) and not spared else "warning"
+            # Pooling models have no logits processors, and vLLM loads none for them.
+            spared = entry.group == server.PROCESSORS and not server.generates(env)
+            level: Level = "error" if env.uses(entry) and not spared else "warning"
+            yield Finding(CODE, level, entry.subject, what, where, fix)
 
 
 def _of_class(entry: EntryPoint, env: Environment) -> tuple[str, str, str] | None:
@@ -118,7 +115,7 @@ def _kind(entry: EntryPoint, env: Environment) -> ast.AST | None:
 
 
 def _plain(kind: ast.ClassDef) -> bool:
-    """Whether calling a class makes an object of it: nothing decorates it, no metaclass, no ``__new__``, no string."""
+    """Return whether calling a class makes its instance: no decorator, no metaclass, no ``__new__``, no string."""
     bases = [base.id for base in kind.bases if isinstance(base, ast.Name)]
     return not (kind.decorator_list or kind.keywords or "__new__" in _methods(kind) or "str" in bases)
 
@@ -128,8 +125,6 @@ def _methods(kind: ast.ClassDef) -> dict[str, ast.FunctionDef]:
 
 
 def _needed(args: ast.arguments, *, method: bool) -> str:
-    """The arguments without a default, for a sentence."""
-    plain = [*args.posonlyargs, *args.args]
-    plain = plain[: len(plain) - len(args.defaults)][int(method) :]
-    named = [arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
-    return ", ".join(arg.arg for arg in (*plain, *named))
+    """Join the names of the parameters without a default, without ``self`` of a method."""
+    found = [name for prefix, name, default in each_parameter(args) if default is None and "*" not in prefix]
+    return ", ".join(found[int(method) :])

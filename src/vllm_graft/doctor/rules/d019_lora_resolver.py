@@ -21,8 +21,8 @@ def check(env: Environment) -> Iterator[Finding]:
     for entry in server.foreign_resolvers(env):
         missing = _missing(env)
         if missing:
-            what = f"it registers a LoRA resolver, which is not used: {_and(missing)}"
-            yield Finding(CODE, "warning", f"plugin {entry.name!r}", what, entry.origin, _fix(missing))
+            what = f"it registers a LoRA resolver, which is not used: {', and '.join(missing)}"
+            yield Finding(CODE, "warning", f"plugin {entry.name!r}", what, entry.origin, ", ".join(missing.values()))
 
 
 def _own(env: Environment, name: str, source: str) -> Iterator[Finding]:
@@ -31,15 +31,10 @@ def _own(env: Environment, name: str, source: str) -> Iterator[Finding]:
         missing[f"VLLM_PLUGINS does not name {name}"] = f"add {name} to VLLM_PLUGINS"
     missing |= _missing(env)
     if missing:
-        what = f"this LoRA resolver is asked for and will not resolve anything: {_and(missing)}"
-        yield Finding(
-            CODE,
-            _level(env, name, source),
-            f"plugin {name!r}",
-            what,
-            source if env.variables.get(source) else "VLLM_PLUGINS",
-            _fix(missing),
-        )
+        what = f"this LoRA resolver is asked for and will not resolve anything: {', and '.join(missing)}"
+        where = source if env.variables.get(source) else "VLLM_PLUGINS"
+        fix = ", ".join(missing.values())
+        yield Finding(CODE, _level(env, name, source), f"plugin {name!r}", what, where, fix)
     folder = env.variables.get(source)
     if name == server.FILESYSTEM_RESOLVER and folder and server.is_let_in(env, name) and not Path(folder).is_dir():
         fault = "is no folder" if Path(folder).exists() else "does not exist"
@@ -49,7 +44,7 @@ def _own(env: Environment, name: str, source: str) -> Iterator[Finding]:
 
 
 def _level(env: Environment, name: str, source: str) -> Level:
-    """An error where two settings ask for it: a source may be part of an image, a name of a list that keeps all on."""
+    """Return error where two settings ask for it: one may be part of an image, or of a list that keeps all on."""
     lora = env.arguments.switched("--enable-lora") and not env.arguments.given("--lora-modules")
     meant = bool(server.switched_on(env, server.LORA_UPDATING) or lora)
     if not env.variables.get(source):
@@ -58,18 +53,10 @@ def _level(env: Environment, name: str, source: str) -> Level:
 
 
 def _missing(env: Environment) -> dict[str, str]:
-    """What any resolver lacks, each with its cure; the arguments count only where there are some."""
+    """Return what every resolver lacks, with the next step; the arguments count only where there are some."""
     missing = {}
     if not server.switched_on(env, server.LORA_UPDATING):
         missing[f"{server.LORA_UPDATING} is not 1"] = f"set {server.LORA_UPDATING}=1"
     if env.arguments.words and not env.arguments.switched("--enable-lora"):
         missing["--enable-lora is not given"] = "start with --enable-lora"
     return missing
-
-
-def _and(missing: dict[str, str]) -> str:
-    return ", and ".join(missing)
-
-
-def _fix(missing: dict[str, str]) -> str:
-    return ", ".join(missing.values())

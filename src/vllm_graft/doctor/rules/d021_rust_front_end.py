@@ -26,7 +26,9 @@ def check(env: Environment) -> Iterator[Finding]:
         return
     items = sorted(set().union(*plans.planned(env).values()))
     if items:
-        yield _plan(items)
+        what = f"names {', '.join(items)}, and vllm-graft refuses to start with the Rust front end: nothing runs in it"
+        fix = f"unset {_SWITCH}, or set GRAFT_DISABLE=1 for a stock server"
+        yield Finding(CODE, "error", "the plan", what, _SWITCH, fix)
     for entry in env.in_group(*_KINDS):
         if env.uses(entry):
             # What is installed may be there for another server; what is named is meant for this one.
@@ -35,12 +37,6 @@ def check(env: Environment) -> Iterator[Finding]:
             yield _lost(subject, where, "error" if named else "warning")
     for name in server.active_resolvers(env) if server.switched_on(env, server.LORA_UPDATING) else ():
         yield _lost(f"LoRA resolver {name!r}", _SWITCH, "error")
-
-
-def _plan(items: list[str]) -> Finding:
-    what = f"names {', '.join(items)}, and vllm-graft refuses to start with the Rust front end: nothing runs in it"
-    fix = f"unset {_SWITCH}, or set GRAFT_DISABLE=1 for a stock server"
-    return Finding(CODE, "error", "the plan", what, _SWITCH, fix)
 
 
 def _lost(subject: str, where: str, level: Level) -> Finding:

@@ -57,7 +57,7 @@ def _faults(
         if name in missing or mine is None or mine is method or not decorators(mine) <= _TRANSPARENT:
             continue
         passed = [arg.arg for arg in (*method.args.posonlyargs, *method.args.args)][1:]
-        # The V2 interface annotates what it uses the result of: logits, as torch.Tensor.
+        # The interfaces annotate as torch.Tensor what vLLM goes on with: the logits.
         gives = isinstance(method.returns, ast.Attribute) and method.returns.attr == "Tensor"
         if not _takes(mine, len(passed) - ("staticmethod" in decorators(mine))):
             names = ", ".join(passed)

@@ -62,7 +62,15 @@ def _ending(
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and deep:
             called = find_certain(module, call.func.id, path)
             function = called[1] if called is not None else None
-            if called is not None and isinstance(function, ast.FunctionDef) and not _is_lazy(function):
+            # A decorator may skip the body, and a generator waits with it.
+            if (
+                called is not None
+                and isinstance(function, ast.FunctionDef)
+                and not (
+                    function.decorator_list
+                    or any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(function))
+                )
+            ):
                 inner = _ending(called[0], function.body, path, raises=raises, deep=deep - 1)
                 if inner is not None:
                     return inner
@@ -71,9 +79,3 @@ def _ending(
         ):
             return None
     return None
-
-
-def _is_lazy(function: ast.FunctionDef) -> bool:
-    """Return whether a call may not run the body: a decorator may skip it, and a generator waits."""
-    yields = any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function))
-    return bool(function.decorator_list) or yields

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from vllm_graft.doctor import plans
-from vllm_graft.doctor.child_process import ChildExit, run
+from vllm_graft.doctor.child_process import ChildExit, run_task
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
 from vllm_graft.plan.patches import review
@@ -51,18 +50,11 @@ def check(env: Environment) -> list[Finding]:
         "together": plans.together(env),
         "trial": trial,
     }
-    with tempfile.TemporaryDirectory(prefix="vllm-graft-") as folder:
-        file = Path(folder) / "task.json"
-        file.write_text(json.dumps(task), encoding="utf-8")
-        home = str(Path(__file__).parents[3])
-        code = f"import sys; sys.path[:0] = {list(env.path)!r}; sys.path.append({home!r}); "
-        code += f"from vllm_graft.doctor.rules.d035_planned_patch import main; main({str(file)!r})"
-        limit = len(items) * (_IMPORT_S + _TRIAL_S * trial)
-        ended = run([sys.executable, "-P", "-c", code], env.variables, limit)
-        try:
-            report = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            report = {}
+    home = str(Path(__file__).parents[3])
+    code = f"import sys; sys.path[:0] = {list(env.path)!r}; sys.path.append({home!r}); "
+    code += f"from {__name__} import main; main(sys.argv[1])"
+    limit = len(items) * (_IMPORT_S + _TRIAL_S * trial)
+    ended, report = run_task([sys.executable, "-P", "-c", code], task, env.variables, limit)
     if "findings" in report:
         return [Finding.from_dict(row) for row in report["findings"]]
     return [_unfinished(report.get("item") or items[0], ended)]
