@@ -1,6 +1,6 @@
 """The rules that every hook passes before its target is changed.
 
-They refuse what Python would accept without a word: a replacement for a name that is gone, an addition that upstream
+They refuse what Python would accept in silence: a replacement for a name that is gone, an addition that upstream
 has made meanwhile, a plain function in the place of a coroutine, a value in the place of a method.
 
 They also refuse ineffective changes, with the way that works. Classes capture some of their attributes when they are

@@ -102,7 +102,7 @@ def own_nodes(function: Function) -> Iterator[ast.AST]:
 
 
 def imported(node: ast.AST, name: str, module: str, is_package: bool) -> Imported | None:
-    """Return what an import statement in ``module`` binds ``name`` to; None where the node is no such statement."""
+    """Return what an import statement in ``module`` binds ``name`` to; None for any other node."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             if alias.asname == name:

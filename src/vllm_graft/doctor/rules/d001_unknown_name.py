@@ -13,7 +13,7 @@ TITLE = "A name in VLLM_PLUGINS that nothing registers"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """vLLM compares names and passes over what does not match, without a word."""
+    """Find names that vLLM skips in silence, because it compares names and logs no mismatch."""
     known = {entry.name for entry in env.plugins}
     for name in env.allowed or ():
         # Blanks have a rule of their own; an empty name is how the list is switched to nothing.

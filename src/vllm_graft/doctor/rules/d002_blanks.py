@@ -12,7 +12,7 @@ TITLE = "Blanks in VLLM_PLUGINS"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """A name with a blank before it is another name."""
+    """Find names with blanks around them, which to vLLM are other names."""
     known = {entry.name for entry in env.plugins}
     for name in env.allowed or ():
         if name != name.strip() and name.strip() in known:

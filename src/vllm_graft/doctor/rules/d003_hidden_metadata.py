@@ -12,7 +12,7 @@ TITLE = "Metadata that hides another copy of the package and its plugins"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """Python takes the first distribution of a name, such as a stale ``.egg-info`` beside the sources, and no other."""
+    """Find a stale ``.egg-info`` or another first copy of a package: Python shows only the first of a name."""
     seen = {package.name: package for package in env.packages if not package.hidden}
     for package in env.packages:
         first = seen[package.name]

@@ -13,7 +13,7 @@ TITLE = "The same plugin name twice"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """In one group the last one found replaces the others; in two groups the name switches both."""
+    """Find a name twice: in one group the last one found replaces the others, in two groups it switches both."""
     for group in (*GROUPS, OURS):
         by_name: dict[str, list[EntryPoint]] = {}
         for entry in env.in_group(group):

@@ -16,7 +16,7 @@ _GRAFT: Final = "graft"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """What is installed and not on the list is passed over in every group that obeys it, without a word."""
+    """Find what is installed and not on the list, which every group that obeys it skips in silence."""
     if env.allowed is None:
         return
     # A name with blanks around it has a rule of its own.

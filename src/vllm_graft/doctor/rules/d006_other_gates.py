@@ -12,7 +12,7 @@ TITLE = "Groups that do not obey VLLM_PLUGINS as the others do"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """Logits processors load whatever the list says; endpoint plugins only when it names them."""
+    """Find logits processors, which load whatever the list says, and endpoint plugins that no list names."""
     if env.allowed is None:
         yield from _endpoints(env)
         return

@@ -50,7 +50,7 @@ def _lacking(module: SourceModule, entry: EntryPoint, env: Environment) -> str:
 
 
 def unbound(env: Environment, module: SourceModule, name: str) -> str:
-    """Say that a module has no such name; empty where it has, or where reading does not tell."""
+    """Say that a module does not bind a name; empty where it does, or where reading does not tell."""
     names = module.namespace
     if not names.is_closed or name in names.bound:
         return ""

@@ -10,14 +10,14 @@ from vllm_graft.doctor.environment import GROUPS, OURS, Environment
 from vllm_graft.findings import Finding
 
 CODE = "D011"
-TITLE = "A group that nobody reads"
+TITLE = "A group that is never read"
 
 _CLOSE = 0.74
 _CERTAIN = 0.95
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """A misspelt group is no error to anybody: its plugins are not looked for."""
+    """Find misspelt groups: vLLM does not look for their plugins, and no tool calls it an error."""
     known = (*GROUPS, OURS)
     for group in dict.fromkeys(entry.group for entry in env.entries if entry.group not in known):
         meant = _meant(group, env)

@@ -16,7 +16,7 @@ _CURE: Final = "async-history"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """The V1 runner keeps the real tokens only for the processors of ``--logits-processors``: vLLM #52461."""
+    """Find V1 processors of packages: only those of ``--logits-processors`` get the real tokens (vLLM #52461)."""
     if (
         env.vllm is None
         or server.generates(env) is False

@@ -13,7 +13,7 @@ TITLE = "Logits processors and speculative decoding"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """The V1 runner builds its processors before it looks for those of installed packages, and says nothing of them."""
+    """Find processors beside drafting: the V1 runner drops those of packages in silence, and refuses named ones."""
     if (
         env.vllm is None
         or server.generates(env) is False

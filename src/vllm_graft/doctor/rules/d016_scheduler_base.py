@@ -17,10 +17,10 @@ _ASYNCHRONOUS: Final = "vllm.v1.core.sched.async_scheduler:AsyncScheduler"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """vLLM 0.26 to 0.32 neither refuse such a class nor turn asynchronous scheduling off for it.
+    """Find a scheduler class that vLLM 0.26 to 0.32 accept, although it cannot schedule asynchronously.
 
-    They log that it is off, which is what it comes to: the engine keeps two batches in flight, and a scheduler that
-    counts no outstanding tokens has nothing to put into the second. Others measured 78 % more latency: vLLM #43724.
+    They log that asynchronous scheduling is off, and still keep two batches in flight: a scheduler that counts no
+    outstanding tokens has nothing to put into the second. Others measured 78 % more latency (vLLM #43724).
     """
     name = env.arguments.value("--scheduler-cls")
     if env.vllm is None or not name or not server.is_asynchronous(env):

@@ -13,7 +13,7 @@ TITLE = "Several platform plugins"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """vLLM asks them all, and refuses to start if two of them answer."""
+    """Find several platform plugins: vLLM calls them all, and refuses to start if two of them answer."""
     found = server.platform_plugins(env)
     if len({entry.name for entry in found}) < 2 or server.cpu_is_ordered(env):
         return

@@ -13,7 +13,7 @@ TITLE = "A platform plugin beside an order for the CPU"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """An order for the CPU leaves all plugins unasked; a CPU build asks them, and takes the CPU if none answers."""
+    """Find plugins beside the CPU: ``VLLM_TARGET_DEVICE`` leaves all out, a CPU build falls back if none answers."""
     found = server.platform_plugins(env)
     if not found:
         return

@@ -14,7 +14,7 @@ TITLE = "A LoRA resolver that is never asked"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """A source, the allow-list, runtime updating and ``--enable-lora`` must line up: vLLM #18630."""
+    """Find resolvers without a source, a place on the list, runtime updating or ``--enable-lora`` (vLLM #18630)."""
     for name, source in server.RESOLVER_SOURCES.items():
         if env.variables.get(source) or name in (env.allowed or ()):
             yield from _own(env, name, source)

@@ -23,7 +23,7 @@ _ALONE: Final = (
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """An adapter that one API server resolved would be unknown to the others, so vLLM refuses to start."""
+    """Find several API servers: an adapter that one of them resolves is unknown to the others, so vLLM refuses."""
     count, said = _api_servers(env)
     if count < 2 or not server.switched_on(env, server.LORA_UPDATING):
         return
@@ -36,7 +36,7 @@ def check(env: Environment) -> Iterator[Finding]:
 
 
 def _api_servers(env: Environment) -> tuple[int, str]:
-    """How many API servers ``vllm serve`` would start, and what says so; the engines decide where nothing else does."""
+    """Return how many API servers ``vllm serve`` would start, and the argument that decides: else one per engine."""
     told = env.arguments
     if server.number(env, "VLLM_USE_RUST_FRONTEND") or any(map(told.switched, _ONE_OR_NONE)):
         return 1, ""

@@ -21,7 +21,7 @@ _KINDS: Final = {
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """``vllm serve`` then runs a binary in the place of its API servers, which is where these plugins are loaded."""
+    """Find plugins of API servers: ``vllm serve`` runs a binary in their place, which loads no Python plugin."""
     if not server.number(env, _SWITCH):
         return
     items = sorted(set().union(*plans.planned(env).values()))

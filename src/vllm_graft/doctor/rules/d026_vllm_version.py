@@ -14,7 +14,7 @@ TITLE = "No vLLM, or one that is not tested"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """The version is the one that vLLM's own files state; metadata may name another."""
+    """Judge the version that vLLM's own files state; its metadata may name another."""
     where = str(env.root or sys.prefix)
     if env.root is None:
         what = "is not installed for this interpreter, so no plugin runs"

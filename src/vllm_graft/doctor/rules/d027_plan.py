@@ -13,7 +13,7 @@ TITLE = "A fault in the plan"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """The file's form, the names, the options; classes are read, not imported. ``vllm-graft plan`` sees the rest."""
+    """Check the file, names and options; classes are read, not imported. ``vllm-graft plan`` checks the rest."""
     if plans.disabled(env):
         return
     for error in plans.problems(env):

@@ -12,7 +12,7 @@ TITLE = "A plugin made for another vLLM"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """pip says so once, when it installs; with ``--no-deps``, as hardware plugins are installed, never."""
+    """Compare requirements: pip warns of them only when it installs, and never with ``--no-deps``."""
     version = parse_version(env.vllm or "")
     # The number of a development build says nothing of its code.
     if version is None or version.is_devrelease:

@@ -17,7 +17,7 @@ BASE: Final = "vllm.v1.metrics.loggers:StatLoggerBase"
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """An installed stat logger counts for every API server that vLLM starts, whatever --disable-log-stats says."""
+    """Check stat loggers, which every API server makes as soon as they are installed, --disable-log-stats or not."""
     if env.vllm is None:
         return
     for entry in env.in_group(GROUP):

@@ -27,7 +27,7 @@ _DEEP: Final = 5
 
 
 def check(env: Environment) -> Iterator[Finding]:
-    """Judge by the source, and only where no condition stands before the end."""
+    """Find an exit that no condition guards, in the module or in the function."""
     for entry in env.in_group(GROUP):
         module = env.module(entry.module)
         if not isinstance(module, SourceModule):
