@@ -7,6 +7,7 @@ Everything else is unknown, and where a branch depends on that, it gives no answ
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
@@ -20,6 +21,7 @@ _THING: Final = object()
 """Some object that is not None: the result of a call or constructor."""
 
 _ADDING: Final = frozenset({"append", "add", "insert"})
+_ORDERS: Final = {ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le}
 
 Ending = Literal["end", "stop", "unknown"] | ast.stmt
 """How a body ends: at its last statement, by a return, in a way that is unknown, or by the statement that raises."""
@@ -78,7 +80,9 @@ def _run(body: Sequence[ast.stmt], state: State) -> Ending:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 _assign(state, target, _value(state, node.value))
         elif isinstance(node, ast.AugAssign):
-            _assign(state, node.target, _sum(state, node))
+            one, two = state.get(ast.unparse(node.target), _UNKNOWN), _value(state, node.value)
+            adds = isinstance(node.op, ast.Add) and isinstance(one, int) and isinstance(two, int)
+            _assign(state, node.target, one + two if adds else _UNKNOWN)  # type: ignore[operator]
         elif isinstance(node, ast.Expr):
             _call(state, node.value)
         elif any(isinstance(each, ast.Raise | ast.Return) for each in ast.walk(node)) and not isinstance(
@@ -152,18 +156,8 @@ def _compare(op: ast.cmpop, left: Value, right: Value) -> Value:
         return _UNKNOWN
     if isinstance(op, ast.Eq | ast.NotEq):
         return (left == right) == isinstance(op, ast.Eq)
-    if isinstance(left, int) and isinstance(right, int):
-        orders: dict[type[ast.cmpop], bool] = {
-            ast.Gt: left > right, ast.GtE: left >= right, ast.Lt: left < right, ast.LtE: left <= right,
-        }  # fmt: skip
-        return orders.get(type(op), _UNKNOWN)
-    return _UNKNOWN
-
-
-def _sum(state: State, node: ast.AugAssign) -> Value:
-    one, two = state.get(ast.unparse(node.target), _UNKNOWN), _value(state, node.value)
-    both = isinstance(one, int) and isinstance(two, int) and isinstance(node.op, ast.Add)
-    return one + two if both else _UNKNOWN  # type: ignore[operator]
+    order = _ORDERS.get(type(op))
+    return order(left, right) if order is not None and isinstance(left, int) and isinstance(right, int) else _UNKNOWN
 
 
 def _call(state: State, node: ast.expr) -> None:

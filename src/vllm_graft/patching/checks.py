@@ -99,7 +99,11 @@ def check_owner(declaration: Declaration, owner: Owner) -> None:
 def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: object) -> Kind:
     """Return what a hook does to ``present``, the attribute as it is, or raise TargetError where that cannot work."""
     kind: Kind = ("add" if present is ABSENT else "replace") if hook.kind == "auto" else hook.kind
-    refusal = _refuse_kind(hook, owner, present) or _refuse_effect(hook, owner, present)
+    refusal = _refuse_kind(hook, owner, present)
+    if present is ABSENT and isinstance(owner, type):
+        refusal = refusal or _refuse_addition_to_class(hook, owner)
+    else:
+        refusal = refusal or _refuse_captured(hook, owner, present) or _refuse_compiled(hook, owner, present)
     if kind == "add":
         refusal = refusal or _refuse_added(declaration, hook)
     else:
@@ -212,13 +216,6 @@ def _refuse_accessors(hook: Hook, present: object) -> Refusal | None:
             what = f"the {part} of {hook.attribute!r} takes 'call', and the target's property has no {part}"
             return what, f"write the {part} without 'call'"
     return None
-
-
-def _refuse_effect(hook: Hook, owner: Owner, present: object) -> Refusal | None:
-    """Refuse a change that would not do what the patch says."""
-    if present is ABSENT and isinstance(owner, type):
-        return _refuse_addition_to_class(hook, owner)
-    return _refuse_captured(hook, owner, present) or _refuse_compiled(hook, owner, present)
 
 
 def _refuse_addition_to_class(hook: Hook, owner: type) -> Refusal | None:

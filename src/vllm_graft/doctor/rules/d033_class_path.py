@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_graft.doctor.environment import EntryPoint, Environment
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.doctor.rules.d007_unresolvable import unbound
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, Level
 from vllm_graft.sources.modules import Missing, SourceModule
 
 CODE = "D033"
@@ -28,7 +28,11 @@ def check(env: Environment) -> Iterator[Finding]:
             if isinstance(node, ast.Return) and node.value is not None:
                 certain = node in function.body
                 for path, sure in _texts(node.value, module, function):
-                    yield from _look_up(env, entry, path, f"{module.file.path}:{node.lineno}", certain and sure)
+                    if lacking := _lacking(env, path):
+                        level: Level = "error" if certain and sure and env.uses(entry) else "warning"
+                        what = f"it returns {path!r}, and {lacking}; {GROUPS[entry.group]}"
+                        fix = "return the dotted path of a class that can be imported"
+                        yield Finding(CODE, level, entry.subject, what, f"{module.file.path}:{node.lineno}", fix)
 
 
 def _texts(node: ast.expr, module: SourceModule, function: ast.FunctionDef) -> Iterator[tuple[str, bool]]:
@@ -68,15 +72,6 @@ def _text(node: ast.expr, module: SourceModule, function: ast.FunctionDef) -> st
 
 def _name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _look_up(env: Environment, entry: EntryPoint, path: str, where: str, certain: bool) -> Iterator[Finding]:
-    lacking = _lacking(env, path)
-    if not lacking:
-        return
-    what = f"it returns {path!r}, and {lacking}; {GROUPS[entry.group]}"
-    fix = "return the dotted path of a class that can be imported"
-    yield Finding(CODE, "error" if certain and env.uses(entry) else "warning", entry.subject, what, where, fix)
 
 
 def _lacking(env: Environment, path: str) -> str:
