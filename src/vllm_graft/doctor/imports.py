@@ -132,9 +132,12 @@ def _failure(
         what += ", which vLLM does not show, and takes another platform" if report.error else ""
         return "D009", "error", what, "have it return None where its hardware or libraries are not there"
     if report.stage == "call":
-        what = f"its function {report.failure}, and vLLM does not catch that: every process stops, "
+        what = (
+            f"its function {report.failure}, and vLLM does not catch that: every process stops, the command line "
+            "included"
+        )
         fix = f"mend what it needs, leave it out by VLLM_PLUGINS, or uninstall {entry.package}"
-        return "D029", "error" if loads else "warning", f"{what}the command line included", fix
+        return "D029", "error" if loads else "warning", what, fix
     last = limit = ""
     if not report.error:
         last = f"; its last line: {report.exit.last_line}" if report.exit.last_line else ""

@@ -221,8 +221,11 @@ def _refuse_accessors(hook: Hook, present: object) -> Refusal | None:
 def _refuse_addition_to_class(hook: Hook, owner: type) -> Refusal | None:
     name = hook.attribute
     if name == "__post_init__" and "__dataclass_fields__" in vars(owner):
-        what = f"it adds '__post_init__', and the dataclass {owner.__qualname__} was made without one: its __init__ "
-        return f"{what}never calls it", "wrap '__init__' instead"
+        what = (
+            f"it adds '__post_init__', and the dataclass {owner.__qualname__} was made without one: its __init__ never "
+            "calls it"
+        )
+        return what, "wrap '__init__' instead"
     is_pydantic = not {"__pydantic_validator__", "__pydantic_fields__"}.isdisjoint(vars(owner))
     if hook.form == "value" and is_pydantic:
         what = f"it adds {name!r}, and {owner.__qualname__} is a pydantic class: what is set on it later is no field"

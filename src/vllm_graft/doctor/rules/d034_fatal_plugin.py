@@ -38,8 +38,10 @@ def check(env: Environment) -> Iterator[Finding]:
             ending = _ending(found[0], found[1].body, env.path, raises=not found[1].decorator_list)
         if ending is not None:
             holder, node = ending
-            what = f"loading {entry.value} always comes to `{ast.unparse(node)}`, which vLLM does not catch: "
-            what += "every process stops, the command line included"
+            what = (
+                f"loading {entry.value} always comes to `{ast.unparse(node)}`, which vLLM does not catch: "
+                "every process stops, the command line included"
+            )
             fix = f"take that out, leave the plugin out by VLLM_PLUGINS, or uninstall {entry.package}"
             level: Level = "error" if env.loads(entry) else "warning"
             yield Finding(CODE, level, entry.subject, what, f"{holder.file.path}:{node.lineno}", fix)
