@@ -56,6 +56,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=dict(environ),
+        # A session of its own: by its number the processes are found that a plugin leaves behind.
         start_new_session=True,
     )
     assert child.stdout is not None

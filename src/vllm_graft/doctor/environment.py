@@ -169,6 +169,7 @@ class Environment:
     @cached_property
     def allowed(self) -> tuple[str, ...] | None:
         """The names in ``VLLM_PLUGINS`` as vLLM splits them, blanks included; None where it is not set."""
+        # vLLM's envs.py does not strip, and takes an empty value for a list of one empty name.
         listed = self.variables.get("VLLM_PLUGINS")
         return None if listed is None else tuple(listed.split(","))
 
@@ -183,6 +184,7 @@ class Environment:
             # Its loader reads the group itself and never looks at the list.
             return True
         if self.allowed is None:
+            # load_endpoint_plugins returns at once where VLLM_PLUGINS is not set: its plugins add routes.
             return entry.group != "vllm.endpoint_plugins"
         return entry.name in self.allowed
 

@@ -128,10 +128,12 @@ def _failure(
         level: Level = "error" if entry.group == PLATFORMS and loads else "warning"
         return "D032", level, what, "have it do nothing where everything is registered already"
     if report.stage == "call" and entry.group == PLATFORMS:
+        # vllm/platforms/__init__.py logs the exception of a detector at DEBUG.
         what = f"its detector {report.failure}"
         what += ", which vLLM does not show, and takes another platform" if report.error else ""
         return "D009", "error", what, "have it return None where its hardware or libraries are not there"
     if report.stage == "call":
+        # load_general_plugins calls the functions without a try.
         what = (
             f"its function {report.failure}, and vLLM does not catch that: every process stops, the command line "
             "included"

@@ -26,6 +26,7 @@ V2_PROCESSOR: Final = "vllm.v1.worker.gpu.sample.logits_processor.interface:Logi
 
 # Methods for which vLLM keeps the V1 runner (config/vllm.py); before 0.32 ngram is one of them.
 _V1_METHODS: Final = frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})
+# Settings that _get_v2_model_runner_unsupported_features of config/vllm.py and its callers look at as well.
 _RUNNER_MATTERS: Final = (
     "--attention-config",
     "--compilation-config",
@@ -73,6 +74,7 @@ def runs_on_cpu(env: Environment) -> bool:
 def has_triton(env: Environment) -> bool:
     """Return whether vLLM finds a Triton that it can use, without which there is no V2 runner."""
     if is_cpu_build(env):
+        # vllm/triton_utils/importing.py switches Triton off on a CPU build without Triton's CPU backend.
         return any((Path(place) / "triton" / "backends" / "cpu").is_dir() for place in env.path)
     names = {package.name for package in env.packages}
     return "torch" not in names or any("triton" in name for name in names)
@@ -172,6 +174,7 @@ def generates(env: Environment) -> bool | None:
     kind = arguments.value("--runner")
     if kind in ("generate", "pooling"):
         return kind == "generate"
+    # --convert makes a pooling model of one that generates.
     if arguments.value("--convert") not in (None, "auto", "none"):
         return False
     if not arguments.model:

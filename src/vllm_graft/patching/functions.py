@@ -22,6 +22,7 @@ Function = Callable[..., Any]
 ORIGINAL = "_original_"
 """The prefix by which an author calls the layer beneath: ``self._original_record(...)``."""
 
+# inspect's CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_GENERATOR and CO_ASYNC_GENERATOR.
 _FLAGS: dict[int, FunctionKind] = {0x80: "coroutine", 0x100: "coroutine", 0x20: "generator", 0x200: "async generator"}
 
 

@@ -120,6 +120,7 @@ class PatchManager:
 
 def _vllm_loads_plugins() -> bool:
     """Return whether a general plugin is calling, from vLLM's own loop over them."""
+    # vLLM tells a plugin nothing of its surroundings: the function is called without arguments.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "load_general_plugins" and frame.f_globals.get("__name__") == "vllm.plugins":

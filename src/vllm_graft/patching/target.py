@@ -84,6 +84,7 @@ def readiness(target: Target) -> Readiness:
     module = sys.modules.get(target.module)
     if module is None:
         return "absent"
+    # The import system keeps a running module's spec marked; circular imports find such modules in sys.modules.
     return "importing" if getattr(getattr(module, "__spec__", None), "_initializing", False) else "ready"
 
 

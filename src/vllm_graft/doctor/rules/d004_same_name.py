@@ -34,7 +34,7 @@ def _in_one_group(env: Environment, group: str, name: str, entries: list[EntryPo
         fix = "uninstall one of them, or have one renamed"
         level: Level = "error" if plans.planned(env) else "warning"
         yield Finding(CODE, level, f"item {name!r}", what, f"entry points of {group}", fix)
-    # Logits processors are kept in a list, where names do not matter.
+    # load_plugins_by_group has a dictionary by name; logits processors are kept in a list.
     elif group != "vllm.logits_processors" and env.loads(last):
         what = (
             f"is registered by {offers}; vLLM keeps one of a name, the last that it finds, which is that of "

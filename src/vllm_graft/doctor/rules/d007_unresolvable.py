@@ -70,4 +70,5 @@ def _consequence(env: Environment, entry: EntryPoint) -> str:
         return "vLLM refuses to start with it"
     if entry.group == "vllm.io_processor_plugins":
         return "a server that is told to use it does not start"
+    # load_plugins_by_group catches every Exception of an import (vllm/plugins/__init__.py).
     return "vLLM logs a traceback and goes on without it"

@@ -42,6 +42,7 @@ def _api_servers(env: Environment) -> tuple[int, str]:
         return 1, ""
     if any(map(told.given, ("--api-server-count", "-asc"))):
         return _count(env, "--api-server-count", "-asc")
+    # Without a count vllm/entrypoints/cli/serve.py goes by how data parallelism is balanced: inside, hybrid, outside.
     if any(map(told.given, _HYBRID)):
         return _count(env, "--data-parallel-size-local", "-dpl")
     return (1, "") if any(map(told.given, _ALONE)) else _count(env, "--data-parallel-size", "-dp")

@@ -14,6 +14,7 @@ CODE = "D032"
 TITLE = "A plugin that refuses a second call"
 
 
+# resolve_current_platform_cls_qualname calls all plugins, and the one that answered once more for its class.
 CONSEQUENCES: Final = {
     PLATFORMS: "vLLM calls the function of a platform plugin twice in every process, so it does not start",
     "vllm.general_plugins": "vLLM may load general plugins several times, and asks that this does no harm: a program "
