@@ -83,7 +83,9 @@ class SourceModule:
 
     def class_scope(self, cls: ast.ClassDef) -> Scope:
         """Return the names that a class's body binds."""
-        return self._classes.setdefault(id(cls), bindings(cls.body))
+        if id(cls) not in self._classes:
+            self._classes[id(cls)] = bindings(cls.body)
+        return self._classes[id(cls)]
 
     @cached_property
     def lines(self) -> list[str]:
