@@ -16,7 +16,7 @@ from pathlib import Path
 from vllm_graft.audit.releases.client import client
 from vllm_graft.audit.releases.index import Index
 from vllm_graft.audit.releases.remote import Remote
-from vllm_graft.patching.upstream import Tree
+from vllm_graft.sources import Tree
 
 TARGETS = (
     "vllm.config.vllm",

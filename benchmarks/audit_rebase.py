@@ -24,7 +24,7 @@ from pathlib import Path
 from vllm_graft.audit.provenance import nearest
 from vllm_graft.audit.rebase import rebase
 from vllm_graft.cli.patches import source
-from vllm_graft.patching.upstream.finder import find
+from vllm_graft.sources.finder import find
 
 PLACE = ("vllm.v1.core.sched.scheduler", "Scheduler.schedule")
 LOOP = "            while (self.waiting or self.skipped_waiting) and token_budget > 0:\n"

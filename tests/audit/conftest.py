@@ -10,7 +10,7 @@ import pytest
 from vllm_graft.audit.releases.catalogue import Builder, Catalogue
 from vllm_graft.audit.releases.shape import Release
 from vllm_graft.audit.releases.sourced import Sourced
-from vllm_graft.patching.upstream.sources import File
+from vllm_graft.sources.origins import ModuleText as File
 
 
 class Made:

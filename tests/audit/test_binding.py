@@ -10,7 +10,7 @@ import pytest
 
 from vllm_graft.audit.binding import misfit
 from vllm_graft.audit.model import Arguments
-from vllm_graft.patching.upstream.fingerprint import signature
+from vllm_graft.sources.fingerprint import signature
 
 SIGNATURES = [
     "", "a", "a, b", "a, b=1", "a=1, b=2", "a, /, b", "a, /", "a=1, /", "*args", "a, *args", "*, k", "a, *, k=1",

@@ -13,7 +13,7 @@ from vllm_graft.audit.model import Use
 from vllm_graft.audit.releases.catalogue import FILE, Builder, Catalogue
 from vllm_graft.audit.releases.sourced import Sourced
 from vllm_graft.errors import ConfigError
-from vllm_graft.patching.upstream.sources import Installed
+from vllm_graft.sources.origins import Installed
 
 TARGETS = Path(__file__).parents[2] / "benchmarks" / "audit_targets.txt"
 

@@ -16,7 +16,7 @@ from vllm_graft.audit.readings import ReadingCache, _Unpickler
 from vllm_graft.audit.releases.catalogue import Catalogue
 from vllm_graft.audit.releases.sourced import Sourced
 from vllm_graft.audit.uses import locate, read_files
-from vllm_graft.patching.upstream.sources import Tree
+from vllm_graft.sources.origins import Tree
 
 TEXT = """
 from vllm.v1.core.sched.scheduler import Scheduler

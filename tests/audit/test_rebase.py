@@ -12,8 +12,8 @@ import pytest
 from vllm_graft.audit.provenance import nearest
 from vllm_graft.audit.rebase import new_names, rebase
 from vllm_graft.errors import ConfigError
-from vllm_graft.patching.upstream import Installed, Tree
-from vllm_graft.patching.upstream.finder import find
+from vllm_graft.sources import Installed, Tree
+from vllm_graft.sources.finder import find
 
 ROOT = Path(__file__).parents[2]
 

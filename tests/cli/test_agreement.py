@@ -22,7 +22,7 @@ from vllm_graft.audit.releases.library import Library
 from vllm_graft.audit.releases.sourced import Sourced
 from vllm_graft.audit.uses import read
 from vllm_graft.cli import main
-from vllm_graft.patching.upstream.sources import Tree
+from vllm_graft.sources.origins import Tree
 from vllm_graft.testing import zygote
 from vllm_graft.testing.packages import lay_out, python_path
 
@@ -255,8 +255,8 @@ def test_all_agree_over_the_installed_vllm(tmp_path):
 
 def _names(target: str) -> list[str]:
     """Some names of each kind of a class or module of the installed vLLM, found by reading."""
-    from vllm_graft.patching.upstream.finder import Finder
-    from vllm_graft.patching.upstream.sources import Installed
+    from vllm_graft.sources.finder import Finder
+    from vllm_graft.sources.origins import Installed
 
     module, _, qualname = target.partition(":")
     finder = Finder(Installed())

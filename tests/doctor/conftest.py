@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from vllm_graft.doctor import Facts, examine
+from vllm_graft.doctor import Environment, examine
 from vllm_graft.findings import Finding
 from vllm_graft.testing import zygote
 from vllm_graft.testing.packages import lay_out
@@ -32,13 +32,13 @@ class Site:
         """Lay a distribution out; ``entries`` is group to name to "module:object"."""
         lay_out(self.folder, name, entries, modules)
 
-    def facts(self) -> Facts:
+    def environment(self) -> Environment:
         """What the rules see."""
-        return Facts.gather(self.arguments, path=self.path, environ=self.environ)
+        return Environment.gather(self.arguments, path=self.path, variables=self.environ)
 
     def found(self, code: str) -> list[Finding]:
         """What one rule says."""
-        return [finding for finding in examine(self.facts()) if finding.code == code]
+        return [finding for finding in examine(self.environment()) if finding.code == code]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def clean(site: Site) -> Callable[[], list[Finding]]:
     site.package(
         "fine", {"vllm.general_plugins": {"fine": "fine_plugin:register"}}, {"fine_plugin": "def register(): ...\n"}
     )
-    return lambda: examine(site.facts())
+    return lambda: examine(site.environment())
 
 
 WORKER = """

@@ -8,12 +8,12 @@ from vllm_graft.doctor import examine
 
 SCRIPT = """
 import json, sys, time
-from vllm_graft.doctor import Facts, examine
+from vllm_graft.doctor import Environment, examine
 
-facts = Facts.gather()
-examine(facts)
+env = Environment.gather()
+examine(env)
 start = time.perf_counter()
-findings = examine(facts)
+findings = examine(env)
 seconds = time.perf_counter() - start
 heavy = sorted({name.partition(".")[0] for name in sys.modules} & {"vllm", "torch", "numpy", "transformers"})
 print(json.dumps({"findings": [found.as_dict() for found in findings], "seconds": seconds, "heavy": heavy}))
@@ -56,8 +56,8 @@ def test_who_does_what_a_finding_says_is_not_told_off_for_it(site, tmp_path, mon
     site.path += sys.path
     (finding,) = site.found("D006")
     site.environ["VLLM_PLUGINS"] = finding.fix.removeprefix("set VLLM_PLUGINS=").partition(", which")[0]
-    assert {finding.level for finding in examine(site.facts())} <= {"info"}
+    assert {finding.level for finding in examine(site.environment())} <= {"info"}
     site.environ["VLLM_PLUGINS"] = "graft,routes"
     (finding,) = (finding for finding in site.found("D005") if finding.level == "warning")
     site.environ["VLLM_PLUGINS"] = finding.fix.removeprefix("to have them, set VLLM_PLUGINS=")
-    assert {finding.level for finding in examine(site.facts())} <= {"info"}
+    assert {finding.level for finding in examine(site.environment())} <= {"info"}

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import vllm_graft
-from vllm_graft.doctor import Facts, examine
-from vllm_graft.doctor.children import examine_imports
+from vllm_graft.doctor import Environment, examine
+from vllm_graft.doctor.imports import examine_imports
 from vllm_graft.versions import vllm_root
 
 FOLDER, UPDATING = "VLLM_LORA_RESOLVER_CACHE_DIR", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
@@ -197,8 +197,8 @@ def test_d025_bfloat16_is_told_where_it_stops_the_process_and_nowhere_else():
     product = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum()"
     traps = python("-c", product, path=[]).returncode < 0
     vllm = Path(str(vllm_root())).parent
-    facts = Facts.gather(path=[str(vllm)], environ=dict(os.environ))
-    found = [finding.code for finding in examine_imports(facts) if finding.code == "D025"]
+    env = Environment.gather(path=[str(vllm)], variables=dict(os.environ))
+    found = [finding.code for finding in examine_imports(env) if finding.code == "D025"]
     assert found == (["D025"] if traps else [])
 
 
@@ -208,5 +208,5 @@ def test_a_sound_set_up_is_taken_by_vllm_and_the_doctor_has_nothing_to_say(besid
     loaded = beside.plugins()
     assert "mine" in loaded.value
     assert loaded.log == []
-    assert examine(site.facts()) == []
-    assert examine_imports(site.facts()) == []
+    assert examine(site.environment()) == []
+    assert examine_imports(site.environment()) == []

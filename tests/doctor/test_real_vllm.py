@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from vllm_graft.doctor.children import examine_imports
+from vllm_graft.doctor.imports import examine_imports
 from vllm_graft.testing.packages import lay_out
 from vllm_graft.versions import vllm_version
 
@@ -169,7 +169,7 @@ class TestImports:
     def test_d008_a_slow_import_is_not_timed(self, beside, lay, site):
         lay(f"import time\ntime.sleep(1.1)\n{SOUND}")
         assert beside.plugins().log == []
-        (finding,) = examine_imports(site.facts())
+        (finding,) = examine_imports(site.environment())
         assert finding.code == "D008"
 
     def test_d009_a_platform_that_raises_leaves_the_server_on_the_cpu(self, beside, lay, site):
@@ -177,22 +177,22 @@ class TestImports:
         chosen = beside.vllm(CHOOSE_PLATFORM)
         assert (chosen.value, chosen.error) == (CPU, "")
         assert not any("libacme" in line or "ERROR" in line or "WARNING" in line for line in chosen.log)
-        (finding,) = examine_imports(site.facts())
+        (finding,) = examine_imports(site.environment())
         assert (finding.code, finding.level) == ("D009", "error")
         lay("def register():\n    return 'mine_plugin.Platform'\n", PLATFORM)
         assert beside.vllm(CHOOSE_PLATFORM).value == "mine_plugin.Platform"
-        assert examine_imports(site.facts()) == []
+        assert examine_imports(site.environment()) == []
 
     def test_d010_an_import_that_raises_is_passed_over_and_one_that_leaves_takes_vllm_along(self, beside, lay, site):
         lay("import there_is_no_such_module\n")
         loaded = beside.plugins()
         assert "mine" not in loaded.value
         assert "there_is_no_such_module" in loaded.log[0]
-        (finding,) = examine_imports(site.facts())
+        (finding,) = examine_imports(site.environment())
         assert finding.code == "D010"
         lay("raise SystemExit(3)\n")
         assert beside.plugins().error == "SystemExit: 3"
-        (finding,) = examine_imports(site.facts())
+        (finding,) = examine_imports(site.environment())
         assert "raises SystemExit: 3" in finding.what
 
     def test_d029_a_function_that_raises_stops_engine_and_command_line(self, beside, lay, site):
@@ -201,7 +201,7 @@ class TestImports:
         parse = "from vllm.engine.arg_utils import AsyncEngineArgs\nAsyncEngineArgs.add_cli_args(None)\n"
         assert beside.vllm(LOAD_GENERAL).error == "RuntimeError: no licence"
         assert beside.vllm(parse).error == "RuntimeError: no licence"
-        (finding,) = examine_imports(site.facts())
+        (finding,) = examine_imports(site.environment())
         assert finding.code == "D029"
 
 
@@ -440,7 +440,7 @@ class TestMistakes:
         assert beside.vllm(CHOOSE_PLATFORM).error == "AssertionError: "
         (finding,) = site.found("D032")
         assert finding.level == "error"
-        (finding,) = examine_imports(site.facts())
+        (finding,) = examine_imports(site.environment())
         assert (finding.code, finding.level) == ("D032", "error")
 
     def test_d033_a_platform_class_that_is_not_there(self, beside, lay, site):
@@ -506,5 +506,5 @@ class TestEngine:
         assert [finding.level for finding in site.found("D022")] == ["error"]
 
     def test_d026_the_version_is_the_one_that_vllm_states_itself(self, beside, site):
-        assert beside.vllm("import vllm\nanswer = vllm.__version__").value == site.facts().vllm
+        assert beside.vllm("import vllm\nanswer = vllm.__version__").value == site.environment().vllm
         assert site.found("D026") == []

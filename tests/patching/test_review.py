@@ -9,7 +9,7 @@ from vllm_graft.errors import ConfigError, DriftError, VersionError
 from vllm_graft.patching import lock
 from vllm_graft.patching.lock import Lock
 from vllm_graft.patching.review import Reviewer, stricter
-from vllm_graft.patching.upstream import Installed, find
+from vllm_graft.sources import Installed, find
 
 UPSTREAM = """
 class Target:

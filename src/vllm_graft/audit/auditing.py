@@ -13,7 +13,7 @@ from vllm_graft.audit.judging import Pair, ReleaseFacts, adds, has_owner, is_dyn
 from vllm_graft.audit.model import Cell, Reading, Report, Row, Use, Verdict
 from vllm_graft.audit.releases.shape import BODY, Release
 from vllm_graft.findings import Finding, worst_first
-from vllm_graft.patching.upstream.fingerprint import Fingerprint, Function
+from vllm_graft.sources.fingerprint import Fingerprint, Function
 from vllm_graft.versions import includes
 
 _VERSION: Final = re.compile(r"(?<![\w.#])(\d+\.\d+(?:\.\d+)?)(?![\w.])")

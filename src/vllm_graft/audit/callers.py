@@ -11,8 +11,8 @@ from vllm_graft.audit.releases.classes import alternatives
 from vllm_graft.audit.releases.fields import OPAQUE, function_marks
 from vllm_graft.audit.releases.shape import METHODS, Release, Shape
 from vllm_graft.audit.uses import relies
-from vllm_graft.patching.upstream.fingerprint import Function, parameters
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function, parameters
+from vllm_graft.sources.scopes import dotted
 
 _SAME: Final = Verdict("same")
 _CONFIGS: Final = "vllm.config"

@@ -15,8 +15,8 @@ from vllm_graft.audit.releases.shape import FOREIGN, Release, Shape
 from vllm_graft.audit.uses import relies
 from vllm_graft.findings import Finding, Level
 from vllm_graft.patching.functions import parameter_mismatch, parameters_from_tokens, parameters_in_source
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 from vllm_graft.versions import InstalledVersion, includes
 
 CODES: Final[Mapping[State, str]] = {

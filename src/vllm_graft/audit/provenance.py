@@ -15,7 +15,7 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.sources.fingerprint import Function
 
 _COMMONPLACE: Final = re.compile(r"\s*(?:pass|break|continue|return|return None|raise|\.\.\.|(?:else|try|finally):)")
 

@@ -23,8 +23,8 @@ from vllm_graft.audit.layout import format_alike, laid_out
 from vllm_graft.audit.merge import Merged, lines, merge
 from vllm_graft.audit.provenance import canonical_lines
 from vllm_graft.errors import ConfigError
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import bindings
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import bindings
 
 Form = Literal["text", "laid out", "formatted", "normalised"]
 """What was merged: the text as it is; the text, with the statements that the copy shares with upstream written as

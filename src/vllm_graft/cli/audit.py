@@ -156,7 +156,7 @@ def _keep(what: str, store: Callable[[], None]) -> None:
 
 
 def _against(args: argparse.Namespace, library: Library) -> list[Release]:
-    from vllm_graft.patching.upstream.sources import Tree, Wheel
+    from vllm_graft.sources.origins import Tree, Wheel
 
     if args.wheel is not None:
         return [library.add(Wheel(args.wheel))]

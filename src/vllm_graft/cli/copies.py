@@ -17,8 +17,8 @@ from vllm_graft.patching.declaration import Patch
 from vllm_graft.patching.functions import functions_in, innermost
 from vllm_graft.patching.hooks import Hook
 from vllm_graft.patching.lock import Lock, hook_name
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import bindings
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import bindings
 from vllm_graft.versions import includes
 
 

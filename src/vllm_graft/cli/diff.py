@@ -8,8 +8,8 @@ import json
 
 from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, Place, lock_file, patches, places, source
 from vllm_graft.patching.lock import Lock
-from vllm_graft.patching.upstream import Definition
-from vllm_graft.patching.upstream.finder import Finder
+from vllm_graft.sources import Definition
+from vllm_graft.sources.finder import Finder
 
 HELP = "show what upstream has changed beneath a patch since somebody read it"
 

@@ -9,7 +9,7 @@ import platform
 import sys
 
 from vllm_graft.cli.table import paint, show_findings, table
-from vllm_graft.doctor import Facts, examine
+from vllm_graft.doctor import Environment, examine
 from vllm_graft.doctor.summary import Plugin, plugins
 from vllm_graft.findings import Finding, exit_status, worst_first
 
@@ -32,27 +32,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine, and show it; exit status 1 where something is at level error."""
-    facts = Facts.gather(args.rest)
-    findings = examine(facts)
+    env = Environment.gather(args.rest)
+    findings = examine(env)
     if args.imports:
-        findings += _imported(facts)
+        findings += _imported(env)
     if args.url:
         findings += _asked(args.url, args.api_key)
     findings = worst_first(findings)
-    rows = plugins(facts, findings)
+    rows = plugins(env, findings)
     if args.json:
-        print(json.dumps(_document(facts, rows, findings), indent=2))
+        print(json.dumps(_document(env, rows, findings), indent=2))
     else:
-        print(render(facts, rows, findings))
+        print(render(env, rows, findings))
     return exit_status(findings)
 
 
-def _imported(facts: Facts) -> list[Finding]:
+def _imported(env: Environment) -> list[Finding]:
     from vllm_graft.cli.model import ProgressLine
-    from vllm_graft.doctor.children import examine_imports
+    from vllm_graft.doctor.imports import examine_imports
 
     line = ProgressLine()
-    return examine_imports(facts, progress=lambda done, total: line("importing plugins", done, total))
+    return examine_imports(env, progress=lambda done, total: line("importing plugins", done, total))
 
 
 def _asked(url: str, key: str | None) -> list[Finding]:
@@ -63,9 +63,9 @@ def _asked(url: str, key: str | None) -> list[Finding]:
     return [Finding.from_dict({name: str(value) for name, value in row.items()}) for row in found]
 
 
-def render(facts: Facts, rows: list[Plugin], findings: list[Finding]) -> str:
+def render(env: Environment, rows: list[Plugin], findings: list[Finding]) -> str:
     """What is installed, what becomes of it, and what is wrong, for a person."""
-    parts = [f"vLLM {facts.vllm or 'is not installed'}, Python {platform.python_version()}, {sys.prefix}"]
+    parts = [f"vLLM {env.vllm or 'is not installed'}, Python {platform.python_version()}, {sys.prefix}"]
     if rows:
         head = ("PLUGIN", "GROUP", "PACKAGE", "LOADS", "WHERE")
         parts.append(table(head, [_cells(row) for row in rows]))
@@ -81,9 +81,9 @@ def _cells(row: Plugin) -> tuple[str, ...]:
     return (row.name, row.group.removeprefix("vllm."), row.package, loads, row.where)
 
 
-def _document(facts: Facts, rows: list[Plugin], findings: list[Finding]) -> dict[str, object]:
+def _document(env: Environment, rows: list[Plugin], findings: list[Finding]) -> dict[str, object]:
     return {
-        "vllm": facts.vllm,
+        "vllm": env.vllm,
         "python": platform.python_version(),
         "plugins": [row.as_dict() for row in rows],
         "findings": [finding.as_dict() for finding in findings],

@@ -12,7 +12,7 @@ from vllm_graft.errors import ConfigError, DriftError, PatchError
 from vllm_graft.patching.declaration import Patch
 from vllm_graft.patching.lock import Lock
 from vllm_graft.patching.review import Reviewer
-from vllm_graft.patching.upstream.finder import Finder
+from vllm_graft.sources.finder import Finder
 from vllm_graft.versions import InstalledVersion, includes
 
 HELP = "write the fingerprints of the upstream code that patches stand on into patches.lock, once you have read it"

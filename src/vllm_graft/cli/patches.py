@@ -10,9 +10,9 @@ from typing import Final
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.patching import VLLMPatch, lock
 from vllm_graft.patching.declaration import Patch
-from vllm_graft.patching.upstream import Definition, Installed, Source, Tree, Wheel
-from vllm_graft.patching.upstream.finder import Finder
 from vllm_graft.plan.catalogue import Registered, catalogue
+from vllm_graft.sources import Definition, Installed, Source, Tree, Wheel
+from vllm_graft.sources.finder import Finder
 
 INSTALLED: Final = "installed"
 OURS: Final = "vllm-graft"

@@ -14,8 +14,8 @@ from vllm_graft.audit.rebase import Rebased, new_names, rebase
 from vllm_graft.cli.copies import Copy, in_file, in_patch, names_a_file, read
 from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, source
 from vllm_graft.errors import ConfigError
-from vllm_graft.patching.upstream import Definition
-from vllm_graft.patching.upstream.finder import Finder
+from vllm_graft.sources import Definition
+from vllm_graft.sources.finder import Finder
 
 HELP = "carry a function that was copied from upstream to another release, by a three-way merge"
 

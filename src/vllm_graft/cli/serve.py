@@ -78,12 +78,12 @@ def is_sound(arguments: Sequence[str]) -> bool:
 
 
 def _findings(arguments: Sequence[str]) -> list[Finding]:
-    from vllm_graft.doctor import Facts, examine
+    from vllm_graft.doctor import Environment, examine
 
     # The server is a `python -m`, which has the working directory on its path.
     here = [] if os.environ.get("PYTHONSAFEPATH") else [os.getcwd()]
     path = list(dict.fromkeys([*here, *filter(None, sys.path)]))
-    return examine(Facts.gather(arguments, path=path, by_graft=True))
+    return examine(Environment.gather(arguments, path=path, by_graft=True))
 
 
 def watch(server: ServerProcess) -> int:

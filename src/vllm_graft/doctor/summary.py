@@ -1,4 +1,4 @@
-"""What is installed and what becomes of it: a row for each plugin, for a person who has ten seconds."""
+"""The installed plugins, a row each: which processes load it, or why none does."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from vllm_graft.doctor import resolvers
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.packages import GROUPS, OURS, Entry
+from vllm_graft.doctor import server
+from vllm_graft.doctor.environment import GROUPS, OURS, EntryPoint, Environment
 from vllm_graft.findings import Finding
 
 PLACES: Final[Mapping[str, str]] = {
@@ -20,17 +19,17 @@ PLACES: Final[Mapping[str, str]] = {
     "vllm.logits_processors": "workers, and front ends to check requests",
     OURS: "where a plan names it",
 }
-"""Where vLLM loads the plugins of a group."""
+"""The processes that load the plugins of each group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
     """One installed plugin.
 
-    loads:  whether vLLM takes it at all
-    where:  the processes that load it; of one that is not loaded, why not
-    codes:  the findings that speak of it
-    idle:   whether it is loaded and then registers nothing, as vLLM's own LoRA resolvers do without a source
+    loads:  whether vLLM loads it
+    where:  the processes that load it, or the reason why none does
+    codes:  the codes of the findings about it
+    idle:   whether it registers nothing when it is loaded, as vLLM's own LoRA resolvers do without a source
     """
 
     name: str
@@ -47,36 +46,30 @@ class Plugin:
         return {**asdict(self), "codes": list(self.codes)}
 
 
-def plugins(facts: Facts, findings: Iterable[Finding] = ()) -> list[Plugin]:
-    """Every plugin, those that will not load first."""
-    said = list(findings)
-    rows = [_plugin(facts, entry, said) for entry in facts.in_group(*GROUPS, OURS)]
+def plugins(env: Environment, findings: Iterable[Finding] = ()) -> list[Plugin]:
+    """Return a row for every plugin, those that will not load first."""
+    known = list(findings)
+    rows = [_plugin(env, entry, known) for entry in env.in_group(*GROUPS, OURS)]
     return sorted(rows, key=lambda row: (row.loads and not row.codes, row.loads, row.group, row.name))
 
 
-def _plugin(facts: Facts, entry: Entry, findings: Iterable[Finding]) -> Plugin:
-    loads = entry.group == OURS or facts.loads(entry)
-    codes = tuple(dict.fromkeys(each.code for each in findings if each.level != "info" and _speaks(each, entry)))
-    lacks = _lacks(facts, entry) if loads else ""
-    where = f"{PLACES[entry.group]}; {lacks}" if lacks else PLACES[entry.group] if loads else _why_not(facts, entry)
+def _plugin(env: Environment, entry: EntryPoint, findings: Iterable[Finding]) -> Plugin:
+    loads = entry.group == OURS or env.loads(entry)
+    about = (each for each in findings if repr(entry.name) in each.subject or entry.name in each.subject.split())
+    codes = tuple(dict.fromkeys(each.code for each in about if each.level != "info"))
+    lacks = _lacks(env, entry) if loads else ""
+    where = f"{PLACES[entry.group]}; {lacks}" if lacks else PLACES[entry.group]
+    if not loads:
+        unset = env.allowed is None
+        where = f"not loaded: VLLM_PLUGINS {'must name it, and is not set' if unset else 'does not name it'}"
     return Plugin(entry.name, entry.group, entry.package, entry.value, loads, where, codes, bool(lacks))
 
 
-def _speaks(finding: Finding, entry: Entry) -> bool:
-    return repr(entry.name) in finding.subject or entry.name in finding.subject.split()
-
-
-def _lacks(facts: Facts, entry: Entry) -> str:
-    """Why one of vLLM's own LoRA resolvers registers nothing; empty where it does, and for all other plugins."""
-    source = resolvers.SOURCES.get(entry.name)
-    if source is None or entry.module.partition(".")[0] != "vllm":
+def _lacks(env: Environment, entry: EntryPoint) -> str:
+    """Say why one of vLLM's own LoRA resolvers registers nothing; empty for every other plugin."""
+    source = server.RESOLVER_SOURCES.get(entry.name)
+    if source is None or entry.top_level != "vllm":
         return ""
-    if not facts.environ.get(source):
+    if not env.variables.get(source):
         return f"registers nothing: {source} is not set"
-    return "" if resolvers.is_let_in(facts, entry.name) else "registers nothing: VLLM_PLUGINS must name it"
-
-
-def _why_not(facts: Facts, entry: Entry) -> str:
-    if facts.allowed is None:
-        return "not loaded: VLLM_PLUGINS must name it, and is not set"
-    return "not loaded: VLLM_PLUGINS does not name it"
+    return "" if server.is_let_in(env, entry.name) else "registers nothing: VLLM_PLUGINS must name it"

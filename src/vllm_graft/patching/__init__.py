@@ -29,7 +29,7 @@ chooses the bodies for the installed release and compares upstream's code with t
 ``conflicts.py`` compares it with other patches; ``target.py`` finds its class or module, or waits for the import;
 ``checks.py`` refuses what cannot work; ``patch_table.py`` plans the layers on each ``patched_attribute.py``, whose
 functions ``surgery.py`` makes; ``report.py`` has its state and counts its hits. ``dry_run.py`` judges a patch without a
-start, ``functions.py`` reads functions, ``upstream/`` reads vLLM's code from disk.
+start, ``functions.py`` reads functions, and ``vllm_graft.sources`` vLLM's code from disk.
 """
 
 from __future__ import annotations
@@ -38,21 +38,19 @@ from vllm_graft.lazy import loader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vllm_graft.patching.declaration import Declaration as Declaration
-    from vllm_graft.patching.declaration import Patch as Patch
-    from vllm_graft.patching.declaration import VLLMPatch as VLLMPatch
-    from vllm_graft.patching.declaration import add as add
-    from vllm_graft.patching.declaration import min_vllm_version as min_vllm_version
-    from vllm_graft.patching.declaration import patchset_hash as patchset_hash
-    from vllm_graft.patching.declaration import replace as replace
-    from vllm_graft.patching.declaration import wrap as wrap
-    from vllm_graft.patching.engine import Engine as Engine
-    from vllm_graft.patching.engine import default_engine as default_engine
-    from vllm_graft.patching.engine import set_default_engine as set_default_engine
-    from vllm_graft.patching.manager import PatchManager as PatchManager
-    from vllm_graft.patching.report import HitCounter as HitCounter
-    from vllm_graft.patching.report import HookState as HookState
-    from vllm_graft.patching.report import LocalHitCounter as LocalHitCounter
+    from vllm_graft.patching.declaration import (
+        Declaration,
+        Patch,
+        VLLMPatch,
+        add,
+        min_vllm_version,
+        patchset_hash,
+        replace,
+        wrap,
+    )
+    from vllm_graft.patching.engine import Engine, default_engine, set_default_engine
+    from vllm_graft.patching.manager import PatchManager
+    from vllm_graft.patching.report import HitCounter, HookState, LocalHitCounter
 
 _HOME = {
     "Declaration": "declaration",

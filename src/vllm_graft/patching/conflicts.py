@@ -25,39 +25,31 @@ def check_conflicts(mine: Declaration, others: Iterable[Declaration]) -> None:
     """Raise ConflictError where a patch cannot run beside one of the others."""
     for theirs in others:
         if theirs.name == mine.name:
-            raise ConflictError(
-                f"another patch has the same name: {theirs.defined_in}",
-                where=mine.where,
-                fix="give one of them another name=",
-            )
+            what = f"another patch has the same name: {theirs.defined_in}"
+            raise ConflictError(what, where=mine.where, fix="give one of them another name=")
         for one, other in ((mine, theirs), (theirs, mine)):
             if any(_matches(pattern, other) for pattern in one.conflicts):
-                raise ConflictError(
-                    f"patch {one.name!r} ({one.defined_in}) declares a conflict with patch {other.name!r} "
-                    f"({other.defined_in})",
-                    where=mine.where,
-                    fix=f"leave out {mine.name!r} or {theirs.name!r}",
-                )
+                what = f"patch {one.name!r} ({one.defined_in}) declares a conflict with patch {other.name!r} "
+                fix = f"leave out {mine.name!r} or {theirs.name!r}"
+                raise ConflictError(f"{what}({other.defined_in})", where=mine.where, fix=fix)
     for pattern in mine.conflicts:
         package, colon, rest = pattern.partition(":")
         if colon and rest == "*" and package in sys.modules:
-            raise ConflictError(
-                f"it declares a conflict with the package {package!r}, which this process has imported",
-                where=mine.where,
-                fix=f"leave out {mine.name!r}, or switch off or uninstall {package}",
-            )
+            what = f"it declares a conflict with the package {package!r}, which this process has imported"
+            fix = f"leave out {mine.name!r}, or switch off or uninstall {package}"
+            raise ConflictError(what, where=mine.where, fix=fix)
 
 
 def refuse_second_definition(
     attribute: str, mine: Declaration, kind: Kind, theirs: Declaration, other: Kind
 ) -> ConflictError:
     """Build the error for a patch that replaces or adds a name which another patch replaces or adds."""
-    return ConflictError(
+    what = (
         f"it {_VERB[kind]} {attribute!r}, which patch {theirs.name!r} ({theirs.defined_in}) {_VERB[other]} already: "
-        f"only one of them could run",
-        where=mine.where,
-        fix=f"leave out {mine.name!r} or {theirs.name!r}, or let one of them wrap instead",
+        f"only one of them could run"
     )
+    fix = f"leave out {mine.name!r} or {theirs.name!r}, or let one of them wrap instead"
+    return ConflictError(what, where=mine.where, fix=fix)
 
 
 def sort_by_after(items: Sequence[T], declaration_of: Callable[[T], Declaration]) -> list[T]:
@@ -72,11 +64,8 @@ def sort_by_after(items: Sequence[T], declaration_of: Callable[[T], Declaration]
         free = next((one for one in left if not waits(one)), None)
         if free is None:
             circle = " and ".join(repr(declaration_of(one).name) for one in left)
-            raise ConflictError(
-                f"patches {circle} each want to lie over the other",
-                where=declaration_of(left[0]).where,
-                fix="take after= out of one of them",
-            )
+            what = f"patches {circle} each want to lie over the other"
+            raise ConflictError(what, where=declaration_of(left[0]).where, fix="take after= out of one of them")
         left.remove(free)
         done.append(free)
     return done

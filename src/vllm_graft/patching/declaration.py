@@ -126,7 +126,12 @@ class VLLMPatch(Generic[T], metaclass=_PatchType):
         defined_in = f"{cls.__module__}.{cls.__qualname__}"
         where = _place(name or cls.__name__, defined_in, getattr(cls, "_patch_target", None))
         _check_bases(cls, where)
-        _check_keywords(unknown, where)
+        for keyword in unknown:
+            what = f"it has no keyword {keyword!r}{nearest(keyword, KEYWORDS)}"
+            raise DeclarationError(what, where=where, fix=f"use {', '.join(KEYWORDS)}")
+        levels = get_args(OnDrift)
+        if on_drift is not None and on_drift not in levels:
+            raise DeclarationError(f"on_drift= is {on_drift!r}", where=where, fix=f"use one of {', '.join(levels)}")
         cls.declaration = Declaration(
             name=_check_patch_name(name or cls.__name__, where),
             target=cls._patch_target,
@@ -139,11 +144,14 @@ class VLLMPatch(Generic[T], metaclass=_PatchType):
             models=_check_patterns("models", models, where),
             after=_check_patterns("after", after, where),
             conflicts=_check_patterns("conflicts", conflicts, where),
-            on_drift=_check_on_drift(on_drift, where),
+            on_drift=on_drift,
             locked=locked,
             defined_in=defined_in,
         )
-        _remove_shadows(cls)
+        # Upstream methods may be named so too, and hooks for them must not hide the patch's own.
+        for method in ("apply", "revert", "__init_subclass__", "__class_getitem__"):
+            if method in vars(cls):
+                delattr(cls, method)
 
     if not TYPE_CHECKING:
 
@@ -176,9 +184,8 @@ def as_patch(cls: object) -> Patch:
     """Return the class if it is a declared patch, or raise DeclarationError."""
     if isinstance(cls, type) and issubclass(cls, VLLMPatch) and "declaration" in vars(cls):
         return cls
-    raise DeclarationError(
-        f"{getattr(cls, '__qualname__', cls)!r} is not a declared patch", fix="write class MyPatch(VLLMPatch[Target])"
-    )
+    what = f"{getattr(cls, '__qualname__', cls)!r} is not a declared patch"
+    raise DeclarationError(what, fix="write class MyPatch(VLLMPatch[Target])")
 
 
 def min_vllm_version(version: str) -> Callable[[type[F]], type[F]]:
@@ -203,38 +210,23 @@ def _check_bases(cls: type, where: str) -> None:
         raise DeclarationError("it has no target", where=where, fix=f"write class {cls.__name__}(VLLMPatch[Target])")
     base = cls.__bases__[0]
     if len(cls.__bases__) != 1 or "_patch_target" not in vars(base):
-        raise DeclarationError(
-            "it inherits from something else than VLLMPatch[Target], and only its own body would be applied",
-            where=where,
-            fix="derive from VLLMPatch[Target] alone, and put shared code into functions that the hooks call",
-        )
-
-
-def _check_keywords(unknown: dict[str, object], where: str) -> None:
-    for keyword in unknown:
-        raise DeclarationError(
-            f"it has no keyword {keyword!r}{nearest(keyword, KEYWORDS)}", where=where, fix=f"use {', '.join(KEYWORDS)}"
-        )
+        what = "it inherits from something else than VLLMPatch[Target], and only its own body would be applied"
+        fix = "derive from VLLMPatch[Target] alone, and put shared code into functions that the hooks call"
+        raise DeclarationError(what, where=where, fix=fix)
 
 
 def _check_patch_name(name: str, where: str) -> str:
     if name.isascii() and all(part.isalnum() or part in "-_.:" for part in name):
         return name
-    raise DeclarationError(
-        f"{name!r} cannot be its name",
-        where=where,
-        fix="use letters, digits and any of '-_.:', because names stand in lists that commas separate",
-    )
+    fix = "use letters, digits and any of '-_.:', because names stand in lists that commas separate"
+    raise DeclarationError(f"{name!r} cannot be its name", where=where, fix=fix)
 
 
 def _check_processes(processes: Iterable[str], where: str) -> frozenset[Role]:
     named: frozenset[str] = frozenset((processes,)) if isinstance(processes, str) else frozenset(processes)
     for name in sorted(named.difference(ROLES)):
-        raise DeclarationError(
-            f"there is no process {name!r}{nearest(name, ROLES)}",
-            where=where,
-            fix=f"use some of {', '.join(sorted(ROLES))}",
-        )
+        what = f"there is no process {name!r}{nearest(name, ROLES)}"
+        raise DeclarationError(what, where=where, fix=f"use some of {', '.join(sorted(ROLES))}")
     if not named:
         raise DeclarationError("it wants no process at all", where=where, fix="leave processes= out to mean every one")
     return frozenset(role for role in ROLES if role in named)
@@ -246,20 +238,6 @@ def _check_patterns(keyword: str, names: Iterable[str], where: str) -> tuple[str
         if not isinstance(name, str) or not name.strip():
             raise DeclarationError(f"{keyword}= has {name!r}, which is no name", where=where, fix="give strings")
     return found
-
-
-def _check_on_drift(on_drift: OnDrift | None, where: str) -> OnDrift | None:
-    known = get_args(OnDrift)
-    if on_drift is None or on_drift in known:
-        return on_drift
-    raise DeclarationError(f"on_drift= is {on_drift!r}", where=where, fix=f"use one of {', '.join(known)}")
-
-
-def _remove_shadows(cls: type) -> None:
-    """Remove hooks from the patch class that hide its own methods: upstream methods may be named ``apply`` too."""
-    for name in ("apply", "revert", "__init_subclass__", "__class_getitem__"):
-        if name in vars(cls):
-            delattr(cls, name)
 
 
 @overload

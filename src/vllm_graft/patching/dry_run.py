@@ -15,27 +15,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
-from vllm_graft.errors import PatchError, nearest
+from vllm_graft.errors import PatchError
 from vllm_graft.patching import checks
 from vllm_graft.patching.declaration import Declaration
-from vllm_graft.patching.functions import (
-    FunctionKind,
-    functions_in,
-    kind_of,
-    parameter_at,
-    parameter_mismatch,
-    parameters_in_source,
-    parameters_of,
-)
-from vllm_graft.patching.hooks import Hook, call_position
+from vllm_graft.patching.functions import FunctionKind, parameters_in_source
+from vllm_graft.patching.hooks import Hook
 from vllm_graft.patching.target import refuse_missing_name, refuse_non_class
-from vllm_graft.patching.upstream.finder import Finder, Place, ReadModule
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.finder import Finder
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.modules import ScopeEntry, SourceModule
+from vllm_graft.sources.scopes import decorators, dotted, own_nodes
 
 Presence = Literal["present", "absent", "unknown"]
 
@@ -68,7 +61,7 @@ def check_by_reading(declaration: Declaration, bodies: Sequence[Hook], finder: F
     return all(sure)
 
 
-def _owner(declaration: Declaration, finder: Finder, module: ReadModule) -> Place | Literal["unknown"] | None:
+def _owner(declaration: Declaration, finder: Finder, module: SourceModule) -> ScopeEntry | Literal["unknown"] | None:
     """Return the class that is patched, None for a module; raise TargetError where it is missing or no class."""
     target = declaration.target
     done: list[str] = []
@@ -91,7 +84,9 @@ def _owner(declaration: Declaration, finder: Finder, module: ReadModule) -> Plac
     return place if place is not None else "unknown"
 
 
-def _check_hook(declaration: Declaration, hook: Hook, finder: Finder, module: ReadModule, owner: Place | None) -> bool:
+def _check_hook(
+    declaration: Declaration, hook: Hook, finder: Finder, module: SourceModule, owner: ScopeEntry | None
+) -> bool:
     target = declaration.target
     found = finder.walk.find(module.name, target.inside(hook.attribute))
     place = found[0] if found is not None else None
@@ -102,18 +97,17 @@ def _check_hook(declaration: Declaration, hook: Hook, finder: Finder, module: Re
     if there == "unknown":
         return False
     if hook.kind == "add" and there == "present":
-        raise checks.refuse_addition(declaration, hook.attribute)
+        raise checks.refused(declaration, checks.refuse_addition(hook.attribute))
     if hook.kind in ("wrap", "replace") and there == "absent":
         names = module.scope if owner is None else _names(finder, owner)
-        near = nearest(hook.attribute, checks.names_like(list(names), hook.attribute))
-        raise checks.refuse_absent(declaration, hook, near)
+        raise checks.refused(declaration, checks.refuse_absent(hook, list(names)))
     if place is None or hook.kind == "add":
         # A value may be a field that the class captured when it was made, which shows only on the loaded class.
         return hook.form != "value" or owner is None
     return _check_kind(declaration, hook, place, in_class=owner is not None)
 
 
-def _check_kind(declaration: Declaration, hook: Hook, place: Place, *, in_class: bool) -> bool:
+def _check_kind(declaration: Declaration, hook: Hook, place: ScopeEntry, *, in_class: bool) -> bool:
     """Refuse an attribute of another form or kind than the hook: a value, a property, a coroutine."""
     if len(place.nodes) > 1 and place.kind != "property":
         return False
@@ -122,29 +116,19 @@ def _check_kind(declaration: Declaration, hook: Hook, place: Place, *, in_class:
     if form is None:
         return False
     if form != hook.form:
-        raise checks.refuse_form(declaration, hook, form)
+        raise checks.refused(declaration, checks.refuse_form(hook, form))
     if isinstance(node, Function) and hook.form not in ("property", "value"):
-        (ours,) = functions_in(hook.value)
-        mine, theirs = kind_of(ours), _function_kind(node)
-        if mine != theirs:
-            raise checks.refuse_function_kind(declaration, hook, theirs, mine)
-        position = call_position(hook.form, in_class)
-        call = position if hook.kind == "wrap" and parameter_at(ours, position) == "call" else None
-        bound = in_class and hook.form != "staticmethod"
-        upstream = parameters_in_source(node.args)
-        own = parameters_of(ours)
-        if own is not None and (problem := parameter_mismatch(hook.attribute, own, upstream, call, bound)):
-            raise checks.refuse_signature(declaration, problem)
+        refusal = checks.refuse_function_kind(hook, [_function_kind(node)])
+        refusal = refusal or checks.refuse_signature(hook, in_class, parameters_in_source(node.args))
+        if refusal is not None:
+            raise checks.refused(declaration, refusal)
     # Left open: a property may lack an accessor, and a class captures validators and the defaults of fields.
-    captured = in_class and (hook.form in ("property", "value") or _is_validator(node))
+    validates = any("validator" in mark or "serializer" in mark for mark in decorators(node))
+    captured = in_class and (hook.form in ("property", "value") or validates)
     return not captured
 
 
-def _is_validator(node: ast.AST) -> bool:
-    return any("validator" in mark or "serializer" in mark for mark in _decorators(node))
-
-
-def _form(place: Place) -> checks.UpstreamForm | None:
+def _form(place: ScopeEntry) -> checks.UpstreamForm | None:
     """Return the form of a definition, or None where reading is not certain of it."""
     node = place.nodes[-1]
     if isinstance(node, ast.ClassDef):
@@ -155,33 +139,18 @@ def _form(place: Place) -> checks.UpstreamForm | None:
     return "value" if isinstance(value, ast.Constant | ast.List | ast.Tuple | ast.Dict | ast.Set) else None
 
 
-def _is_plain(place: Place) -> bool:
-    return all(_decorators(node) <= _PLAIN for node in place.nodes)
-
-
-def _decorators(node: ast.AST) -> set[str]:
-    marks: list[ast.expr] = getattr(node, "decorator_list", [])
-    return {dotted(one.func if isinstance(one, ast.Call) else one).rpartition(".")[2] for one in marks}
+def _is_plain(place: ScopeEntry) -> bool:
+    return all(decorators(node) <= _PLAIN for node in place.nodes)
 
 
 def _function_kind(node: Function) -> FunctionKind:
-    yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in _walk_body(node))
+    yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in own_nodes(node))
     if isinstance(node, ast.AsyncFunctionDef):
         return "async generator" if yields else "coroutine"
     return "generator" if yields else "plain"
 
 
-def _walk_body(node: Function) -> Iterator[ast.AST]:
-    """Yield the nodes of a function's body without those of functions and classes inside."""
-    left: list[ast.AST] = list(node.body)
-    while left:
-        one = left.pop()
-        yield one
-        if not isinstance(one, Function | ast.Lambda | ast.ClassDef):
-            left += ast.iter_child_nodes(one)
-
-
-def _judge_presence(finder: Finder, module: ReadModule, owner: Place | None, attribute: str) -> Presence:
+def _judge_presence(finder: Finder, module: SourceModule, owner: ScopeEntry | None, attribute: str) -> Presence:
     """Judge whether a name that no statement defines exists all the same."""
     if attribute.startswith("__") and attribute.endswith("__"):
         return "unknown"
@@ -198,12 +167,12 @@ def _judge_presence(finder: Finder, module: ReadModule, owner: Place | None, att
     return "unknown" if told or attribute in module.file.text else "absent"
 
 
-def _is_closed(finder: Finder, owner: Place, attribute: str) -> bool:
+def _is_closed(finder: Finder, owner: ScopeEntry, attribute: str) -> bool:
     """Return whether every class above was read, and none has a decorator or metaclass that may add attributes."""
     for place in finder.walk.line(owner):
         cls = place.cls
         metas = {dotted(one.value).rpartition(".")[2] for one in cls.keywords} if cls is not None else set()
-        if cls is None or not metas <= _METACLASSES or not _decorators(cls) <= _HARMLESS:
+        if cls is None or not metas <= _METACLASSES or not decorators(cls) <= _HARMLESS:
             return False
         for name in place.bases:
             if finder.walk.base(place.module, name) is not None or name.rpartition(".")[2] in _EMPTY_BASES:
@@ -214,7 +183,7 @@ def _is_closed(finder: Finder, owner: Place, attribute: str) -> bool:
     return True
 
 
-def _names(finder: Finder, owner: Place) -> list[str]:
+def _names(finder: Finder, owner: ScopeEntry) -> list[str]:
     line = finder.walk.line(owner)
     return [name for place in line if place.cls is not None for name in place.module.class_scope(place.cls)]
 

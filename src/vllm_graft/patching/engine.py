@@ -61,7 +61,9 @@ class Engine:
         reviewer, paths = Reviewer(), SearchPaths()
         for entry in batch:
             with self._blaming(entry, batch):
-                self._check_conflicts(entry, batch)
+                held = [other for other in self._entries.values() if other.is_active]
+                others = [each.patch for each in (*held, *batch[: batch.index(entry)]) if each.patch is not entry.patch]
+                check_conflicts(entry.patch.declaration, [other.declaration for other in others])
                 _choose_bodies(entry, reviewer)
                 declaration = entry.patch.declaration
                 owners[entry] = find_owner(declaration.target, declaration.where, paths)
@@ -130,11 +132,6 @@ class Engine:
         """Count the first call of replacements and additions again: a forked child has to prove its own calls."""
         with change_lock():
             self._table.recount()
-
-    def _check_conflicts(self, entry: PatchEntry, batch: Sequence[PatchEntry]) -> None:
-        held = [other for other in self._entries.values() if other.is_active]
-        others = [other.patch for other in (*held, *batch[: batch.index(entry)]) if other.patch is not entry.patch]
-        check_conflicts(entry.patch.declaration, [other.declaration for other in others])
 
     def _land(self, landing: Sequence[tuple[PatchEntry, Owner]], batch: Sequence[PatchEntry]) -> None:
         changes: Changes = {}
@@ -281,11 +278,8 @@ def _check_same_owner(entry: PatchEntry) -> None:
     except PatchError:
         now = None
     if now is not entry.owner:
-        raise ConflictError(
-            "the target has been exchanged for another object since it was patched",
-            where=where,
-            fix="apply the patch after whatever exchanges it",
-        )
+        what = "the target has been exchanged for another object since it was patched"
+        raise ConflictError(what, where=where, fix="apply the patch after whatever exchanges it")
 
 
 _default: Engine | None = None
@@ -306,8 +300,6 @@ def set_default_engine(engine: Engine) -> None:
     global _default
     held = [] if _default is None or _default is engine else _default.active()
     if held:
-        raise ConflictError(
-            f"the default engine holds patch {held[0].declaration.name!r}",
-            fix="set the engine before the first patch is applied, or revert that patch",
-        )
+        fix = "set the engine before the first patch is applied, or revert that patch"
+        raise ConflictError(f"the default engine holds patch {held[0].declaration.name!r}", fix=fix)
     _default = engine

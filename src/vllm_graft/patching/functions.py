@@ -22,6 +22,7 @@ Function = Callable[..., Any]
 ORIGINAL = "_original_"
 """The prefix by which an author calls the layer beneath: ``self._original_record(...)``."""
 
+# inspect's CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_GENERATOR and CO_ASYNC_GENERATOR.
 _FLAGS: dict[int, FunctionKind] = {0x80: "coroutine", 0x100: "coroutine", 0x20: "generator", 0x200: "async generator"}
 
 
@@ -93,7 +94,9 @@ def originals_misused(function: FunctionType) -> str:
     """Return an ``_original_x`` that is used other than by reading an attribute, or an empty string."""
     for one in reachable(function):
         for code in code_objects(one.__code__):
-            if not any(name.startswith(ORIGINAL) for name in code.co_names) or not _names_otherwise(code):
+            # Far quicker than disassembling: code that only reads attributes cannot misuse one.
+            only_reads = _OTHERWISE.isdisjoint(code.co_code[::2])
+            if only_reads or not any(name.startswith(ORIGINAL) for name in code.co_names):
                 continue
             import dis
 
@@ -105,12 +108,9 @@ def originals_misused(function: FunctionType) -> str:
 
 
 _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+"""The instructions that read an attribute; up to Python 3.11 a method has one of its own."""
+
 _OTHERWISE = frozenset(number for number in opcode.hasname if opcode.opname[number] not in _READS)
-
-
-def _names_otherwise(code: CodeType) -> bool:
-    """Return whether the code uses names other than by reading attributes; far quicker than disassembling it."""
-    return not _OTHERWISE.isdisjoint(code.co_code[::2])
 
 
 def strings_mentioned(function: FunctionType) -> set[str]:
@@ -177,20 +177,6 @@ _PREFIXES: Final[dict[str, inspect._ParameterKind]] = {
 _LONGEST_DEFAULT: Final = 24
 
 
-def signature_mismatch(attribute: str, mine: FunctionType, theirs: FunctionType, call: int | None, bound: bool) -> str:
-    """Say why ``mine`` cannot take the arguments of ``theirs``, with both signatures; empty where it can.
-
-    call:   the position of the parameter ``call`` in ``mine``, which has no counterpart upstream; None without one
-    bound:  whether the first parameter is self or cls
-    """
-    ours, upstreams = parameters_of(mine), parameters_of(theirs)
-    if ours is None or upstreams is None:
-        return ""
-    # A decorator without functools.wraps shows the parameters of its wrapper, and not what callers pass.
-    made = theirs.__name__ != attribute
-    return parameter_mismatch(attribute, ours, upstreams, call, bound, made=made)
-
-
 def parameter_mismatch(
     attribute: str,
     ours: Sequence[Parameter],
@@ -200,9 +186,11 @@ def parameter_mismatch(
     *,
     made: bool = False,
 ) -> str:
-    """Say why the parameters ``ours`` cannot take what ``upstreams`` can; empty where they can.
+    """Say why the parameters ``ours`` cannot take what ``upstreams`` can, with both signatures; empty where they can.
 
-    made:  whether upstream's are those of a decorator's wrapper, whose ``*`` and ``**`` are not what callers pass
+    call:   the position of the parameter ``call`` in ``ours``, which has no counterpart upstream; None without one
+    bound:  whether the first parameter is self or cls
+    made:   whether upstream's are those of a decorator's wrapper, whose ``*`` and ``**`` are not what callers pass
     """
     hook = _Arguments([parameter for at, parameter in enumerate(ours) if at != call], bound)
     by_name = not (attribute.startswith("__") and attribute.endswith("__")) or attribute in _CALLED_BY_NAME
@@ -234,25 +222,17 @@ def accessor_mismatch(attribute: str, accessors: property, *, wraps: bool) -> st
 
 def parameters_in_source(taken: ast.arguments) -> list[Parameter]:
     """Return the parameters of a function from its source."""
-    positional = [*taken.posonlyargs, *taken.args]
-    without = len(positional) - len(taken.defaults)
-    defaults = [Parameter.empty] * without + [_SourceText(ast.unparse(one)) for one in taken.defaults]
-    found = [
-        Parameter(one.arg, _POSITIONAL[place >= len(taken.posonlyargs)], default=default)
-        for place, (one, default) in enumerate(zip(positional, defaults, strict=True))
-    ]
-    if taken.vararg is not None:
-        found.append(Parameter(taken.vararg.arg, Parameter.VAR_POSITIONAL))
-    for one, held in zip(taken.kwonlyargs, taken.kw_defaults, strict=True):
+    from vllm_graft.sources.fingerprint import each_parameter
+
+    found = []
+    for prefix, name, held in each_parameter(taken):
         default = Parameter.empty if held is None else _SourceText(ast.unparse(held))
-        found.append(Parameter(one.arg, Parameter.KEYWORD_ONLY, default=default))
-    if taken.kwarg is not None:
-        found.append(Parameter(taken.kwarg.arg, Parameter.VAR_KEYWORD))
+        found.append(Parameter(name, _PREFIXES.get(prefix, Parameter.POSITIONAL_OR_KEYWORD), default=default))
     return found
 
 
 def parameters_from_tokens(tokens: Sequence[str]) -> list[Parameter]:
-    """Return the parameters that the tokens of ``upstream.fingerprint.signature`` stand for."""
+    """Return the parameters that the tokens of ``sources.fingerprint.signature`` stand for."""
     found = []
     for token in tokens:
         name = token.removeprefix("kw ").lstrip("/*").removesuffix("=")
@@ -332,9 +312,9 @@ def _name_of(kind: inspect._ParameterKind, parameters: Sequence[Parameter]) -> s
 
 def _write_out(parameters: Sequence[Parameter]) -> str:
     """Write the parameters out, without annotations and with long defaults cut."""
-    plain = [each.replace(annotation=Parameter.empty, default=_short(each.default)) for each in parameters]
+
+    def short(default: object) -> object:
+        return default if default is Parameter.empty or len(repr(default)) <= _LONGEST_DEFAULT else _SourceText("...")
+
+    plain = [each.replace(annotation=Parameter.empty, default=short(each.default)) for each in parameters]
     return str(inspect.Signature(plain))
-
-
-def _short(default: object) -> object:
-    return default if default is Parameter.empty or len(repr(default)) <= _LONGEST_DEFAULT else _SourceText("...")

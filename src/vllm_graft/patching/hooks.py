@@ -43,9 +43,9 @@ BOOKKEEPING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class MarkedValue:
-    """A value in a patch's body with the kind that its author marked it as."""
+    """A value in a patch's body with the kind that its author marked it as; "auto" without a mark."""
 
-    kind: Kind
+    kind: DeclaredKind
     value: object
     vllm: str = ""
 
@@ -81,7 +81,7 @@ def call_position(form: Form, of_class: bool) -> int:
 
 def read_body(body: dict[str, object], patch: type, target: Target, where: str) -> tuple[Hook, ...]:
     """Return the hooks of a patch's body, in the order they were written."""
-    reader = _Reader(patch, target, where)
+    reader = _BodyReader(patch, target, where)
     hooks: list[Hook] = []
     for name, raw in body.items():
         # Python adds "__hash__ = None" to every class that defines __eq__ alone; the author did not write it.
@@ -101,30 +101,34 @@ class PatchNamespace(dict[str, object]):
     def __setitem__(self, name: str, value: object) -> None:
         before = self.get(name)
         earlier = before.values if isinstance(before, Alternatives) else (before,)
-        ranges = [_range(one) for one in (*earlier, value)]
+        ranges = [_unmark(one).vllm for one in (*earlier, value)]
         if name in self and any(ranges):
             if not all(ranges):
-                raise DeclarationError(
-                    f"there are several bodies of {name!r}, and one of them has no range",
-                    where=f"patch {self.get('__qualname__', '')}",
-                    fix=f'give each its releases, as in @replace(vllm=">=0.31"), or leave one body of {name!r}',
-                )
+                what = f"there are several bodies of {name!r}, and one of them has no range"
+                fix = f'give each its releases, as in @replace(vllm=">=0.31"), or leave one body of {name!r}'
+                raise DeclarationError(what, where=f"patch {self.get('__qualname__', '')}", fix=fix)
             value = Alternatives((*earlier, value))
         super().__setitem__(name, value)
 
 
-def _range(raw: object) -> str:
-    """Return the releases that a marked value names, whether the mark or another decorator is outside."""
-    return next((one.vllm for one in (raw, *_inside(raw)) if isinstance(one, MarkedValue)), "")
-
-
-def _inside(raw: object) -> tuple[object, ...]:
+def _unmark(raw: object) -> MarkedValue:
+    """Return kind, bare value and range of an attribute, whether the mark or another decorator is outside."""
+    if isinstance(raw, MarkedValue):
+        return raw
+    if isinstance(raw, classmethod | staticmethod):
+        inner: object = raw.__func__
+        if isinstance(inner, MarkedValue):
+            return MarkedValue(inner.kind, type(raw)(cast(Function, inner.value)), inner.vllm)
     if isinstance(raw, property):
-        return (raw.fget, raw.fset, raw.fdel)
-    return (raw.__func__,) if isinstance(raw, classmethod | staticmethod) else ()
+        parts: tuple[object, ...] = (raw.fget, raw.fset, raw.fdel)
+        marks = [part for part in parts if isinstance(part, MarkedValue)]
+        if marks:
+            get, put, delete = (cast(Function, part.value if isinstance(part, MarkedValue) else part) for part in parts)
+            return MarkedValue(marks[0].kind, property(get, put, delete, raw.__doc__), marks[0].vllm)
+    return MarkedValue("auto", raw)
 
 
-class _Reader:
+class _BodyReader:
     """Reads one body; its fields are the facts that every refusal names."""
 
     def __init__(self, patch: type, target: Target, where: str) -> None:
@@ -137,7 +141,8 @@ class _Reader:
         return DeclarationError(what, where=self.where, fix=fix)
 
     def hook(self, name: str, raw: object) -> Hook:
-        kind, value = _split_mark(raw)
+        marked = _unmark(raw)
+        value = marked.value
         if not self.target.is_class and isinstance(value, staticmethod):
             value = value.__func__
         form = form_of(value)
@@ -147,8 +152,8 @@ class _Reader:
         for function in functions:
             self._check_function(name, function)
         originals = frozenset(found for function in functions for found in originals_mentioned(function))
-        declared = self._decide_kind(name, kind, form, functions, originals)
-        return Hook(name, declared, form, value, originals, check_range(_range(raw), self.where))
+        declared = self._decide_kind(name, marked.kind, form, functions, originals)
+        return Hook(name, declared, form, value, originals, check_range(marked.vllm, self.where))
 
     def _check_name(self, name: str) -> None:
         if name == "__slots__":
@@ -229,19 +234,3 @@ class _Reader:
                         f"{hook.attribute!r} holds {min(spelled)!r} as a string, which is not followed",
                         f"write self.{min(spelled)}",
                     )
-
-
-def _split_mark(raw: object) -> tuple[DeclaredKind, object]:
-    """Return the kind and the bare value, whether the mark or another decorator is outside."""
-    if isinstance(raw, MarkedValue):
-        return raw.kind, raw.value
-    if isinstance(raw, classmethod | staticmethod):
-        inner: object = raw.__func__
-        return (inner.kind, type(raw)(cast(Function, inner.value))) if isinstance(inner, MarkedValue) else ("auto", raw)
-    if isinstance(raw, property):
-        parts: tuple[object, ...] = (raw.fget, raw.fset, raw.fdel)
-        kinds = [part.kind for part in parts if isinstance(part, MarkedValue)]
-        if kinds:
-            get, put, delete = (cast(Function, part.value if isinstance(part, MarkedValue) else part) for part in parts)
-            return kinds[0], property(get, put, delete, raw.__doc__)
-    return "auto", raw

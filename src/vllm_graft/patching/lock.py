@@ -21,7 +21,7 @@ from vllm_graft.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm_graft.patching.declaration import Declaration, Patch
-    from vllm_graft.patching.upstream import Fingerprint
+    from vllm_graft.sources import Fingerprint
 
 NAME: Final = "patches.lock"
 
@@ -43,34 +43,33 @@ class Lock:
         """Read a lock file, empty where there is none, or raise ConfigError where it is damaged."""
         import tomllib
 
-        from vllm_graft.patching.upstream import Fingerprint
+        from vllm_graft.sources import Fingerprint
+
+        def fingerprints(seen: Mapping[str, str]) -> dict[str, Fingerprint]:
+            return {str(version): Fingerprint.parse(text) for version, text in seen.items()}
 
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
             return cls(
-                path,
-                {
-                    patch: {
-                        hook: {str(version): Fingerprint.parse(text) for version, text in seen.items()}
-                        for hook, seen in hooks.items()
-                    }
-                    for patch, hooks in data.items()
-                },
+                path, {name: {hook: fingerprints(seen) for hook, seen in hooks.items()} for name, hooks in data.items()}
             )
         except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-            raise ConfigError(
-                f"it is no list of fingerprints: {error}",
-                where=str(path),
-                fix="take it back from version control, or delete it and run `vllm-graft lock`",
-            ) from error
+            fix = "take it back from version control, or delete it and run `vllm-graft lock`"
+            raise ConfigError(f"it is no list of fingerprints: {error}", where=str(path), fix=fix) from error
 
     def write(self) -> None:
         """Write the file, sorted so that a small change makes a small diff."""
+
+        def order(version: str) -> list[tuple[int, str]]:
+            return [(int(part), "") if part.isdigit() else (0, part) for part in version.split(".")]
+
         lines = [_HEAD]
         for patch, hooks in sorted(self.patches.items()):
+            # TOML quotes keys with other characters than these.
+            name = patch if all(part.isalnum() or part in "-_" for part in patch) else f'"{patch}"'
             for hook, seen in sorted(hooks.items()):
-                lines.append(f'\n[{_key(patch)}."{hook}"]\n')
-                lines += [f'"{version}" = "{seen[version]}"\n' for version in sorted(seen, key=_numbers)]
+                lines.append(f'\n[{name}."{hook}"]\n')
+                lines += [f'"{version}" = "{seen[version]}"\n' for version in sorted(seen, key=order)]
         self.path.write_text("".join(lines), encoding="utf-8")
 
 
@@ -107,11 +106,3 @@ def file_of(patch: Patch) -> Path | None:
     depth = patch.__module__.count(".") - (0 if hasattr(module, "__path__") else 1)
     above = [folder, *folder.parents][: max(depth, 0) + 1]
     return next((place / NAME for place in above if (place / NAME).is_file()), folder / NAME)
-
-
-def _key(name: str) -> str:
-    return name if all(part.isalnum() or part in "-_" for part in name) else f'"{name}"'
-
-
-def _numbers(version: str) -> tuple[tuple[int, str], ...]:
-    return tuple((int(part), "") if part.isdigit() else (0, part) for part in version.split("."))

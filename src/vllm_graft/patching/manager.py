@@ -62,11 +62,8 @@ class PatchManager:
         """Register a patch under a name; the same patch may be registered again."""
         known = self.available_patches.setdefault(name, as_patch(patch_class))
         if known is not patch_class:
-            raise ConflictError(
-                f"the name {name!r} stands for {known.declaration.defined_in} already",
-                where=patch_class.declaration.where,
-                fix="register it under another name",
-            )
+            what = f"the name {name!r} stands for {known.declaration.defined_in} already"
+            raise ConflictError(what, where=patch_class.declaration.where, fix="register it under another name")
         if self._engine is None and patch_class not in _registered.setdefault(name, []):
             _registered[name].append(patch_class)
         logger.debug("registered patch %s", name)
@@ -86,7 +83,11 @@ class PatchManager:
     def apply_patch(self, name: str) -> bool:
         """Apply one patch by its name; applying it again changes nothing."""
         try:
-            self.engine.apply([self._known(name)])
+            if name not in self.available_patches:
+                what = f"there is no patch {name!r}{nearest(name, self.available_patches)}"
+                fix = "name a registered patch, or register this one first"
+                raise ConfigError(what, where=PATCHES_VARIABLE, fix=fix)
+            self.engine.apply([self.available_patches[name]])
         except GraftError as error:
             logger.error("%s", error)
             if self.strict:
@@ -116,18 +117,10 @@ class PatchManager:
             )
         logger.info("patches active: %s", ", ".join(self.applied_patches) or "none")
 
-    def _known(self, name: str) -> Patch:
-        if name in self.available_patches:
-            return self.available_patches[name]
-        raise ConfigError(
-            f"there is no patch {name!r}{nearest(name, self.available_patches)}",
-            where=PATCHES_VARIABLE,
-            fix="name a registered patch, or register this one first",
-        )
-
 
 def _vllm_loads_plugins() -> bool:
     """Return whether a general plugin is calling, from vLLM's own loop over them."""
+    # vLLM tells a plugin nothing of its surroundings: the function is called without arguments.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "load_general_plugins" and frame.f_globals.get("__name__") == "vllm.plugins":

@@ -49,7 +49,9 @@ class PatchTable:
         declaration = entry.patch.declaration
         checks.check_owner(declaration, owner)
         for hook in entry.bodies:
-            place = self._place(owner, hook.attribute, changes)
+            key = id(owner), hook.attribute
+            planned = (place for place in changes if (id(place.owner), place.attribute) == key)
+            place = self._places.get(key) or next(planned, None) or PatchedAttribute(owner, hook.attribute)
             place.check_ownership(declaration.where)
             layers = changes.get(place, place.layers)
             place.check_definition(layers, declaration, hook)
@@ -68,11 +70,6 @@ class PatchTable:
                 hit=surgery.make_hit(counter, cell) if cell is not None else surgery.no_hit,
             )
             changes[place] = place.add_layer(layers, layer)
-
-    def _place(self, owner: Owner, attribute: str, changes: Changes) -> PatchedAttribute:
-        planned = (place for place in changes if place.owner is owner and place.attribute == attribute)
-        known = self._places.get((id(owner), attribute)) or next(planned, None)
-        return known or PatchedAttribute(owner, attribute)
 
     def plan_without(self, patch: Patch) -> Changes:
         """Return the changes that take a patch away, or raise ConflictError where that cannot be done exactly."""
@@ -94,11 +91,8 @@ class PatchTable:
                     place.become(layers)
                 except Exception as error:
                     self.restore(before)
-                    failed = TargetError(
-                        f"Python would not set it: {error}",
-                        where=str(place),
-                        fix="leave this attribute out of the patch",
-                    )
+                    what, fix = f"Python would not set it: {error}", "leave this attribute out of the patch"
+                    failed = TargetError(what, where=str(place), fix=fix)
                     failed.__cause__ = error
                     return place, failed
             self._prune()
@@ -174,7 +168,7 @@ class _Copies:
 
 
 def _find_copies(wanted: Mapping[int, PatchedAttribute]) -> Iterator[tuple[ModuleType, str, PatchedAttribute]]:
-    """Find the names of all modules that are bound to one of these objects, given by ``id``."""
+    """Find the names of all modules that are bound to one of these objects, by ``id``."""
     for module in list(sys.modules.values()) if wanted else ():
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if id(value) in wanted:
@@ -206,11 +200,9 @@ def _alias(declaration: Declaration, hook: Hook, owner: Owner) -> str:
         return ""
     name = _alias_name(declaration, hook.attribute)
     if checks.own(owner, name) is not ABSENT:
-        raise ConflictError(
-            f"the target has an attribute {name!r} already: another engine has applied a patch of this name",
-            where=declaration.where,
-            fix="apply it through one engine only, or give it another name=",
-        )
+        what = f"the target has an attribute {name!r} already: another engine has applied a patch of this name"
+        fix = "apply it through one engine only, or give it another name="
+        raise ConflictError(what, where=declaration.where, fix=fix)
     return name
 
 

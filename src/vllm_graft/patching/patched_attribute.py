@@ -70,7 +70,7 @@ class PatchLayer:
         if self.hook.form == "property":
             return self._make_property(beneath, place)
         function = surgery.only_function(self.hook.value)
-        upstream = place.upstream_function()
+        upstream = next(iter(place.upstream_functions()), None)
         made = self._copy(function, place)
         if self.kind == "wrap":
             made = self._make_wrap(function, made, surgery.only_function(beneath), self.hit)
@@ -153,12 +153,8 @@ class PatchedAttribute:
             return self.inherited
         return next((layer.hook.value for layer in layers if layer.kind == "add"), ABSENT)
 
-    def upstream_function(self) -> FunctionType | None:
-        """Return the first plain function of what was there before, for its name and signature."""
-        found = self._upstream_functions()
-        return found[0] if found else None
-
-    def _upstream_functions(self) -> tuple[FunctionType, ...]:
+    def upstream_functions(self) -> tuple[FunctionType, ...]:
+        """Return the plain functions of what was there before; a property may have three."""
         return functions_in(self.inherited if self.base is ABSENT else self._bottom)
 
     def check_definition(self, layers: Sequence[PatchLayer], mine: Declaration, hook: Hook) -> None:
@@ -179,11 +175,8 @@ class PatchedAttribute:
         left = tuple(layer for layer in self.layers if layer.patch is not patch)
         if left and self.upstream(left) is ABSENT:
             user = left[0].patch.declaration.name
-            raise ConflictError(
-                f"it added {self.attribute!r}, which patch {user!r} wraps",
-                where=patch.declaration.where,
-                fix=f"revert {user!r} first",
-            )
+            what = f"it added {self.attribute!r}, which patch {user!r} wraps"
+            raise ConflictError(what, where=patch.declaration.where, fix=f"revert {user!r} first")
         return left
 
     @property
@@ -198,11 +191,8 @@ class PatchedAttribute:
         found = checks.own(self.owner, self.attribute)
         does = "was deleted" if found is ABSENT else f"was set to {describe(found)}"
         names = ", ".join(repr(layer.patch.declaration.name) for layer in self.layers)
-        raise ConflictError(
-            f"{self} {does} by other code, over what patch {names} put there",
-            where=where,
-            fix="leave out the other package's change, or this patch",
-        )
+        what = f"{self} {does} by other code, over what patch {names} put there"
+        raise ConflictError(what, where=where, fix="leave out the other package's change, or this patch")
 
     def become(self, layers: Sequence[PatchLayer]) -> None:
         """Put exactly these layers on the target; with none left, what was there before."""
@@ -254,8 +244,7 @@ class PatchedAttribute:
             raise
 
     def _set(self, name: str, value: object) -> None:
-        current = checks.own(self.owner, name)
-        if value is current:
+        if value is checks.own(self.owner, name):
             return
         if value is ABSENT:
             delattr(self.owner, name)
@@ -283,9 +272,8 @@ class PatchedAttribute:
 
     def codes(self) -> list[CodeType]:
         """Return the code objects that run when the attribute is called."""
-        upstream = self._upstream_functions()
         ours = [code for layer in self.layers for code in layer.codes]
-        return [innermost(function).__code__ for function in upstream] + ours
+        return [innermost(function).__code__ for function in self.upstream_functions()] + ours
 
 
 def describe_running_call(codes: Collection[CodeType], owner: Owner) -> str:

@@ -96,7 +96,7 @@ class PatchEntry:
         self.become("armed", f"until {self.patch.declaration.target.module} is imported")
 
 
-class Counts(Protocol):
+class CounterCells(Protocol):
     """A row of integers: a list, an array, a view of shared memory."""
 
     def __getitem__(self, at: int, /) -> int: ...
@@ -111,7 +111,7 @@ class HitCounter(Protocol):
     """
 
     @property
-    def cells(self) -> Counts:
+    def cells(self) -> CounterCells:
         """The integers in which hits are counted."""
         ...
 

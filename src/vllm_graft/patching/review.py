@@ -21,8 +21,7 @@ from vllm_graft.patching.target import check_exists
 from vllm_graft.versions import InstalledVersion, includes
 
 if TYPE_CHECKING:
-    from vllm_graft.patching.upstream import Definition, Fingerprint
-    from vllm_graft.patching.upstream.finder import Finder
+    from vllm_graft.sources import Definition, Finder, Fingerprint
 
 Standing = Literal["reviewed", "drifted", "unlocked", ""]
 """reviewed: upstream's code is as it was read; drifted: it is not; unlocked: no lock file lists the patch; empty: there
@@ -66,21 +65,15 @@ class Reviewer:
         if self._own_finder is None:
             check_exists(declaration.target, declaration.where, {})
         elif self._own_finder.module(declaration.target.module) is None:
-            raise TargetError(
-                f"there is no module {declaration.target.module!r} in vLLM {self._installed.version}",
-                where=declaration.where,
-                fix="name the module that took its place, or limit the patch to the releases that have it with vllm=",
-            )
-        added = self._added(declaration, beneath)
+            what = f"there is no module {declaration.target.module!r} in vLLM {self._installed.version}"
+            fix = "name the module that took its place, or limit the patch to the releases that have it with vllm="
+            raise TargetError(what, where=declaration.where, fix=fix)
+        same = [other for other in beneath if self._owner(other.declaration) == self._owner(declaration)]
+        added = {each.hook.attribute for other in same for each in self.review(other) if each.hook.kind == "add"}
         hooks = [each.hook for each in found]
         bodies = [hook for hook in hooks if not (hook.kind == "wrap" and hook.attribute in added)]
         sure = check_by_reading(declaration, bodies, self._finder)
         return [each.note for each in found if each.note], sure
-
-    def _added(self, mine: Declaration, others: Sequence[Patch]) -> set[str]:
-        """Return the names that patches of the same target add to it."""
-        same = [other for other in others if self._owner(other.declaration) == self._owner(mine)]
-        return {each.hook.attribute for other in same for each in self.review(other) if each.hook.kind == "add"}
 
     def check_beside(self, patch: Patch, others: Sequence[Patch]) -> None:
         """Raise the ConflictError that a start would raise for a patch beside others that are applied already."""
@@ -117,10 +110,9 @@ class Reviewer:
 
     @cached_property
     def _finder(self) -> Finder:
-        from vllm_graft.patching.upstream import sources
-        from vllm_graft.patching.upstream.finder import Finder
+        from vllm_graft.sources import Finder, Installed
 
-        return Finder(sources.Installed()) if self._own_finder is None else self._own_finder
+        return Finder(Installed()) if self._own_finder is None else self._own_finder
 
 
 class _Review:
@@ -150,12 +142,12 @@ class _Review:
         if len(fitting) == 1:
             return fitting[0]
         ranges = " and ".join(hook.vllm for hook in (fitting or hooks))
-        raise VersionError(
+        what = (
             f"{'no body' if not fitting else f'{len(fitting)} bodies'} of {attribute!r} ({ranges}) "
-            f"{'is' if not fitting else 'are'} for vLLM {self._installed.version}, and exactly one must be",
-            where=self._declaration.where,
-            fix="make their ranges cover this release once" if not fitting else "make their ranges exclude one another",
+            f"{'is' if not fitting else 'are'} for vLLM {self._installed.version}, and exactly one must be"
         )
+        fix = "make their ranges cover this release once" if not fitting else "make their ranges exclude one another"
+        raise VersionError(what, where=self._declaration.where, fix=fix)
 
     def _equal_releases(self) -> list[str]:
         """Return the releases whose reviewed code is the installed one, for every hook on upstream's code."""
@@ -184,12 +176,12 @@ class _Review:
             return HookReview(hook, "")
         if self._seen is None and self._declaration.locked:
             name = self._declaration.name
-            raise DriftError(
-                f"it says locked=True, and no {lock.NAME} of its package speaks of it",
-                where=self._declaration.where,
-                fix=f"put {lock.file_of(self._patch) or lock.NAME} into the wheel (package data), or write it with "
-                f"`vllm-graft lock {name}`",
+            what = f"it says locked=True, and no {lock.NAME} of its package speaks of it"
+            fix = (
+                f"put {lock.file_of(self._patch) or lock.NAME} into the wheel (package data), or write it with "
+                f"`vllm-graft lock {name}`"
             )
+            raise DriftError(what, where=self._declaration.where, fix=fix)
         if self._seen is None:
             return HookReview(hook, "unlocked")
         now = self._find(hook.attribute)
@@ -204,11 +196,8 @@ class _Review:
         level = stricter(self._declaration.on_drift or default)
         if level == "refuse":
             name = self._declaration.name
-            raise DriftError(
-                note,
-                where=self._declaration.where,
-                fix=f"see `vllm-graft diff {name}`; then mend the patch, and accept with `vllm-graft lock {name}`",
-            )
+            fix = f"see `vllm-graft diff {name}`; then mend the patch, and accept with `vllm-graft lock {name}`"
+            raise DriftError(note, where=self._declaration.where, fix=fix)
         return HookReview(hook, "drifted", note if level == "warn" else "")
 
     def _note(

@@ -31,6 +31,7 @@ from vllm_graft.patching.functions import (
     Form,
     Function,
     FunctionKind,
+    closure_values,
     code_objects,
     functions_in,
     kind_of,
@@ -115,12 +116,8 @@ def transplant(function: FunctionType, patch: type, owner: type | None, renames:
 
 
 def _is_affected(function: FunctionType, patch: type, renames: Mapping[str, str]) -> bool:
-    for held in function.__closure__ or ():
-        try:
-            if held.cell_contents is patch:
-                return True
-        except ValueError:
-            continue
+    if any(held is patch for held in closure_values(function)):
+        return True
     return any(not renames.keys().isdisjoint(code.co_names) for code in code_objects(function.__code__))
 
 

@@ -9,22 +9,23 @@ imports do, keeps the unpatched ones.
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Literal, TypeGuard
+from typing import Final, Literal, cast
 
 from vllm_graft.errors import DeclarationError, TargetError, nearest
+from vllm_graft.sources.locate import find_in, find_spec
 
 Owner = type | ModuleType
 """The object whose attributes are set: a class or a module."""
 
 Readiness = Literal["ready", "importing", "absent"]
+
+_INSPECT_VLLM: Final = "compare the target with the installed vLLM: it may have been renamed or moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +62,18 @@ def target_of(named: object) -> Target:
         return Target(named.__module__, named.__qualname__, named)
     if isinstance(named, ModuleType):
         return Target(named.__name__, "", named)
-    raise DeclarationError(
-        f"{type(named).__name__} {getattr(named, '__name__', named)!r} cannot be a target",
-        where="VLLMPatch[...]",
-        fix='name a class, a module, or a string such as "pkg.module:Class"; a function is patched through its module',
-    )
+    what = f"{type(named).__name__} {getattr(named, '__name__', named)!r} cannot be a target"
+    fix = 'name a class, a module, or a string such as "pkg.module:Class"; a function is patched through its module'
+    raise DeclarationError(what, where="VLLMPatch[...]", fix=fix)
 
 
 def _parse(text: str) -> Target:
     module, colon, qualname = text.partition(":")
     parts = module.split(".") + (qualname.split(".") if colon else [])
     if not all(part.isidentifier() for part in parts):
-        raise DeclarationError(
-            f"{text!r} is not a target",
-            where="VLLMPatch[...]",
-            fix='write "pkg.module:Class", "pkg.module:Outer.Inner", or "pkg.module" for a module',
-        )
+        what = f"{text!r} is not a target"
+        fix = 'write "pkg.module:Class", "pkg.module:Outer.Inner", or "pkg.module" for a module'
+        raise DeclarationError(what, where="VLLMPatch[...]", fix=fix)
     return Target(module, qualname)
 
 
@@ -87,6 +84,7 @@ def readiness(target: Target) -> Readiness:
     module = sys.modules.get(target.module)
     if module is None:
         return "absent"
+    # The import system keeps a running module's spec marked; circular imports find such modules in sys.modules.
     return "importing" if getattr(getattr(module, "__spec__", None), "_initializing", False) else "ready"
 
 
@@ -104,8 +102,7 @@ def resolve(target: Target, where: str) -> Owner:
         done.append(part)
     if target.is_class and not isinstance(owner, type):
         raise refuse_non_class(target, where, type(owner).__name__, done)
-    assert _is_owner(owner)
-    return owner
+    return cast(Owner, owner)
 
 
 def refuse_missing_name(
@@ -114,24 +111,14 @@ def refuse_missing_name(
     """Build the error for a module or class without ``part``; ``names`` are those it has."""
     moved = _describe_move(target.module, part) if not done else ""
     public = [name for name in names if not name.startswith("__")]
-    return TargetError(
-        f"there is no {part!r} in {_spell(target.module, done)}{moved or nearest(part, public)}",
-        where=where,
-        fix="compare the target with the installed vLLM: it may have been renamed or moved",
-    )
+    what = f"there is no {part!r} in {_spell(target.module, done)}{moved or nearest(part, public)}"
+    return TargetError(what, where=where, fix=_INSPECT_VLLM)
 
 
 def refuse_non_class(target: Target, where: str, kind: str, done: Sequence[str]) -> TargetError:
     """Build the error for a target that is neither a class nor a module."""
-    return TargetError(
-        f"it is a {kind}, and only classes and modules can be patched",
-        where=where,
-        fix=f'target the owner, "{_spell(target.module, done[:-1])}", and define {done[-1]!r} in the patch',
-    )
-
-
-def _is_owner(value: object) -> TypeGuard[Owner]:
-    return isinstance(value, type) or hasattr(value, "__dict__")
+    fix = f'target the owner, "{_spell(target.module, done[:-1])}", and define {done[-1]!r} in the patch'
+    return TargetError(f"it is a {kind}, and only classes and modules can be patched", where=where, fix=fix)
 
 
 def _spell(module: str, parts: Sequence[str]) -> str:
@@ -158,11 +145,8 @@ def check_exists(target: Target, where: str, known: SearchPaths) -> None:
     parts = target.module.split(".")
     path = _search_path(parts[0], None, known)
     if path is None:
-        raise TargetError(
-            f"there is no module {parts[0]!r} in this environment",
-            where=where,
-            fix="install it, or correct the target",
-        )
+        what = f"there is no module {parts[0]!r} in this environment"
+        raise TargetError(what, where=where, fix="install it, or correct the target")
     for done in range(1, len(parts)):
         found = _search_path(".".join(parts[: done + 1]), path, known)
         if found is None:
@@ -173,23 +157,18 @@ def check_exists(target: Target, where: str, known: SearchPaths) -> None:
 def _search_path(name: str, path: Sequence[str] | None, known: SearchPaths) -> Sequence[str] | None:
     """Return the folders with the submodules of ``name``: empty for a plain module, None where there is none."""
     if name not in known:
-        known[name] = _look_up(name, path)
+        loaded = sys.modules.get(name)
+        if loaded is not None:
+            known[name] = list(getattr(loaded, "__path__", ()))
+        else:
+            spec = find_spec(name) if path is None else find_in(name, path)
+            known[name] = None if spec is None else list(spec.submodule_search_locations or ())
     return known[name]
-
-
-def _look_up(name: str, path: Sequence[str] | None) -> Sequence[str] | None:
-    loaded = sys.modules.get(name)
-    if loaded is not None:
-        return list(getattr(loaded, "__path__", ()))
-    spec = importlib.util.find_spec(name) if path is None else importlib.machinery.PathFinder.find_spec(name, path)
-    if spec is None:
-        return None
-    return list(spec.submodule_search_locations or ())
 
 
 def _describe_move(module: str, name: str) -> str:
     """Say where a name is defined now, as the end of a sentence; empty where it is nowhere."""
-    from vllm_graft.patching.upstream.moved import moved_to
+    from vllm_graft.sources.finder import moved_to
 
     places = moved_to(module, name)
     return f", and {name!r} is defined in {' and '.join(places)}" if places else ""
@@ -199,7 +178,7 @@ def _refuse_missing_module(where: str, target: Target, package: str, missing: st
     import pkgutil
 
     beside = [module.name for module in pkgutil.iter_modules(path)]
-    fix = "compare the target with the installed vLLM: it may have been renamed or moved"
+    fix = _INSPECT_VLLM
     if missing[:1].isupper():
         fix = f'write "{package}:{missing}" if {missing!r} is a class: a colon stands before it'
     moved = _describe_move(target.module, target.qualname.partition(".")[0]) if target.is_class else ""

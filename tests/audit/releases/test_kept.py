@@ -14,7 +14,7 @@ from vllm_graft.audit.releases import kept as rooms
 from vllm_graft.audit.releases.index import Index
 from vllm_graft.audit.releases.kept import Kept, release
 from vllm_graft.errors import ConfigError
-from vllm_graft.patching.upstream import Tree
+from vllm_graft.sources import Tree
 
 NAME = "vllm-9.1.0-cp38-abi3-manylinux_2_28_x86_64.whl"
 

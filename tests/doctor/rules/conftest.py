@@ -41,8 +41,8 @@ def found_on(site) -> Callable[[str, str | None], list[Finding]]:
     """What one rule says beside some release of vLLM."""
 
     def found(code: str, vllm: str | None) -> list[Finding]:
-        facts = replace(site.facts(), vllm=vllm)
-        return [finding for finding in examine(facts) if finding.code == code]
+        env = replace(site.environment(), vllm=vllm)
+        return [finding for finding in examine(env) if finding.code == code]
 
     return found
 

@@ -1,4 +1,4 @@
-"""D011: groups that nobody reads."""
+"""D011: groups that are never read."""
 
 import pytest
 

@@ -135,9 +135,9 @@ def test_before_0_31_the_v1_runner_by_choice_is_fine(site, processors, found_on)
 def test_before_0_31_there_is_no_v2_interface(site, processors, readable):
     processors.install(processors.V2)
     site.environ[SWITCH] = "0"
-    facts = site.facts()
-    facts = replace(facts, vllm="0.28.0", root=facts.root if readable else None)
-    (finding,) = check(facts)
+    env = site.environment()
+    env = replace(env, vllm="0.28.0", root=env.root if readable else None)
+    (finding,) = check(env)
     assert finding.level == "error"
     assert "which vLLM 0.28.0 does not have" in finding.what
 

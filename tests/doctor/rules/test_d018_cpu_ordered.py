@@ -19,7 +19,7 @@ def found(site, tmp_path):
         file = tmp_path / "vllm" / "platforms" / "__init__.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(CHOOSER.format(chooser))
-        return list(rule.check(replace(site.facts(), root=tmp_path / "vllm")))
+        return list(rule.check(replace(site.environment(), root=tmp_path / "vllm")))
 
     return check
 

@@ -16,7 +16,7 @@ def found(site, tmp_path):
     def check(text=ENVS):
         (tmp_path / "vllm").mkdir(exist_ok=True)
         (tmp_path / "vllm" / "envs.py").write_text(text)
-        return list(rule.check(replace(site.facts(), root=tmp_path / "vllm", vllm="0.32.0")))
+        return list(rule.check(replace(site.environment(), root=tmp_path / "vllm", vllm="0.32.0")))
 
     return check
 

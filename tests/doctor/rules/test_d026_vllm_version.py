@@ -11,7 +11,7 @@ from vllm_graft.doctor.rules import d026_vllm_version as rule
 @pytest.fixture
 def found(site):
     """What the rule says of a version."""
-    return lambda version, root=Path("/vllm"): list(rule.check(replace(site.facts(), vllm=version, root=root)))
+    return lambda version, root=Path("/vllm"): list(rule.check(replace(site.environment(), vllm=version, root=root)))
 
 
 def test_no_vllm_is_an_error(found):

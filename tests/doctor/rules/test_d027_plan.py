@@ -155,7 +155,7 @@ def test_a_file_that_the_variable_names_and_that_is_not_there_is_told(site):
 def test_a_sound_plan_is_silent_and_imports_nothing_of_it(site, write):
     write('[defaults]\nstats = ["*"]\npatches = ["async-history"]\n[options.sink]\npath = "y"\n')
     before = dict(os.environ)
-    assert examine(site.facts()) == []
+    assert examine(site.environment()) == []
     assert "graft_doctor_items" not in sys.modules
     assert dict(os.environ) == before
 

@@ -15,7 +15,7 @@ def requiring(site):
         site.package("plugin", {"vllm.general_plugins": {"plugin": "plugin_module:register"}})
         metadata = site.folder / "plugin-1.0.dist-info" / "METADATA"
         metadata.write_text(f"Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\nRequires-Dist: {requirement}\n")
-        return list(rule.check(replace(site.facts(), vllm=vllm)))
+        return list(rule.check(replace(site.environment(), vllm=vllm)))
 
     return said
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from vllm_graft.doctor import Facts, examine
+from vllm_graft.doctor import Environment, examine
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 HEAD = "from vllm_graft import VLLMPatch, add, replace, wrap\n"
@@ -42,7 +42,7 @@ def offer(site):
 )
 def test_a_patch_that_a_start_refuses_is_an_error(site, offer, target, body, said):
     offer(mine=(target, "", body))
-    (finding,) = examine(site.facts())
+    (finding,) = examine(site.environment())
     assert (finding.code, finding.level, finding.subject) == ("P003", "error", "patch mine")
     assert finding.what.startswith(said)
     assert finding.where == "VLLM_CUSTOM_PATCHES"
@@ -51,7 +51,7 @@ def test_a_patch_that_a_start_refuses_is_an_error(site, offer, target, body, sai
 
 def test_a_patch_that_fits_is_silent_and_imported_nowhere_but_in_the_child(site, offer):
     offer(mine=(SCHEDULER, "", WRAP))
-    assert examine(site.facts()) == []
+    assert examine(site.environment()) == []
     assert "planned_patches" not in sys.modules
 
 
@@ -98,7 +98,7 @@ def test_what_only_a_trial_tells_is_tried_unless_a_start_follows(site, offer):
     offer(mine=("vllm.config:CacheConfig", "", "block_size = replace(7)"))
     (finding,) = site.found("P003")
     assert "a field of the dataclass CacheConfig" in finding.what
-    started = Facts.gather(path=site.path, environ=site.environ, by_graft=True)
+    started = Environment.gather(path=site.path, variables=site.environ, by_graft=True)
     assert examine(started) == []
 
 
@@ -122,8 +122,8 @@ def test_a_patch_that_cannot_be_imported_is_an_error(site, code, said):
 
 
 def test_an_import_without_end_is_cut_off(site, monkeypatch):
-    monkeypatch.setattr("vllm_graft.doctor.patches._IMPORT_S", 2)
-    monkeypatch.setattr("vllm_graft.doctor.patches._TRIAL_S", 0)
+    monkeypatch.setattr("vllm_graft.doctor.rules.d035_planned_patch._IMPORT_S", 2)
+    monkeypatch.setattr("vllm_graft.doctor.rules.d035_planned_patch._TRIAL_S", 0)
     text = "class Broken: ...\nwhile True: pass\n"
     site.package("bad", {"vllm_graft.plugins": {"broken": "broken_patch:Broken"}}, {"broken_patch": text})
     site.environ["VLLM_CUSTOM_PATCHES"] = "broken"

@@ -23,8 +23,8 @@ from typing import Final
 
 from vllm_graft.audit.model import Arguments
 from vllm_graft.files import replace_file
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 
 _HEAD: Final = "calls 1"
 

@@ -21,8 +21,8 @@ from vllm_graft.audit.releases.shape import NOT_OURS
 from vllm_graft.audit.releases.written import Contents, Form, Pages, dump
 from vllm_graft.errors import ConfigError
 from vllm_graft.files import replace_file
-from vllm_graft.patching.upstream.finder import Finder
-from vllm_graft.patching.upstream.sources import Source
+from vllm_graft.sources.finder import Finder
+from vllm_graft.sources.origins import Source
 
 FILE: Final = Path(__file__).with_name("catalogue.xz")
 

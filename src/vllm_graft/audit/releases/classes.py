@@ -9,7 +9,9 @@ from typing import Final, Generic, TypeVar
 from vllm_graft.audit.releases.fields import ABSTRACT, COMPILED, DATACLASS, KEYWORDS, LENIENT, OPAQUE
 from vllm_graft.audit.releases.outline import Entry
 from vllm_graft.audit.releases.shape import Shape
-from vllm_graft.patching.upstream.walk import Item, Module, Walk
+from vllm_graft.sources.walk import ModuleNames as Module
+from vllm_graft.sources.walk import NamedDefinition as Item
+from vllm_graft.sources.walk import Walk
 
 Signature = tuple[str, ...]
 """Parameters as ``upstream.fingerprint.signature`` writes them, without what the definition is."""

@@ -10,11 +10,11 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 
 if TYPE_CHECKING:
-    from vllm_graft.patching.upstream.finder import ReadModule
+    from vllm_graft.sources.modules import SourceModule as ReadModule
 
 ABSTRACT: Final = "A"
 """A method that a subclass has to define; a class whose metaclass sees to that."""

@@ -23,7 +23,9 @@ from vllm_graft.audit.releases.index import Index, number_of
 from vllm_graft.audit.releases.remote import Progress, Remote, Span
 from vllm_graft.errors import ConfigError
 from vllm_graft.files import cache_folder, replace_file
-from vllm_graft.patching.upstream.sources import File, Source, Tree, text_of
+from vllm_graft.sources.origins import ModuleText as File
+from vllm_graft.sources.origins import Source, Tree
+from vllm_graft.sources.parse import decode as text_of
 
 MARK: Final = "whole.json"
 """The file that says of a tree what it held when it was laid out."""

@@ -13,7 +13,7 @@ from vllm_graft.audit.releases.remote import Progress
 from vllm_graft.audit.releases.shape import Release
 from vllm_graft.audit.releases.sourced import Sourced, fetch
 from vllm_graft.errors import ConfigError
-from vllm_graft.patching.upstream.sources import Installed, Source
+from vllm_graft.sources.origins import Installed, Source
 
 INSTALLED: Final = "installed"
 LATEST: Final = "latest"

@@ -11,8 +11,8 @@ from vllm_graft.audit.releases.fields import OPAQUE
 from vllm_graft.audit.releases.outline import Entry
 from vllm_graft.audit.releases.shape import FOREIGN, Shape
 from vllm_graft.audit.releases.written import Pages
-from vllm_graft.patching.upstream.scopes import Imported
-from vllm_graft.patching.upstream.walk import Walk
+from vllm_graft.sources.scopes import Imported
+from vllm_graft.sources.walk import Walk
 
 
 class Listed(BaseRelease["ListedModule", "ListedItem"]):

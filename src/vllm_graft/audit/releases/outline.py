@@ -14,9 +14,10 @@ from typing import Final
 
 from vllm_graft.audit.releases.fields import DATACLASS, class_marks, fields, function_marks
 from vllm_graft.audit.releases.shape import BODY
-from vllm_graft.patching.upstream.finder import Place, ReadModule
-from vllm_graft.patching.upstream.fingerprint import Fingerprint, Function, signature
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Fingerprint, Function, signature
+from vllm_graft.sources.modules import ScopeEntry as Place
+from vllm_graft.sources.modules import SourceModule as ReadModule
+from vllm_graft.sources.scopes import dotted
 
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 _DEFINED: Final = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)

@@ -17,7 +17,9 @@ from typing import IO, Final, NamedTuple, cast
 from vllm_graft.audit.releases.client import Answer, Client, Unreachable, client, patiently, refusal, without_password
 from vllm_graft.audit.releases.index import by_hand
 from vllm_graft.errors import ConfigError
-from vllm_graft.patching.upstream.sources import DAMAGE, File, module_of, text_of
+from vllm_graft.sources.origins import DAMAGE, module_of
+from vllm_graft.sources.origins import ModuleText as File
+from vllm_graft.sources.parse import decode as text_of
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that came, and with all that will come."""

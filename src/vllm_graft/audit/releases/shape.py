@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from vllm_graft.audit.releases.call_sites import CallSite
-from vllm_graft.patching.upstream.finder import Kind
+from vllm_graft.sources.modules import Kind
 
 BODY: Final = 8
 """How many digits of a body's fingerprint are compared. Thirty-two bits: the catalogue's size is mostly these."""

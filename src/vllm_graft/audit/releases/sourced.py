@@ -12,8 +12,12 @@ from vllm_graft.audit.releases.classes import BaseRelease, Classes
 from vllm_graft.audit.releases.fields import OPAQUE
 from vllm_graft.audit.releases.outline import Entry, entry, set_on_self
 from vllm_graft.audit.releases.shape import FOREIGN, METHODS, Shape
-from vllm_graft.patching.upstream.finder import Definition, Finder, Place, ReadModule
-from vllm_graft.patching.upstream.sources import File, Source
+from vllm_graft.sources.finder import Finder
+from vllm_graft.sources.modules import Definition
+from vllm_graft.sources.modules import ScopeEntry as Place
+from vllm_graft.sources.modules import SourceModule as ReadModule
+from vllm_graft.sources.origins import ModuleText as File
+from vllm_graft.sources.origins import Source
 
 
 class Sourced(BaseRelease[ReadModule, Place]):

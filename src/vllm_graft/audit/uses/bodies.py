@@ -12,8 +12,8 @@ from vllm_graft.audit.uses.resolve import Resolver
 from vllm_graft.audit.uses.state import Found, Put
 from vllm_graft.audit.uses.values import Name, Own, Scope, Values, owns_of
 from vllm_graft.patching.functions import ORIGINAL
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 
 _BENEATH: Final = frozenset({"call", "wrapped"})
 """Parameters by which a function is given what it stands in the place of."""

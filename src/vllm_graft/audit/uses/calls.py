@@ -11,7 +11,7 @@ from vllm_graft.audit.uses.resolve import dotted_of, entry_of
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.targets import attributes
 from vllm_graft.audit.uses.values import TOP, Name, Own, Table, Values, texts_of
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.scopes import dotted
 
 _SETTERS: Final = frozenset({"builtins.setattr", "builtins.type.__setattr__", "builtins.object.__setattr__"})
 _DELETERS: Final = frozenset({"builtins.delattr", "builtins.type.__delattr__", "builtins.object.__delattr__"})

@@ -20,8 +20,8 @@ from vllm_graft.audit.uses import guards
 from vllm_graft.audit.uses.locals import parameters
 from vllm_graft.audit.uses.resolve import GETTERS, Resolver
 from vllm_graft.audit.uses.values import TOP, Flag, Name, Own, Scope, Test, Text, Values
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 
 _DEEP: Final = 6
 """How many functions and flags deep a test is followed."""

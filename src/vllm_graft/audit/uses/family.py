@@ -10,8 +10,8 @@ from vllm_graft.audit.model import Use
 from vllm_graft.audit.uses.ownership import Ownership
 from vllm_graft.audit.uses.state import Called, Found, Subclass
 from vllm_graft.audit.uses.values import Name, Own, Value, owns_of
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 
 _BARE: Final = frozenset({"abc.ABC", "typing.Generic", "typing.Protocol", "builtins.object", "torch.nn.Module"})
 """Bases from elsewhere that have none of the methods vLLM's classes are asked for."""

@@ -14,8 +14,8 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 from vllm_graft.audit.uses.outlines import outline, parse, slim
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import absolute
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import absolute
 
 if TYPE_CHECKING:
     from vllm_graft.audit.uses.values import Scope

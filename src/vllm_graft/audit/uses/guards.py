@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from vllm_graft.audit.uses.locals import nodes
 from vllm_graft.audit.uses.outlines import whole
 from vllm_graft.audit.uses.values import Flag, Many, Name, Own, Scope, Test, names_of, owns_of
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 
 if TYPE_CHECKING:
     from vllm_graft.audit.uses.state import State

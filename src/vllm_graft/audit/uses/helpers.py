@@ -7,8 +7,8 @@ import ast
 from vllm_graft.audit.uses.locals import nodes
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.values import Own, Values, names_of, owns_of
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 
 
 def helpers(state: State, node: ast.Call, called: Values) -> list[tuple[Own, dict[str, Values]]]:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.sources.fingerprint import Function
 
 _SIMPLE: Final = frozenset(
     {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from vllm_graft.audit.uses.locals import blocks, local_names, statements
 from vllm_graft.errors import ConfigError
-from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.sources.fingerprint import Function
 
 if TYPE_CHECKING:
     from vllm_graft.audit.uses.files import SourceFile

@@ -11,8 +11,8 @@ from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.targets import attributes
 from vllm_graft.audit.uses.values import Name, Values, names_of, owns_of, texts_of
 from vllm_graft.patching.hooks import BOOKKEEPING
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 
 if TYPE_CHECKING:
     from vllm_graft.audit.uses.classes import Member

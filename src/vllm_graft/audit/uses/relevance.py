@@ -15,7 +15,7 @@ from vllm_graft.audit.uses.classes import upstream
 from vllm_graft.audit.uses.outlines import first_line
 from vllm_graft.audit.uses.resolve import VERBS, Modules
 from vllm_graft.audit.uses.values import TOP, Flag, Many, Name, Object, Own, Scope, Table, Test, Text, Value, Values
-from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.sources.fingerprint import Function
 
 _APART: Final = str.maketrans({chr(code): " " for code in range(128) if not (chr(code).isalnum() or chr(code) == "_")})
 """Parts words by spaces: together with ``split`` this takes a third of the time of a regular expression."""

@@ -10,8 +10,8 @@ from typing import Final
 
 from vllm_graft.audit.model import Use
 from vllm_graft.audit.uses.locals import children, first_parameter, nodes
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 
 _ORIGINAL: Final = re.compile(r"(^|_)(orig|origin|original|call|wrapped|old|prev|previous|upstream|super)(_|$)")
 """How what was there before is called where it has been kept."""

@@ -22,7 +22,7 @@ from vllm_graft.audit.uses.values import (
     joined,
     texts_of,
 )
-from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.sources.fingerprint import Function
 
 _SAME: Final = frozenset({"__code__", "__func__", "__wrapped__", "__get__", "fget", "func"})
 """Attributes of a function that still stand for the function."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vllm_graft.audit.uses.locals import nodes
 from vllm_graft.audit.uses.values import Values, names_of
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.scopes import dotted
 
 if TYPE_CHECKING:
     from vllm_graft.audit.uses.state import State

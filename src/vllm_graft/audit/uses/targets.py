@@ -9,7 +9,7 @@ from vllm_graft.audit.model import Way
 from vllm_graft.audit.uses.resolve import entry_of
 from vllm_graft.audit.uses.state import State
 from vllm_graft.audit.uses.values import Name, Values, names_of, texts_of
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.scopes import dotted
 
 _PARTS: Final = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__func__"})
 """Attributes of a function that are part of what it does."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from vllm_graft.patching.upstream.fingerprint import Function
+from vllm_graft.sources.fingerprint import Function
 
 if TYPE_CHECKING:
     from vllm_graft.audit.model import Guard

@@ -42,8 +42,8 @@ from vllm_graft.audit.uses.values import (
     owns_of,
     texts_of,
 )
-from vllm_graft.patching.upstream.fingerprint import Function
-from vllm_graft.patching.upstream.scopes import absolute, dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import absolute, dotted
 
 _UNROLLED: Final = 64
 """The longest list of names that a loop is followed through, one by one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.errors import nearest
 from vllm_graft.findings import Finding
 
@@ -12,17 +12,12 @@ CODE = "D001"
 TITLE = "A name in VLLM_PLUGINS that nothing registers"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """vLLM compares names and passes over what does not match, without a word."""
-    known = {entry.name for entry in facts.plugins}
-    for name in facts.allowed or ():
+def check(env: Environment) -> Iterator[Finding]:
+    """Find names that vLLM skips in silence, because it compares names and logs no mismatch."""
+    known = {entry.name for entry in env.plugins}
+    for name in env.allowed or ():
         # Blanks have a rule of their own; an empty name is how the list is switched to nothing.
         if name.strip() and name.strip() not in known:
-            yield Finding(
-                CODE,
-                "error",
-                f"plugin {name.strip()!r}",
-                f"VLLM_PLUGINS names it, and no installed package registers it{nearest(name.strip(), known)}",
-                "VLLM_PLUGINS",
-                "install the package that offers it, or correct the name",
-            )
+            what = f"VLLM_PLUGINS names it, and no installed package registers it{nearest(name.strip(), known)}"
+            fix = "install the package that offers it, or correct the name"
+            yield Finding(CODE, "error", f"plugin {name.strip()!r}", what, "VLLM_PLUGINS", fix)

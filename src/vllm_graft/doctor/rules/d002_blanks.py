@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding
 
 CODE = "D002"
 TITLE = "Blanks in VLLM_PLUGINS"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """A name with a blank before it is another name."""
-    known = {entry.name for entry in facts.plugins}
-    for name in facts.allowed or ():
+def check(env: Environment) -> Iterator[Finding]:
+    """Find names with blanks around them, which to vLLM are other names."""
+    known = {entry.name for entry in env.plugins}
+    for name in env.allowed or ():
         if name != name.strip() and name.strip() in known:
-            yield Finding(
-                CODE,
-                "error",
-                f"plugin {name.strip()!r}",
-                "VLLM_PLUGINS has it with blanks around it, which vLLM does not strip, so it is not loaded",
-                "VLLM_PLUGINS",
-                f"write VLLM_PLUGINS={','.join(each.strip() for each in facts.allowed or ())}",
-            )
+            what = "VLLM_PLUGINS has it with blanks around it, which vLLM does not strip, so it is not loaded"
+            fix = f"write VLLM_PLUGINS={','.join(each.strip() for each in env.allowed or ())}"
+            yield Finding(CODE, "error", f"plugin {name.strip()!r}", what, "VLLM_PLUGINS", fix)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from packaging.version import InvalidVersion, Version
-
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.packages import GROUPS, OURS, Entry, Package
+from vllm_graft.doctor.environment import GROUPS, OURS, EntryPoint, Environment, PackageMetadata, parse_version
 from vllm_graft.findings import Finding, Level
 
 CODE = "D003"
 TITLE = "Metadata that hides another copy of the package and its plugins"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """Python takes the first distribution of a name, such as a stale ``.egg-info`` beside the sources, and no other."""
-    seen = {package.name: package for package in facts.packages if not package.hidden}
-    for package in facts.packages:
+def check(env: Environment) -> Iterator[Finding]:
+    """Find a stale ``.egg-info`` or another first copy of a package: Python shows only the first of a name."""
+    seen = {package.name: package for package in env.packages if not package.hidden}
+    for package in env.packages:
         first = seen[package.name]
         lost = _lost(package, first) if package.hidden else ""
         if not lost:
@@ -28,7 +25,8 @@ def check(facts: Facts) -> Iterator[Finding]:
         )
         where = str(first.where)
         # An older copy behind a newer one is the usual end of an upgrade.
-        if _older(package.version, first.version):
+        mine, other = parse_version(package.version), parse_version(first.version)
+        if mine is not None and other is not None and mine < other:
             fix = "uninstall the older copy if it is not needed elsewhere"
             yield Finding(CODE, "info", f"package {package.name}", what, where, fix)
         else:
@@ -38,23 +36,17 @@ def check(facts: Facts) -> Iterator[Finding]:
             yield Finding(CODE, level, f"package {package.name}", what, where, fix)
 
 
-def _lost(hidden: Package, first: Package) -> str:
+def _lost(hidden: PackageMetadata, first: PackageMetadata) -> str:
     taken = {(entry.group, entry.name): entry.value for entry in first.entries}
     lost = [
         entry
         for entry in hidden.entries
         if entry.group in (*GROUPS, OURS) and taken.get((entry.group, entry.name)) != entry.value
     ]
-    return ", ".join(_say(entry, taken.get((entry.group, entry.name))) for entry in lost)
 
+    def describe(entry: EntryPoint) -> str:
+        instead = taken.get((entry.group, entry.name))
+        given = f", instead of which {instead} is taken" if instead is not None else ""
+        return f"{entry.name} of {entry.group} ({entry.value}{given})"
 
-def _say(entry: Entry, instead: str | None) -> str:
-    given = f", instead of which {instead} is taken" if instead is not None else ""
-    return f"{entry.name} of {entry.group} ({entry.value}{given})"
-
-
-def _older(one: str, other: str) -> bool:
-    try:
-        return Version(one) < Version(other)
-    except InvalidVersion:
-        return False
+    return ", ".join(map(describe, lost))

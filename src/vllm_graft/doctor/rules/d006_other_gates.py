@@ -4,39 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding
 
 CODE = "D006"
 TITLE = "Groups that do not obey VLLM_PLUGINS as the others do"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """Logits processors load whatever the list says; endpoint plugins only when it names them."""
-    if facts.allowed is None:
-        yield from _endpoints(facts)
+def check(env: Environment) -> Iterator[Finding]:
+    """Find logits processors, which load whatever the list says, and endpoint plugins that no list names."""
+    if env.allowed is None:
+        yield from _endpoints(env)
         return
-    for entry in facts.in_group("vllm.logits_processors"):
-        if entry.name not in facts.allowed:
-            yield Finding(
-                CODE,
-                "warning",
-                f"plugin {entry.name!r} of {entry.package}",
-                f"VLLM_PLUGINS does not list it, and vLLM loads it all the same: no list holds for {entry.group}",
-                entry.where,
-                f"uninstall {entry.package} where it is not wanted",
-            )
+    for entry in env.in_group("vllm.logits_processors"):
+        if entry.name not in env.allowed:
+            what = f"VLLM_PLUGINS does not list it, and vLLM loads it all the same: no list holds for {entry.group}"
+            fix = f"uninstall {entry.package} where it is not wanted"
+            yield Finding(CODE, "warning", entry.subject, what, entry.where, fix)
 
 
-def _endpoints(facts: Facts) -> Iterator[Finding]:
-    for entry in facts.in_group("vllm.endpoint_plugins"):
+def _endpoints(env: Environment) -> Iterator[Finding]:
+    for entry in env.in_group("vllm.endpoint_plugins"):
         # The list that lets it in shuts out all that it does not name.
-        wanted = [each.name for each in facts.plugins if facts.loads(each) and each.group != "vllm.logits_processors"]
-        yield Finding(
-            CODE,
-            "warning",
-            f"plugin {entry.name!r} of {entry.package}",
-            "is not loaded: VLLM_PLUGINS is not set, and endpoint plugins load only when it names them",
-            "VLLM_PLUGINS",
-            f"set VLLM_PLUGINS={','.join(dict.fromkeys([*wanted, entry.name]))}, which keeps the others on",
-        )
+        wanted = [each.name for each in env.plugins if env.loads(each) and each.group != "vllm.logits_processors"]
+        what = "is not loaded: VLLM_PLUGINS is not set, and endpoint plugins load only when it names them"
+        fix = f"set VLLM_PLUGINS={','.join(dict.fromkeys([*wanted, entry.name]))}, which keeps the others on"
+        yield Finding(CODE, "warning", entry.subject, what, "VLLM_PLUGINS", fix)

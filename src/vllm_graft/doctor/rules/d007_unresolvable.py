@@ -6,57 +6,69 @@ import ast
 from collections.abc import Iterator
 
 from vllm_graft.doctor import plans
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.modules import Missing, Module, read
-from vllm_graft.doctor.packages import GROUPS, OURS, Entry
+from vllm_graft.doctor.environment import GROUPS, OURS, EntryPoint, Environment
 from vllm_graft.errors import nearest
 from vllm_graft.findings import Finding
+from vllm_graft.sources.modules import Missing, SourceModule
+from vllm_graft.sources.scopes import Namespace
 
 CODE = "D007"
 TITLE = "An entry point whose module or object is not there"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """Told by the files alone, and only where they are certain."""
-    for entry in facts.in_group(*GROUPS, OURS):
-        found = read(entry.module, facts.path)
-        lacking = found.why if isinstance(found, Missing) else _lacking(found, entry, facts) if found else ""
+def check(env: Environment) -> Iterator[Finding]:
+    """Judge by the files alone, and only where they are certain."""
+    for entry in env.in_group(*GROUPS, OURS):
+        found = env.module(entry.module)
+        lacking = found.why if isinstance(found, Missing) else _lacking(found, entry, env) if found else ""
         if lacking:
+            what = f"{entry.value} cannot be loaded: {lacking}; {_consequence(env, entry)}"
+            fix = f"correct the entry point and install {entry.package} again"
             yield Finding(
                 CODE,
-                "error" if plans.loads(facts, entry) else "warning",
-                f"plugin {entry.name!r} of {entry.package}",
-                f"{entry.value} cannot be loaded: {lacking}; {_consequence(facts, entry)}",
+                "error" if plans.loads(env, entry) else "warning",
+                entry.subject,
+                what,
                 f"{entry.where} [{entry.group}]",
-                f"correct the entry point and install {entry.package} again",
+                fix,
             )
 
 
-def _lacking(module: Module, entry: Entry, facts: Facts) -> str:
+def _lacking(module: SourceModule, entry: EntryPoint, env: Environment) -> str:
     first, _, rest = entry.attribute.partition(".")
-    if not first or not module.closed:
+    if not first:
         return ""
-    if first not in module.bound:
-        if module.is_package and not isinstance(read(f"{module.name}.{first}", facts.path), Missing):
-            return ""
-        public = [name for name in module.bound if not name.startswith("_")]
-        return f"{module.file} binds no {first!r}{nearest(first, public)}"
-    kind = module.only(first)
+    if lacking := unbound(env, module, first):
+        return lacking
+    kind = module.namespace.only(first)
     if rest and isinstance(kind, ast.ClassDef) and not (kind.bases or kind.keywords or kind.decorator_list):
-        held = Module(module.name, module.file, ast.Module(kind.body, []), False, ())
+        held = Namespace(kind)
         name = rest.partition(".")[0]
-        if held.closed and name not in held.bound and not hasattr(object, name):
-            return f"the class {first} in {module.file} has no {name!r}"
+        if held.is_closed and name not in held.bound and not hasattr(object, name):
+            return f"the class {first} in {module.file.path} has no {name!r}"
     return ""
 
 
-def _consequence(facts: Facts, entry: Entry) -> str:
+def unbound(env: Environment, module: SourceModule, name: str) -> str:
+    """Say that a module does not bind a name; empty where it does, or where reading does not tell."""
+    names = module.namespace
+    if not names.is_closed or name in names.bound:
+        return ""
+    # ``package:module`` is valid for a submodule that has been imported.
+    if module.file.is_package and not isinstance(env.module(f"{module.name}.{name}"), Missing):
+        return ""
+    public = [each for each in names.bound if not each.startswith("_")]
+    return f"{module.file.path} binds no {name!r}{nearest(name, public)}"
+
+
+def _consequence(env: Environment, entry: EntryPoint) -> str:
     if entry.group == OURS:
         return "a plan that names it is refused"
-    if not facts.loads(entry):
+    if not env.loads(entry):
         return "as VLLM_PLUGINS is, vLLM does not try, so nobody notices yet"
     if entry.group == "vllm.logits_processors":
         return "vLLM refuses to start with it"
     if entry.group == "vllm.io_processor_plugins":
         return "a server that is told to use it does not start"
+    # load_plugins_by_group catches every Exception of an import (vllm/plugins/__init__.py).
     return "vLLM logs a traceback and goes on without it"

@@ -6,59 +6,58 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.packages import GROUPS, OURS
+from vllm_graft.doctor.environment import GROUPS, OURS, Environment
 from vllm_graft.findings import Finding
 
 CODE = "D011"
-TITLE = "A group that nobody reads"
+TITLE = "A group that is never read"
 
 _CLOSE = 0.74
 _CERTAIN = 0.95
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """A misspelt group is no error to anybody: its plugins are not looked for."""
+def check(env: Environment) -> Iterator[Finding]:
+    """Find misspelt groups: vLLM does not look for their plugins, and no tool calls it an error."""
     known = (*GROUPS, OURS)
-    for group in dict.fromkeys(entry.group for entry in facts.entries if entry.group not in known):
-        meant = _meant(group, facts)
+    for group in dict.fromkeys(entry.group for entry in env.entries if entry.group not in known):
+        meant = _meant(group, env)
         if meant is None:
             continue
-        right = [(entry.name, entry.value) for entry in facts.in_group(meant)]
+        right = [(entry.name, entry.value) for entry in env.in_group(meant)]
         # Some register twice, for an older reader too.
-        entries = [entry for entry in facts.in_group(group) if (entry.name, entry.value) not in right]
+        entries = [entry for entry in env.in_group(group) if (entry.name, entry.value) not in right]
         if not entries:
             continue
         packages = ", ".join(sorted({entry.package for entry in entries}))
         names = ", ".join(entry.name for entry in entries)
         reader = "vllm-graft" if meant == OURS else "vLLM"
         hint = f" (did you mean {meant!r}?)" if meant else f" (there is: {', '.join(GROUPS)})"
+        what = f"{reader} reads no such group, so this is never loaded: {names}{hint}"
+        fix = f"correct the group in the metadata of {packages} and install it again"
         yield Finding(
             CODE,
-            "error" if meant and _is_misspelt(group) else "warning",
+            "error" if meant and _nearest(_plain(group), known, _CERTAIN) is not None else "warning",
             f"group {group!r} of {packages}",
-            f"{reader} reads no such group, so this is never loaded: {names}{hint}",
+            what,
             entries[0].where,
-            f"correct the group in the metadata of {packages} and install it again",
+            fix,
         )
 
 
-def _meant(group: str, facts: Facts) -> str | None:
-    """The group that was meant, an empty string where it is one of vLLM's name and unlike all, None where it is not."""
+def _meant(group: str, env: Environment) -> str | None:
+    """Return the group that was meant; empty for one under vLLM's name that is like none, None for a foreign group."""
     owner = group.partition(".")[0]
     plain = _plain(group)
     if _plain(owner) == "vllm_graft" or plain.startswith("vllm_graft"):
         return OURS if _nearest(plain, (OURS,)) else None
-    if owner.lower() != "vllm" and _is_package(owner, facts):
+    # A group under another package's own name, as ``vllm_omni.plugins``, is that package's.
+    if owner.lower() != "vllm" and any(package.name == _plain(owner).replace("_", "-") for package in env.packages):
         return None
-    if _is_read(group, facts):
+    # The installed vLLM may read a group that this rule does not know yet.
+    if env.root is not None and env.classes.mentions("vllm.plugins:", f'"{group}"'):
         return None
     close = _nearest(plain, GROUPS)
     return close if close or owner != "vllm" else ""
-
-
-def _is_misspelt(group: str) -> bool:
-    return _nearest(_plain(group), (*GROUPS, OURS), _CERTAIN) is not None
 
 
 def _plain(group: str) -> str:
@@ -73,15 +72,3 @@ def _nearest(plain: str, groups: tuple[str, ...], cutoff: float = _CLOSE) -> str
         spelled.update(dict.fromkeys((whole, f"{stem}s", stem), group))
     close = difflib.get_close_matches(plain, spelled, n=1, cutoff=cutoff)
     return spelled[close[0]] if close else None
-
-
-def _is_package(owner: str, facts: Facts) -> bool:
-    """Whether a group stands under another package's own name, as ``vllm_omni.plugins`` would."""
-    plain = re.sub(r"[-_.]+", "-", owner.lower())
-    return any(package.name == plain for package in facts.packages)
-
-
-def _is_read(group: str, facts: Facts) -> bool:
-    """Whether the installed vLLM has a group that this rule does not know yet."""
-    file = facts.root / "plugins" / "__init__.py" if facts.root is not None else None
-    return file is not None and file.is_file() and f'"{group}"' in file.read_text(encoding="utf-8", errors="replace")

@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_graft.doctor import engine
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.modules import Module, definition, read
-from vllm_graft.doctor.packages import Entry
+from vllm_graft.doctor import server
+from vllm_graft.doctor.environment import EntryPoint, Environment
 from vllm_graft.findings import Finding, Level
+from vllm_graft.sources.finder import find_certain
+from vllm_graft.sources.fingerprint import Function, each_parameter
+from vllm_graft.sources.modules import SourceModule
 
 CODE = "D012"
 TITLE = "An entry point of the wrong kind"
@@ -38,46 +39,43 @@ _NAMING: Final = {
 _VALUES = (ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.JoinedStr)
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """Told by the source, and only where it leaves no doubt."""
-    for entry in facts.in_group(*_CLASSES, *_CALLED):
-        module = read(entry.module, facts.path)
-        if not isinstance(module, Module):
+def check(env: Environment) -> Iterator[Finding]:
+    """Judge by the source, and only where it leaves no doubt."""
+    for entry in env.in_group(*_CLASSES, *_CALLED):
+        module = env.module(entry.module)
+        if not isinstance(module, SourceModule):
             continue
-        fault = _of_class(module, entry, facts) if entry.group in _CLASSES else _of_call(module, entry, facts)
+        fault = _of_class(entry, env) if entry.group in _CLASSES else _of_call(entry, env)
         if fault:
             is_what, then, fix = fault
             what = f"{entry.value} is {is_what}; {then}"
-            subject = f"plugin {entry.name!r} of {entry.package}"
-            yield Finding(CODE, _level(facts, entry), subject, what, f"{module.file} [{entry.group}]", fix)
+            where = f"{module.file.path} [{entry.group}]"
+            # Pooling models have no logits processors, and vLLM loads none for them.
+            spared = entry.group == server.PROCESSORS and not server.generates(env)
+            level: Level = "error" if env.uses(entry) and not spared else "warning"
+            yield Finding(CODE, level, entry.subject, what, where, fix)
 
 
-def _level(facts: Facts, entry: Entry) -> Level:
-    """An error where it is loaded; pooling models have no logits processors."""
-    spared = entry.group == engine.PROCESSORS and not engine.generates(facts)
-    return "error" if facts.uses(entry) and not spared else "warning"
-
-
-def _of_class(module: Module, entry: Entry, facts: Facts) -> tuple[str, str, str] | None:
+def _of_class(entry: EntryPoint, env: Environment) -> tuple[str, str, str] | None:
     then = f"{entry.group} takes a class, so {_CLASSES[entry.group]}"
     fix = "point the entry point at the class itself"
     if not entry.attribute:
         return "a module", then, fix
-    kind = _kind(module, entry.attribute, facts)
-    if isinstance(kind, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+    kind = _kind(entry, env)
+    if isinstance(kind, Function | ast.Lambda):
         return "a function", then, fix
     if isinstance(kind, ast.Call):
         return "an object, not a class", then, fix
     return ("a plain value", then, fix) if isinstance(kind, _VALUES) else None
 
 
-def _of_call(module: Module, entry: Entry, facts: Facts) -> tuple[str, str, str] | None:
+def _of_call(entry: EntryPoint, env: Environment) -> tuple[str, str, str] | None:
     group = entry.group
     then = f"{group} takes a function that is called without arguments, so {_CALLED[group]}"
     fix = "point the entry point at a function without arguments"
     if not entry.attribute:
         return "a module", then, fix
-    kind = _kind(module, entry.attribute, facts)
+    kind = _kind(entry, env)
     if isinstance(kind, _VALUES):
         return "a plain value", then, fix
     if isinstance(kind, ast.AsyncFunctionDef):
@@ -86,28 +84,30 @@ def _of_call(module: Module, entry: Entry, facts: Facts) -> tuple[str, str, str]
         return f"a function that needs {needs}", then, fix
     if isinstance(kind, ast.ClassDef):
         if group in _NAMING:
+            name = f"{entry.module}.{entry.attribute}"
             then = f"{group} takes a function that gives the dotted name of a class, so {_NAMING[group]}"
-            return "a class", then, f"write a function that returns '{_dotted(entry)}', and point the entry point at it"
-        needs = _needs(kind)
+            return "a class", then, f"write a function that returns '{name}', and point the entry point at it"
+        start = _methods(kind).get("__init__")
+        needs = _needed(start.args, method=True) if start is not None and not start.decorator_list else ""
         return (f"a class that needs {needs}", then, fix) if needs else None
     if isinstance(kind, ast.Call):
         return "an object that cannot be called", then, fix
     return None
 
 
-def _kind(module: Module, attribute: str, facts: Facts) -> ast.AST | None:
-    """What makes the object: a function, a class, a value, or the call of a class whose objects cannot be called."""
-    found = definition(module, attribute, facts.path)
+def _kind(entry: EntryPoint, env: Environment) -> ast.AST | None:
+    """Return what makes the object: a function, class or value, or a call whose result cannot be called."""
+    found = env.definition(entry)
     if found is None:
         return None
     holder, node = found
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(node, Function):
         return None if node.decorator_list else node
     if isinstance(node, ast.ClassDef):
         return node if _plain(node) else None
     value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
-        called = definition(holder, value.func.id, facts.path)
+        called = find_certain(holder, value.func.id, env.path)
         kind = called[1] if called is not None else None
         sure = isinstance(kind, ast.ClassDef) and _plain(kind) and not kind.bases and "__call__" not in _methods(kind)
         return value if sure else None
@@ -115,7 +115,7 @@ def _kind(module: Module, attribute: str, facts: Facts) -> ast.AST | None:
 
 
 def _plain(kind: ast.ClassDef) -> bool:
-    """Whether calling a class makes an object of it: nothing decorates it, no metaclass, no ``__new__``, no string."""
+    """Return whether calling a class makes its instance: no decorator, no metaclass, no ``__new__``, no string."""
     bases = [base.id for base in kind.bases if isinstance(base, ast.Name)]
     return not (kind.decorator_list or kind.keywords or "__new__" in _methods(kind) or "str" in bases)
 
@@ -124,18 +124,7 @@ def _methods(kind: ast.ClassDef) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
 
 
-def _needs(kind: ast.ClassDef) -> str:
-    start = _methods(kind).get("__init__")
-    return _needed(start.args, method=True) if start is not None and not start.decorator_list else ""
-
-
 def _needed(args: ast.arguments, *, method: bool) -> str:
-    """The arguments without a default, for a sentence."""
-    plain = [*args.posonlyargs, *args.args]
-    plain = plain[: len(plain) - len(args.defaults)][int(method) :]
-    named = [arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
-    return ", ".join(arg.arg for arg in (*plain, *named))
-
-
-def _dotted(entry: Entry) -> str:
-    return f"{entry.module}.{entry.attribute}"
+    """Join the names of the parameters without a default, without ``self`` of a method."""
+    found = [name for prefix, name, default in each_parameter(args) if default is None and "*" not in prefix]
+    return ", ".join(found[int(method) :])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_graft.doctor import engine, plans
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor import plans, server
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding
 
 CODE = "D014"
@@ -15,28 +15,23 @@ TITLE = "A logits processor that does not see the sampled tokens"
 _CURE: Final = "async-history"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """The V1 runner keeps the real tokens only for the processors of ``--logits-processors``: vLLM #52461."""
+def check(env: Environment) -> Iterator[Finding]:
+    """Find V1 processors of packages: only those of ``--logits-processors`` get the real tokens (vLLM #52461)."""
     if (
-        facts.vllm is None
-        or engine.generates(facts) is False
-        or engine.runner(facts) == "V2"
-        or not engine.is_asynchronous(facts)
+        env.vllm is None
+        or server.generates(env) is False
+        or server.runner(env) == "V2"
+        or not server.is_asynchronous(env)
     ):
         return
-    if engine.logits_processors(facts) or engine.speculative_method(facts) is not None:
+    if server.logits_processors(env) or server.speculative_method(env) is not None:
         return
     entries = [
-        entry for entry in facts.in_group(engine.PROCESSORS) if facts.reading.is_a(entry, engine.V1_PROCESSOR) == "yes"
+        entry for entry in env.in_group(server.PROCESSORS) if env.classes.is_a(entry, server.V1_PROCESSOR) == "yes"
     ]
-    if not entries or {_CURE, "*"} & plans.planned(facts).get("patches", set()):
+    if not entries or {_CURE, "*"} & plans.planned(env).get("patches", set()):
         return
     for entry in entries:
-        yield Finding(
-            CODE,
-            "warning",
-            f"logits processor {entry.name!r}",
-            "with asynchronous scheduling it sees -1 in the place of the tokens that were sampled (vLLM #52461)",
-            f"{entry.package}: {entry.value}",
-            f'plan the patch that ships with vllm-graft, patches = ["{_CURE}"], or start with --no-async-scheduling',
-        )
+        what = "with asynchronous scheduling it sees -1 in the place of the tokens that were sampled (vLLM #52461)"
+        fix = f'plan the patch that ships with vllm-graft, patches = ["{_CURE}"], or start with --no-async-scheduling'
+        yield Finding(CODE, "warning", f"logits processor {entry.name!r}", what, entry.origin, fix)

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor import engine
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor import server
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding
 
 CODE = "D015"
 TITLE = "Logits processors and speculative decoding"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """The V1 runner builds its processors before it looks for those of installed packages, and says nothing of them."""
+def check(env: Environment) -> Iterator[Finding]:
+    """Find processors beside drafting: the V1 runner drops those of packages in silence, and refuses named ones."""
     if (
-        facts.vllm is None
-        or engine.generates(facts) is False
-        or engine.speculative_method(facts) is None
-        or engine.runner(facts) == "V2"
+        env.vllm is None
+        or server.generates(env) is False
+        or server.speculative_method(env) is None
+        or server.runner(env) == "V2"
     ):
         return
-    for entry in facts.in_group(engine.PROCESSORS):
-        yield Finding(
-            CODE,
-            "warning",
-            f"logits processor {entry.name!r}",
-            "with speculative decoding the V1 runner does not load it, and does not say so",
-            f"{entry.package}: {entry.value}",
-            "start without speculative decoding, or do without the processor",
-        )
-    for name in engine.logits_processors(facts):
-        yield Finding(
-            CODE,
-            "error" if engine.is_sure(facts) else "warning",
-            f"logits processor {name}",
-            "the V1 runner refuses to start with it and speculative decoding (ValueError)",
-            "--logits-processors",
-            "start without speculative decoding, or take it out of --logits-processors",
-        )
+    for processor in server.processors(env):
+        if processor.is_installed:
+            what = "with speculative decoding the V1 runner does not load it, and does not say so"
+            fix = "start without speculative decoding, or do without the processor"
+            yield processor.finding(CODE, "warning", what, fix)
+        else:
+            what = "the V1 runner refuses to start with it and speculative decoding (ValueError)"
+            fix = f"start without speculative decoding, or {processor.removal}"
+            yield processor.finding(CODE, "error" if server.is_sure(env) else "warning", what, fix)

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor import platforms
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor import server
+from vllm_graft.doctor.environment import Environment, describe
 from vllm_graft.findings import Finding
 
 CODE = "D018"
 TITLE = "A platform plugin beside an order for the CPU"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """An order for the CPU leaves all plugins unasked; a CPU build asks them, and takes the CPU if none answers."""
-    found = platforms.outside(facts)
+def check(env: Environment) -> Iterator[Finding]:
+    """Find plugins beside the CPU: ``VLLM_TARGET_DEVICE`` leaves all out, a CPU build falls back if none answers."""
+    found = server.platform_plugins(env)
     if not found:
         return
-    subject = f"platform plugin {facts.names(found)}"
-    if platforms.cpu_is_ordered(facts):
+    subject = f"platform plugin {describe(found)}"
+    if server.cpu_is_ordered(env):
         ours = any(entry.package == "vllm-graft" for entry in found)
-        yield Finding(
-            CODE,
-            "error" if ours else "warning",
-            subject,
-            "VLLM_TARGET_DEVICE=cpu makes vLLM take its own CPU platform without loading any platform plugin"
-            + (", the simulated device that GRAFT_SIMULATE asks for included" if ours else ""),
-            "VLLM_TARGET_DEVICE",
-            "unset VLLM_TARGET_DEVICE to have the plugin's platform",
+        what = "VLLM_TARGET_DEVICE=cpu makes vLLM take its own CPU platform without loading any platform plugin" + (
+            ", the simulated device that GRAFT_SIMULATE asks for included" if ours else ""
         )
-    elif platforms.is_cpu_build(facts):
-        yield Finding(
-            CODE,
-            "info",
-            subject,
+        fix = "unset VLLM_TARGET_DEVICE to have the plugin's platform"
+        yield Finding(CODE, "error" if ours else "warning", subject, what, "VLLM_TARGET_DEVICE", fix)
+    elif server.is_cpu_platform(env):
+        what = (
             "this vLLM is a CPU build: the plugin's platform goes before the CPU if the plugin answers; if it answers "
-            "nothing or raises, vLLM runs on the CPU and says so at DEBUG at most",
-            f"entry points of {platforms.GROUP}",
-            "see in vLLM's log that the platform plugin is activated",
+            "nothing or raises, vLLM runs on the CPU and says so at DEBUG at most"
         )
+        fix = "see in vLLM's log that the platform plugin is activated"
+        yield Finding(CODE, "info", subject, what, f"entry points of {server.PLATFORMS}", fix)

@@ -5,81 +5,58 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vllm_graft.doctor import engine, resolvers
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor import server
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding, Level
 
 CODE = "D019"
 TITLE = "A LoRA resolver that is never asked"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """A source, the allow-list, runtime updating and ``--enable-lora`` must line up: vLLM #18630."""
-    for name, source in resolvers.SOURCES.items():
-        if facts.environ.get(source) or name in (facts.allowed or ()):
-            yield from _own(facts, name, source)
-    for entry in resolvers.others(facts):
-        missing = _missing(facts)
+def check(env: Environment) -> Iterator[Finding]:
+    """Find resolvers without a source, a place on the list, runtime updating or ``--enable-lora`` (vLLM #18630)."""
+    for name, source in server.RESOLVER_SOURCES.items():
+        if env.variables.get(source) or name in (env.allowed or ()):
+            yield from _own(env, name, source)
+    for entry in server.foreign_resolvers(env):
+        missing = _missing(env)
         if missing:
-            yield Finding(
-                CODE,
-                "warning",
-                f"plugin {entry.name!r}",
-                f"it registers a LoRA resolver, which is not used: {_and(missing)}",
-                f"{entry.package}: {entry.value}",
-                _fix(missing),
-            )
+            what = f"it registers a LoRA resolver, which is not used: {', and '.join(missing)}"
+            yield Finding(CODE, "warning", f"plugin {entry.name!r}", what, entry.origin, ", ".join(missing.values()))
 
 
-def _own(facts: Facts, name: str, source: str) -> Iterator[Finding]:
-    missing = {} if facts.environ.get(source) else {f"{source} is not set": f"set {source}"}
-    if not resolvers.is_let_in(facts, name):
+def _own(env: Environment, name: str, source: str) -> Iterator[Finding]:
+    missing = {} if env.variables.get(source) else {f"{source} is not set": f"set {source}"}
+    if not server.is_let_in(env, name):
         missing[f"VLLM_PLUGINS does not name {name}"] = f"add {name} to VLLM_PLUGINS"
-    missing |= _missing(facts)
+    missing |= _missing(env)
     if missing:
-        yield Finding(
-            CODE,
-            _level(facts, name, source),
-            f"plugin {name!r}",
-            f"this LoRA resolver is asked for and will not resolve anything: {_and(missing)}",
-            source if facts.environ.get(source) else "VLLM_PLUGINS",
-            _fix(missing),
-        )
-    folder = facts.environ.get(source)
-    if name == resolvers.FILESYSTEM and folder and resolvers.is_let_in(facts, name) and not Path(folder).is_dir():
+        what = f"this LoRA resolver is asked for and will not resolve anything: {', and '.join(missing)}"
+        where = source if env.variables.get(source) else "VLLM_PLUGINS"
+        fix = ", ".join(missing.values())
+        yield Finding(CODE, _level(env, name, source), f"plugin {name!r}", what, where, fix)
+    folder = env.variables.get(source)
+    if name == server.FILESYSTEM_RESOLVER and folder and server.is_let_in(env, name) and not Path(folder).is_dir():
         fault = "is no folder" if Path(folder).exists() else "does not exist"
-        yield Finding(
-            CODE,
-            "error",
-            f"plugin {name!r}",
-            f"{folder} {fault}, and the plugin raises ValueError for that, which stops every vLLM process",
-            source,
-            f"make the folder, or correct {source}",
-        )
+        what = f"{folder} {fault}, and the plugin raises ValueError for that, which stops every vLLM process"
+        fix = f"make the folder, or correct {source}"
+        yield Finding(CODE, "error", f"plugin {name!r}", what, source, fix)
 
 
-def _level(facts: Facts, name: str, source: str) -> Level:
-    """An error where two settings ask for it: a source may be part of an image, a name of a list that keeps all on."""
-    lora = facts.arguments.switched("--enable-lora") and not facts.arguments.given("--lora-modules")
-    meant = bool(engine.switched_on(facts, resolvers.UPDATING) or lora)
-    if not facts.environ.get(source):
+def _level(env: Environment, name: str, source: str) -> Level:
+    """Return error where two settings ask for it: one may be part of an image, or of a list that keeps all on."""
+    lora = env.arguments.switched("--enable-lora") and not env.arguments.given("--lora-modules")
+    meant = bool(server.switched_on(env, server.LORA_UPDATING) or lora)
+    if not env.variables.get(source):
         return "warning" if meant else "info"
-    return "error" if meant or name in (facts.allowed or ()) else "warning"
+    return "error" if meant or name in (env.allowed or ()) else "warning"
 
 
-def _missing(facts: Facts) -> dict[str, str]:
-    """What any resolver lacks, each with its cure; the arguments count only where there are some."""
+def _missing(env: Environment) -> dict[str, str]:
+    """Return what every resolver lacks, with the next step; the arguments count only where there are some."""
     missing = {}
-    if not engine.switched_on(facts, resolvers.UPDATING):
-        missing[f"{resolvers.UPDATING} is not 1"] = f"set {resolvers.UPDATING}=1"
-    if facts.arguments.words and not facts.arguments.switched("--enable-lora"):
+    if not server.switched_on(env, server.LORA_UPDATING):
+        missing[f"{server.LORA_UPDATING} is not 1"] = f"set {server.LORA_UPDATING}=1"
+    if env.arguments.words and not env.arguments.switched("--enable-lora"):
         missing["--enable-lora is not given"] = "start with --enable-lora"
     return missing
-
-
-def _and(missing: dict[str, str]) -> str:
-    return ", and ".join(missing)
-
-
-def _fix(missing: dict[str, str]) -> str:
-    return ", ".join(missing.values())

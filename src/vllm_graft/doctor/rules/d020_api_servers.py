@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_graft.doctor import engine, resolvers
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor import server
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding
 
 CODE = "D020"
@@ -22,37 +22,35 @@ _ALONE: Final = (
 )
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """An adapter that one API server resolved would be unknown to the others, so vLLM refuses to start."""
-    count, said = _api_servers(facts)
-    if count < 2 or not engine.switched_on(facts, resolvers.UPDATING):
+def check(env: Environment) -> Iterator[Finding]:
+    """Find several API servers: an adapter that one of them resolves is unknown to the others, so vLLM refuses."""
+    count, said = _api_servers(env)
+    if count < 2 or not server.switched_on(env, server.LORA_UPDATING):
         return
-    lost = ", ".join(map(repr, resolvers.active(facts)))
+    lost = ", ".join(map(repr, server.active_resolvers(env)))
+    what = f"{said} starts {count} API servers, and vLLM refuses that with {server.LORA_UPDATING} (ValueError)"
+    fix = f"start with --api-server-count 1, or unset {server.LORA_UPDATING}"
     yield Finding(
-        CODE,
-        "error",
-        f"LoRA resolvers {lost}" if lost else resolvers.UPDATING,
-        f"{said} starts {count} API servers, and vLLM refuses that with {resolvers.UPDATING} (ValueError)",
-        said.partition(" ")[0],
-        f"start with --api-server-count 1, or unset {resolvers.UPDATING}",
+        CODE, "error", f"LoRA resolvers {lost}" if lost else server.LORA_UPDATING, what, said.partition(" ")[0], fix
     )
 
 
-def _api_servers(facts: Facts) -> tuple[int, str]:
-    """How many API servers ``vllm serve`` would start, and what says so; the engines decide where nothing else does."""
-    told = facts.arguments
-    if engine.number(facts, "VLLM_USE_RUST_FRONTEND") or any(map(told.switched, _ONE_OR_NONE)):
+def _api_servers(env: Environment) -> tuple[int, str]:
+    """Return how many API servers ``vllm serve`` would start, and the argument that decides: else one per engine."""
+    told = env.arguments
+    if server.number(env, "VLLM_USE_RUST_FRONTEND") or any(map(told.switched, _ONE_OR_NONE)):
         return 1, ""
     if any(map(told.given, ("--api-server-count", "-asc"))):
-        return _count(facts, "--api-server-count", "-asc")
+        return _count(env, "--api-server-count", "-asc")
+    # Without a count vllm/entrypoints/cli/serve.py goes by how data parallelism is balanced: inside, hybrid, outside.
     if any(map(told.given, _HYBRID)):
-        return _count(facts, "--data-parallel-size-local", "-dpl")
-    return (1, "") if any(map(told.given, _ALONE)) else _count(facts, "--data-parallel-size", "-dp")
+        return _count(env, "--data-parallel-size-local", "-dpl")
+    return (1, "") if any(map(told.given, _ALONE)) else _count(env, "--data-parallel-size", "-dp")
 
 
-def _count(facts: Facts, *names: str) -> tuple[int, str]:
+def _count(env: Environment, *names: str) -> tuple[int, str]:
     for name in names:
-        value = facts.arguments.value(name)
+        value = env.arguments.value(name)
         if value and value.isdigit():
             return int(value), f"{name} {value}"
     return 1, ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_graft.doctor import engine, plans, resolvers
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor import plans, server
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding, Level
 
 CODE = "D021"
@@ -20,40 +20,26 @@ _KINDS: Final = {
 }
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """``vllm serve`` then runs a binary in the place of its API servers, which is where these plugins are loaded."""
-    if not engine.number(facts, _SWITCH):
+def check(env: Environment) -> Iterator[Finding]:
+    """Find plugins of API servers: ``vllm serve`` runs a binary in their place, which loads no Python plugin."""
+    if not server.number(env, _SWITCH):
         return
-    items = sorted(set().union(*plans.planned(facts).values()))
+    items = sorted(set().union(*plans.planned(env).values()))
     if items:
-        yield _plan(items)
-    for entry in facts.in_group(*_KINDS):
-        if facts.uses(entry):
+        what = f"names {', '.join(items)}, and vllm-graft refuses to start with the Rust front end: nothing runs in it"
+        fix = f"unset {_SWITCH}, or set GRAFT_DISABLE=1 for a stock server"
+        yield Finding(CODE, "error", "the plan", what, _SWITCH, fix)
+    for entry in env.in_group(*_KINDS):
+        if env.uses(entry):
             # What is installed may be there for another server; what is named is meant for this one.
-            named = entry.name in (facts.allowed or ()) or entry.group == "vllm.io_processor_plugins"
-            subject, where = f"{_KINDS[entry.group]} {entry.name!r}", f"{entry.package}: {entry.value}"
+            named = entry.name in (env.allowed or ()) or entry.group == "vllm.io_processor_plugins"
+            subject, where = f"{_KINDS[entry.group]} {entry.name!r}", entry.origin
             yield _lost(subject, where, "error" if named else "warning")
-    for name in resolvers.active(facts) if engine.switched_on(facts, resolvers.UPDATING) else ():
+    for name in server.active_resolvers(env) if server.switched_on(env, server.LORA_UPDATING) else ():
         yield _lost(f"LoRA resolver {name!r}", _SWITCH, "error")
 
 
-def _plan(items: list[str]) -> Finding:
-    return Finding(
-        CODE,
-        "error",
-        "the plan",
-        f"names {', '.join(items)}, and vllm-graft refuses to start with the Rust front end: nothing runs in it",
-        _SWITCH,
-        f"unset {_SWITCH}, or set GRAFT_DISABLE=1 for a stock server",
-    )
-
-
 def _lost(subject: str, where: str, level: Level) -> Finding:
-    return Finding(
-        CODE,
-        level,
-        subject,
-        f"{_SWITCH}=1 replaces the Python API servers, and the Rust front end loads no Python plugin",
-        where,
-        f"unset {_SWITCH}, or do without the plugin",
-    )
+    what = f"{_SWITCH}=1 replaces the Python API servers, and the Rust front end loads no Python plugin"
+    fix = f"unset {_SWITCH}, or do without the plugin"
+    return Finding(CODE, level, subject, what, where, fix)

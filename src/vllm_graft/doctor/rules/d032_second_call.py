@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_graft.doctor.facts import Facts
-from vllm_graft.doctor.modules import Module, definition, read
-from vllm_graft.doctor.twice import refusal
+from vllm_graft.doctor.environment import Environment
+from vllm_graft.doctor.interpreter import raises_when_called_again
+from vllm_graft.doctor.server import PLATFORMS
 from vllm_graft.findings import Finding
 
 CODE = "D032"
 TITLE = "A plugin that refuses a second call"
 
-PLATFORMS: Final = "vllm.platform_plugins"
-GROUPS: Final = ("vllm.general_plugins", PLATFORMS)
 
+# resolve_current_platform_cls_qualname calls all plugins, and the one that answered once more for its class.
 CONSEQUENCES: Final = {
     PLATFORMS: "vLLM calls the function of a platform plugin twice in every process, so it does not start",
     "vllm.general_plugins": "vLLM may load general plugins several times, and asks that this does no harm: a program "
@@ -25,22 +23,18 @@ CONSEQUENCES: Final = {
 """What comes of a second call that fails, by group."""
 
 
-def check(facts: Facts) -> Iterator[Finding]:
-    """Told by the source: a flag that the function sets, and raises on where it is set already."""
-    for entry in facts.in_group(*GROUPS):
-        module = read(entry.module, facts.path)
-        found = definition(module, entry.attribute, facts.path) if isinstance(module, Module) else None
-        holder, function = found if found is not None else (None, None)
-        if holder is None or not isinstance(function, ast.FunctionDef):
-            continue
-        raising = refusal(holder.tree, function)
-        if raising is None:
-            continue
-        yield Finding(
-            CODE,
-            "error" if entry.group == PLATFORMS and facts.loads(entry) else "warning",
-            f"plugin {entry.name!r} of {entry.package}",
-            f"{entry.value} raises when it is called a second time; {CONSEQUENCES[entry.group]}",
-            f"{holder.file}:{raising.lineno}",
-            "return where everything is registered already, instead of raising",
-        )
+def check(env: Environment) -> Iterator[Finding]:
+    """Follow the flags that a function sets, and find one on which it raises when it is set already."""
+    for entry, module, function in env.functions(*CONSEQUENCES):
+        raising = raises_when_called_again(module.tree, function)
+        if raising is not None:
+            what = f"{entry.value} raises when it is called a second time; {CONSEQUENCES[entry.group]}"
+            fix = "return where everything is registered already, instead of raising"
+            yield Finding(
+                CODE,
+                "error" if entry.group == PLATFORMS and env.loads(entry) else "warning",
+                entry.subject,
+                what,
+                f"{module.file.path}:{raising.lineno}",
+                fix,
+            )

@@ -1,7 +1,7 @@
-"""A fingerprint of an upstream definition: one hash of its signature and one of its body.
+"""A fingerprint of a definition: one hash of its signature and one of its body.
 
-Hashed is the syntax tree in a form that every CPython from 3.10 on agrees on. Comments, docstrings, annotations, line
-breaks and the definition's own name do not count. Decorators and default values count as body; of the signature only
+It hashes the syntax tree in a form on which every CPython from 3.10 on agrees. Comments, docstrings, annotations, line
+breaks and the definition's own name do not count. Decorators and default values count as body; the signature has
 names, kinds, and whether there is a default.
 """
 
@@ -22,7 +22,7 @@ _TEXT: Final = re.compile(r"s:([0-9a-f]{16}) b:([0-9a-f]{16})")
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The hashes of a definition: equal for equal code, whatever its comments and its place in the file."""
+    """The hashes of a definition: equal for equal code, whatever its comments and position in the file."""
 
     signature: str
     body: str
@@ -32,7 +32,7 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint:
-        """The fingerprint that ``str`` wrote; ValueError where it is none."""
+        """Read a fingerprint that ``str`` wrote, or raise ValueError."""
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is no fingerprint")
@@ -40,7 +40,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, nodes: Sequence[ast.AST]) -> Fingerprint:
-        """The fingerprint of a definition: one node, or several for a property or for alternatives."""
+        """Compute the fingerprint of a definition: one node, or several for a property or the branches of an ``if``."""
         return cls(
             _hash(signature(nodes)),
             _hash(part for node in nodes for part in _body(node)),
@@ -52,7 +52,12 @@ def signature(nodes: Sequence[ast.AST]) -> tuple[str, ...]:
 
     "/name" takes its argument by place alone, "kw name" by name alone; a "=" at the end says that there is a default.
     """
-    return tuple(part for node in nodes for part in _signature(node))
+    found: list[str] = []
+    for node in nodes:
+        found.append(type(node).__name__ if isinstance(node, Function | ast.ClassDef) else "value")
+        if isinstance(node, Function):
+            found += parameters(node.args)
+    return tuple(found)
 
 
 def _hash(parts: Iterable[str]) -> str:
@@ -62,25 +67,24 @@ def _hash(parts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _signature(node: ast.AST) -> Iterator[str]:
-    yield type(node).__name__ if isinstance(node, Function | ast.ClassDef) else "value"
-    if isinstance(node, Function):
-        yield from parameters(node.args)
-
-
 def parameters(taken: ast.arguments) -> Iterator[str]:
-    """The parameters of a function, as ``signature`` writes them."""
+    """Yield the parameters of a function as ``signature`` writes them."""
+    for prefix, name, default in each_parameter(taken):
+        yield f"{prefix}{name}{'=' if default is not None else ''}"
+
+
+def each_parameter(taken: ast.arguments) -> Iterator[tuple[str, str, ast.expr | None]]:
+    """Yield the parameters of a function in order: the prefix of its kind, its name, its default."""
     positional = [*taken.posonlyargs, *taken.args]
-    optional = len(positional) - len(taken.defaults)
-    for place, argument in enumerate(positional):
-        kind = "/" if place < len(taken.posonlyargs) else ""
-        yield f"{kind}{argument.arg}{'=' if place >= optional else ''}"
+    without = [None] * (len(positional) - len(taken.defaults))
+    for place, (argument, default) in enumerate(zip(positional, [*without, *taken.defaults], strict=True)):
+        yield "/" if place < len(taken.posonlyargs) else "", argument.arg, default
     if taken.vararg is not None:
-        yield f"*{taken.vararg.arg}"
+        yield "*", taken.vararg.arg, None
     for argument, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True):
-        yield f"kw {argument.arg}{'=' if default is not None else ''}"
+        yield "kw ", argument.arg, default
     if taken.kwarg is not None:
-        yield f"**{taken.kwarg.arg}"
+        yield "**", taken.kwarg.arg, None
 
 
 def _body(node: ast.AST) -> Iterator[str]:
@@ -114,14 +118,14 @@ def _tree(value: object) -> Iterator[str]:
 
 
 def _plain(node: ast.AST) -> ast.AST:
-    """An assignment with an annotation as one without."""
+    """Return an assignment with an annotation as one without."""
     if isinstance(node, ast.AnnAssign) and node.value is not None:
         return ast.Assign(targets=[node.target], value=node.value)
     return node
 
 
 def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """The parts of a node that count; what is empty is left out, as releases of Python differ in how they say so."""
+    """Yield the parts of a node that count, without empty ones, which releases of Python write differently."""
     for name in node._fields:
         part = getattr(node, name, None)
         if name in _UNCOUNTED or part is None or part == []:
@@ -135,7 +139,7 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
 
 
 def _statements(body: Sequence[ast.AST], *, documented: bool = True) -> list[ast.AST]:
-    """The statements of a body without its docstring and without declarations that only annotate."""
+    """Return the statements of a body without its docstring and without declarations that only annotate."""
     kept = [one for one in body if not (isinstance(one, ast.AnnAssign) and one.value is None)]
     first = kept[0] if kept and documented else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vllm_graft.doctor.engine import V1_PROCESSOR, V2_PROCESSOR
-from vllm_graft.doctor.source import Reading
+from vllm_graft.doctor.classes import ClassReader
+from vllm_graft.doctor.server import V1_PROCESSOR, V2_PROCESSOR
 
 DUAL = """
 from vllm.v1.sample.logits_processor import LogitsProcessor as First
@@ -21,15 +21,15 @@ class Dual(Base, Second): ...
 def read(site):
     def from_modules(**modules):
         site.package("plug", {}, modules)
-        return site.facts().reading
+        return site.environment().classes
 
     return from_modules
 
 
 def test_a_class_is_followed_through_its_package_into_vllm(read):
     reading = read(plug=DUAL)
-    thing = reading.thing("plug:Base")
-    assert (thing.kind, thing.whole) == ("class", True)
+    thing = reading.look_up("plug:Base")
+    assert (thing.kind, thing.complete) == ("class", True)
     assert V1_PROCESSOR in thing.bases
     assert (reading.is_a("plug:Base", V1_PROCESSOR), reading.is_a("plug:Base", V2_PROCESSOR)) == ("yes", "no")
 
@@ -41,7 +41,7 @@ def test_a_base_that_is_imported_where_it_exists_counts(read):
 
 def test_without_vllm_the_names_in_the_imports_decide(site):
     site.package("plug", {}, {"plug": DUAL})
-    reading = Reading(site.path, None)
+    reading = ClassReader(site.path, None)
     assert reading.is_a("plug:Dual", V2_PROCESSOR) == "yes"
     assert reading.is_a("plug:Base", V1_PROCESSOR) == "yes"
     assert reading.is_a("plug:Base", V2_PROCESSOR) == "unknown"
@@ -61,7 +61,7 @@ def test_without_vllm_the_names_in_the_imports_decide(site):
     ],
 )
 def test_the_kind_of_an_object(read, text, kind):
-    assert read(plug=text).thing("plug:thing").kind == kind
+    assert read(plug=text).look_up("plug:thing").kind == kind
 
 
 def test_bases_by_a_module_s_name_by_star_and_nested_are_found(read):
@@ -83,12 +83,12 @@ def test_classes_in_a_circle_come_to_an_end(read):
     reading = read(plug="from other import B\nclass A(B): ...", other="from plug import A\nclass B(A): ...")
     assert reading.is_a("plug:A", V1_PROCESSOR) == "no"
     loop = read(plug="from other import A", other="from plug import A")
-    assert loop.thing("plug:A").kind == "unknown"
+    assert loop.look_up("plug:A").kind == "unknown"
 
 
 def test_an_entry_point_of_this_interpreter_is_read_too(site):
     import sys
 
     site.path = sys.path
-    entry = next(entry for entry in site.facts().plugins if entry.value == "vllm_graft.boot:register")
-    assert site.facts().reading.thing(entry).kind == "function"
+    entry = next(entry for entry in site.environment().plugins if entry.value == "vllm_graft.boot:register")
+    assert site.environment().classes.look_up(entry).kind == "function"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.doctor.children import TITLES
-from vllm_graft.doctor.examine import rules
+from vllm_graft.doctor.imports import TITLES
+from vllm_graft.doctor.rules import rules
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "how-to" / "doctor.md"
@@ -45,5 +45,5 @@ def test_the_page_of_findings_says_what_happens_with_a_quote_an_example_and_what
 def test_a_rule_is_provoked_in_a_test_and_held_against_the_real_vllm(code):
     real = "".join(file.read_text(encoding="utf-8") for file in FOLDER.glob("test_real_*.py"))
     own = [file.name for file in (FOLDER / "rules").glob(f"test_{code.lower()}_*.py")]
-    assert own or f'"{code}"' in (FOLDER / "test_children.py").read_text(encoding="utf-8")
+    assert own or f'"{code}"' in (FOLDER / "test_imports.py").read_text(encoding="utf-8")
     assert f"def test_{code.lower()}_" in real

@@ -1,29 +1,38 @@
-"""Where upstream's modules are read from: the running environment, a folder, or a wheel. Nothing is imported."""
+"""Where modules are read from: this interpreter, a search path, a folder, or a wheel. None is imported."""
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
 
 from vllm_graft import versions
 from vllm_graft.errors import ConfigError
+from vllm_graft.sources.locate import find_spec, source_of
+from vllm_graft.sources.parse import decode, read_text
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """One module as it is written."""
+class ModuleText:
+    """The text of one module, its file's path, and whether it is a package."""
 
     path: str
     text: str
     is_package: bool
+
+    @classmethod
+    def of(cls, spec: ModuleSpec | None) -> ModuleText | None:
+        """Read the module that a spec locates; None where it has no source."""
+        text = source_of(spec) if spec is not None else None
+        if spec is None or text is None:
+            return None
+        return cls(spec.origin or spec.name, text, spec.submodule_search_locations is not None)
 
 
 class Source(Protocol):
@@ -34,17 +43,17 @@ class Source(Protocol):
         """The release of vLLM in this source; empty where it does not state one."""
         ...
 
-    def read(self, module: str) -> File | None:
-        """A module by its dotted name, or None where there is none with a source."""
+    def read(self, module: str) -> ModuleText | None:
+        """Read a module by its dotted name; None where there is none with a source."""
         ...
 
     def modules(self) -> Iterable[str]:
-        """The dotted names of all modules of ``vllm`` that have a source, sorted."""
+        """Return the dotted names of all modules of ``vllm`` that have a source, sorted."""
         ...
 
 
 def module_of(path: str) -> str | None:
-    """The dotted name of a file, by its path below the folder of packages; None where it cannot be imported."""
+    """Return the dotted name of a file by its path below the folder of packages; None where it cannot be imported."""
     place = PurePosixPath(path)
     if place.suffix != ".py":
         return None
@@ -52,14 +61,17 @@ def module_of(path: str) -> str | None:
     return ".".join(parts) if parts and all(part.isidentifier() for part in parts) else None
 
 
-def text_of(data: bytes) -> str:
-    """The bytes of a source as text, with the line ends that reading it from a folder gives."""
-    return data.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+def package_files(package: str) -> list[tuple[str, Path]]:
+    """List the modules of an installed package with their files; the package is not imported."""
+    spec = find_spec(package)
+    folders = (spec.submodule_search_locations or ()) if spec is not None else ()
+    return [pair for folder in folders for pair in _files_below(Path(folder), package)]
 
 
-def _modules_below(folder: Path, package: str) -> set[str]:
-    found = (module_of(f"{package}/{file.relative_to(folder).as_posix()}") for file in folder.rglob("*.py"))
-    return {name for name in found if name is not None}
+def _files_below(folder: Path, package: str) -> Iterator[tuple[str, Path]]:
+    for file in sorted(folder.rglob("*.py")):
+        if name := module_of(f"{package}/{file.relative_to(folder).as_posix()}"):
+            yield name, file
 
 
 class Installed:
@@ -67,49 +79,39 @@ class Installed:
 
     @property
     def version(self) -> str:
-        """The version that the package states."""
+        """The version that the installed vLLM states."""
         return versions.vllm_version() or ""
 
-    def read(self, module: str) -> File | None:
-        """The module's file, found without importing a package on the way."""
-        spec = _spec(module)
-        if spec is None or spec.loader is None:
-            return None
-        try:
-            text = getattr(spec.loader, "get_source", lambda name: None)(module)
-        except (ImportError, OSError, SyntaxError, UnicodeDecodeError):
-            return None
-        if text is None:
-            return None
-        return File(spec.origin or module, text, spec.submodule_search_locations is not None)
+    def read(self, module: str) -> ModuleText | None:
+        """Read a module's file."""
+        return ModuleText.of(find_spec(module))
 
     def modules(self) -> list[str]:
-        """Those in the folders of the package, which is not imported."""
-        spec = _spec("vllm")
-        folders = (spec.submodule_search_locations or ()) if spec is not None else ()
-        return sorted(set().union(*(_modules_below(Path(folder), "vllm") for folder in folders)))
+        """List the modules in the folders of ``vllm``."""
+        return sorted({name for name, _ in package_files("vllm")})
 
 
-def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
-    path: Sequence[str] | None = None
-    spec = None
-    parts = module.split(".")
-    for done in range(1, len(parts) + 1):
-        name = ".".join(parts[:done])
-        try:
-            # importlib.util would import the packages above a module to find it.
-            top = path is None
-            spec = importlib.util.find_spec(name) if top else importlib.machinery.PathFinder.find_spec(name, path)
-        except KeyError:
-            # A folder without __init__.py: Python wants the package above it imported before it says more.
-            spec, path = None, [str(Path(folder) / parts[done - 1]) for folder in path or ()]
-            continue
-        except (ImportError, ValueError):
-            return None
-        if spec is None:
-            return None
-        path = list(spec.submodule_search_locations or ())
-    return spec
+class SearchPath:
+    """The modules on a search path; vLLM's from the folder that it is known to lie in.
+
+    root:  the folder of the ``vllm`` package, which may lie elsewhere than on the path
+    """
+
+    version = ""
+
+    def __init__(self, path: Sequence[str], root: Path | None = None) -> None:
+        self._path = path
+        self._root = root
+
+    def read(self, module: str) -> ModuleText | None:
+        """Read a module's file."""
+        if self._root is not None and module.partition(".")[0] == "vllm":
+            return ModuleText.of(find_spec(module, [str(self._root.parent)]))
+        return ModuleText.of(find_spec(module, self._path))
+
+    def modules(self) -> list[str]:
+        """List nothing: only the modules that entry points name are read."""
+        return []
 
 
 class Tree:
@@ -125,20 +127,19 @@ class Tree:
     def version(self) -> str:
         """The version given, or the one that ``vllm/_version.py`` states; a checkout has none."""
         file = self.folder / "vllm" / "_version.py"
-        stated = versions.stated_version(file.read_text(encoding="utf-8")) if file.is_file() else None
-        return self._version or stated or ""
+        return self._version or versions.stated_version(read_text(file) or "") or ""
 
-    def read(self, module: str) -> File | None:
-        """The module's file below the folder."""
+    def read(self, module: str) -> ModuleText | None:
+        """Read a module's file below the folder."""
         place = self.folder.joinpath(*module.split("."))
         for path, is_package in ((place / "__init__.py", True), (place.with_name(f"{place.name}.py"), False)):
-            if path.is_file():
-                return File(str(path), path.read_text(encoding="utf-8", errors="replace"), is_package)
+            if (text := read_text(path)) is not None:
+                return ModuleText(str(path), text, is_package)
         return None
 
     def modules(self) -> list[str]:
-        """Those below ``vllm/``."""
-        return sorted(_modules_below(self.folder / "vllm", "vllm"))
+        """List the modules below ``vllm/``."""
+        return sorted({name for name, _ in _files_below(self.folder / "vllm", "vllm")})
 
 
 DAMAGE: Final = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, struct.error)
@@ -172,22 +173,22 @@ class Wheel:
         parts = self.path.name.split("-")
         return stated or (parts[1] if len(parts) > 1 else "")
 
-    def read(self, module: str) -> File | None:
-        """The module's member in the archive."""
+    def read(self, module: str) -> ModuleText | None:
+        """Read a module's member of the archive."""
         place = module.replace(".", "/")
         for name, is_package in ((f"{place}/__init__.py", True), (f"{place}.py", False)):
             if name in self._names:
-                return File(f"{self.path}/{name}", self._text(name), is_package)
+                return ModuleText(f"{self.path}/{name}", self._text(name), is_package)
         return None
 
     def modules(self) -> list[str]:
-        """Those below ``vllm/`` in the archive."""
+        """List the modules below ``vllm/`` in the archive."""
         found = (module_of(name) for name in self._names if name.startswith("vllm/"))
         return sorted({name for name in found if name is not None})
 
     def _text(self, name: str) -> str:
         try:
-            return text_of(self._archive.read(name))
+            return decode(self._archive.read(name))
         except DAMAGE as error:
             raise ConfigError(
                 f"the wheel is damaged at {name}: {error}", where=str(self.path), fix="download it again"
@@ -198,7 +199,7 @@ class Wheel:
         if isinstance(error, OSError):
             return ConfigError(f"it cannot be read: {error.strerror or error}", where=where, fix="name a readable file")
         with self.path.open("rb") as file:
-            begins_as_one = file.read(4) == b"PK\x03\x04"
-        if begins_as_one:
+            is_archive = file.read(4) == b"PK\x03\x04"
+        if is_archive:
             return ConfigError(f"the wheel is cut short or damaged: {error}", where=where, fix="download it again")
         return ConfigError("it is not a wheel", where=where, fix="name a file that ends in .whl")

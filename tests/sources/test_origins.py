@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.patching.upstream import Installed, Tree, Wheel
-from vllm_graft.patching.upstream.sources import module_of
+from vllm_graft.sources import Installed, Tree, Wheel
+from vllm_graft.sources.origins import module_of
 
 FILES = {
     "vllm/__init__.py": "from vllm.deep.core import helper\n",

@@ -1,8 +1,7 @@
-"""What runs in a child process of ``children.py``: import one plugin and say how that went. It imports nothing of ours.
+"""The script of a child process of ``imports.py``: import a plugin, call it twice, report. It imports nothing of ours.
 
-Started as a script with one argument, a JSON object: the file for the report, the path, the module, the attribute, and
-whether to call what is found there, which is then done twice. The report is written after each stage, so that a crash
-tells how far it came.
+Its one argument is a file with a JSON object: the search path, the module, the attribute, and whether to call that. The
+report takes its place after each stage, so that a crash shows how far the plugin came.
 """
 
 from __future__ import annotations
@@ -25,36 +24,38 @@ HEAVY: Final = (
     "xformers",
     "pandas",
 )
-"""Packages whose import takes long."""
+"""Packages whose import takes long; that of torch takes 2 s of CPU time, that of transformers 3 s."""
 
 
 def main() -> None:
-    """Do what the argument says; whatever is raised on the way is part of the report."""
-    task = json.loads(sys.argv[1])
+    """Import and call the plugin; whatever it raises is part of the report."""
+    file = sys.argv[1]
+    with open(file, encoding="utf-8") as opened:
+        task = json.load(opened)
     here = os.path.dirname(os.path.abspath(__file__))
     before = [place for place in sys.path if os.path.abspath(place or ".") != here]
     sys.path[:] = [*task["path"], *(place for place in before if place not in task["path"])]
     sys.argv = [sys.argv[0]]
     report: dict[str, object] = {"stage": "import"}
-    _write(task["report"], report)
+    _write(file, report)
     try:
         found = _imported(task, report)
         report["stage"] = "call" if task["call"] else "done"
-        _write(task["report"], report)
+        _write(file, report)
         if task["call"]:
             found()  # type: ignore[operator]
             report["stage"] = "second call"
-            _write(task["report"], report)
+            _write(file, report)
             found()  # type: ignore[operator]
             report["stage"] = "done"
             report["cuda"] = _has_cuda()
     except BaseException as error:
         # SystemExit too: vLLM does not catch it, so a plugin that raises it ends the process it is imported in.
         report["error"] = f"{type(error).__name__}: {error}".strip(": ")
-    _write(task["report"], report)
+    _write(file, report)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: what the plugin left running would be waited for.
+    # Not sys.exit, which would wait for threads that the plugin left running.
     os._exit(0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.patching.upstream import Fingerprint
+from vllm_graft.sources import Fingerprint
 
 
 def fingerprint(text):
@@ -116,7 +116,7 @@ def pythons():
 
 def test_vllms_core_on_every_python_that_is_here():
     """One hash over every function of vLLM's core."""
-    from vllm_graft.patching.upstream import fingerprint
+    from vllm_graft.sources import fingerprint
     from vllm_graft.versions import vllm_root
 
     script = """

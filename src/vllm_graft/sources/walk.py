@@ -1,7 +1,7 @@
 """The way from a name to its definition: through re-exports, star imports and base classes.
 
-Over any record of modules that says which names a module binds: syntax trees (``finder.py``), or a list of what a
-release holds.
+It walks over any record of modules that has the names each binds: syntax trees (``finder.py``), or the catalogue of a
+release that the audit ships.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
-from vllm_graft.patching.upstream.scopes import Imported
+from vllm_graft.sources.scopes import Imported
 
 _DEEP: Final = 24
-"""How many re-exports and bases are followed before it is taken for a circle."""
+"""The longest chain of re-exports and bases; a longer one is taken for a circle."""
 
 
-class Module(Protocol):
-    """One module: which names it defines, and which it takes from elsewhere."""
+class ModuleNames(Protocol):
+    """One module: the names it defines, and those it imports."""
 
     @property
     def name(self) -> str:
@@ -25,7 +25,7 @@ class Module(Protocol):
 
     @property
     def stars(self) -> Sequence[str]:
-        """The modules whose names it takes all of."""
+        """The modules of its star imports."""
         ...
 
     def imports(self, attribute: str) -> Iterable[Imported]:
@@ -33,7 +33,7 @@ class Module(Protocol):
         ...
 
 
-class Item(Protocol):
+class NamedDefinition(Protocol):
     """One definition: a function, a class, a value."""
 
     @property
@@ -43,16 +43,22 @@ class Item(Protocol):
 
     @property
     def bases(self) -> Sequence[str]:
-        """The expressions that a class names its bases by; nothing where it is none."""
+        """The expressions by which a class names its bases; none for what is no class."""
         ...
 
 
-ItemT = TypeVar("ItemT", bound=Item)
-ModuleT = TypeVar("ModuleT", bound=Module)
+ItemT = TypeVar("ItemT", bound=NamedDefinition)
+ModuleT = TypeVar("ModuleT", bound=ModuleNames)
 
 
 class Walk(Generic[ModuleT, ItemT]):
-    """Finds names, given how a module is loaded and how a definition is taken out of a module or a class."""
+    """Finds names in a set of modules.
+
+    module:   loads a module by its name
+    defined:  returns a name that a module itself defines
+    inside:   returns a name that a class itself defines
+    home:     returns the module of a definition
+    """
 
     def __init__(
         self,
@@ -67,7 +73,7 @@ class Walk(Generic[ModuleT, ItemT]):
         self.home = home
 
     def find(self, module: str, qualname: str) -> tuple[ItemT, bool] | None:
-        """The definition of a name such as "Class.method", and whether a base class of the one named has it."""
+        """Return the definition of a name such as "Class.method", and whether a base class has it instead."""
         first, *rest = qualname.split(".")
         item = self._in_module(module, first, _DEEP)
         inherited = False
@@ -80,7 +86,7 @@ class Walk(Generic[ModuleT, ItemT]):
         return (item, inherited) if item is not None else None
 
     def module_at(self, module: str, attribute: str, deep: int = _DEEP) -> str:
-        """The module that a module has under a name, as ``from vllm import envs`` gives it; empty where it is none."""
+        """Return the module that a name stands for, as after ``from vllm import envs``; empty where it is none."""
         found = self._module(module)
         for one in found.imports(attribute) if found is not None and deep else ():
             inner = f"{one.module}.{one.name}" if one.name else one.module
@@ -102,20 +108,27 @@ class Walk(Generic[ModuleT, ItemT]):
         ) or any(self.leads_out(origin, attribute, deep - 1) for origin in found.stars)
 
     def line(self, item: ItemT) -> list[ItemT]:
-        """A class and all classes above it that can be found, the nearest first."""
+        """Return a class and all classes above it that can be found, the nearest first."""
         found = [item]
         for one in found:
-            above = [self._base(self.home(one), name, _DEEP) for name in one.bases]
+            above = [self.base(self.home(one), name) for name in one.bases]
             found += [each for each in above if each is not None and each not in found and len(found) < _DEEP]
         return found
 
-    def base(self, module: ModuleT, name: str) -> ItemT | None:
-        """The class that an expression in a class statement of a module names; None where it cannot be found."""
-        return self._base(module, name, _DEEP)
-
     def bases(self, item: ItemT) -> list[ItemT | str]:
-        """The bases of a class in order: the class where it can be found, else the expression that names it."""
-        return [self._base(self.home(item), name, _DEEP) or name or "?" for name in item.bases]
+        """Return the bases of a class in order: the class where it can be found, else the expression that names it."""
+        return [self.base(self.home(item), name) or name or "?" for name in item.bases]
+
+    def base(self, module: ModuleT, name: str, deep: int = _DEEP) -> ItemT | None:
+        """Return the class that a base's expression, ``Class`` or ``module.Class``, stands for in a module."""
+        first, *rest = name.split(".") if name else [""]
+        for found in module.imports(first) if rest else ():
+            inner = f"{found.module}.{found.name}" if found.name else found.module
+            return self._in_module(".".join([inner, *rest[:-1]]), rest[-1], deep)
+        item = self._in_module(module.name, first, deep) if first else None
+        for part in rest:
+            item = self._in_class(item, part, deep) if item is not None else None
+        return item
 
     def _in_module(self, name: str, attribute: str, deep: int) -> ItemT | None:
         module = self._module(name)
@@ -134,25 +147,14 @@ class Walk(Generic[ModuleT, ItemT]):
         return None
 
     def _in_class(self, item: ItemT, attribute: str, deep: int) -> ItemT | None:
-        """An attribute of a class: its own, or that of the first base that has one."""
+        """Return an attribute of a class: its own, or that of the first base that has one."""
         if not deep:
             return None
         own = self._inside(item, attribute)
         if own is not None:
             return own
         for base in item.bases:
-            above = self._base(self.home(item), base, deep - 1)
+            above = self.base(self.home(item), base, deep - 1)
             if above is not None and (found := self._in_class(above, attribute, deep - 1)) is not None:
                 return found
         return None
-
-    def _base(self, module: ModuleT, name: str, deep: int) -> ItemT | None:
-        """The class that a base's expression names, by a plain name or by that of a module and a class in it."""
-        first, *rest = name.split(".") if name else [""]
-        for found in module.imports(first) if rest else ():
-            inner = f"{found.module}.{found.name}" if found.name else found.module
-            return self._in_module(".".join([inner, *rest[:-1]]), rest[-1], deep)
-        item = self._in_module(module.name, first, deep) if first else None
-        for part in rest:
-            item = self._in_class(item, part, deep) if item is not None else None
-        return item

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.patching.upstream import Installed, Tree, Wheel, find
+from vllm_graft.sources import Installed, Tree, Wheel, find
 
 FILES = {
     "vllm/__init__.py": "from .deep import Moved as Public\n",
@@ -160,7 +160,7 @@ def test_the_installed_vllm():
 
     text = (
         "import sys\n"
-        "from vllm_graft.patching.upstream import Installed, find\n"
+        "from vllm_graft.sources import Installed, find\n"
         "one = find(Installed(), 'vllm.v1.core.sched.async_scheduler', 'AsyncScheduler.schedule')\n"
         "two = find(Installed(), 'vllm.config', 'VllmConfig.compute_hash')\n"
         "print(one.name, one.inherited, two.name, 'vllm' in sys.modules)\n"

