@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.audit.releases.catalogue import Builder, Catalogue
-from vllm_graft.audit.releases.shape import Release
-from vllm_graft.audit.releases.sourced import Sourced
+from vllm_graft.audit.releases.catalogue import Catalogue, CatalogueBuilder
+from vllm_graft.audit.releases.release import Release
+from vllm_graft.audit.releases.source_release import SourceRelease
 from vllm_graft.patching.upstream.sources import File
 
 
@@ -31,8 +31,8 @@ class Made:
 def releases(way: str, folder: Path, *made: Made) -> list[Release]:
     """Releases read as they are, or out of a catalogue that was built of them and written."""
     if way == "source":
-        return [Sourced(each) for each in made]
-    builder = Builder()
+        return [SourceRelease(each) for each in made]
+    builder = CatalogueBuilder()
     for each in made:
         builder.add(each.version, each)
     builder.write(folder / "catalogue.xz")

@@ -1,13 +1,145 @@
-"""Functions of a package that were copied from vLLM: which release each was taken from, and how far behind it is."""
+"""X"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import ast
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from vllm_graft.audit.model import Report, Row
-from vllm_graft.audit.provenance import Origin, nearest
+from packaging.version import InvalidVersion, Version
+
+from vllm_graft.audit.model import Report, ReportRow
 from vllm_graft.findings import Finding
+from vllm_graft.patching.upstream.fingerprint import Function
+
+_COMMONPLACE: Final = re.compile(r"\s*(?:pass|break|continue|return|return None|raise|\.\.\.|(?:else|try|finally):)")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a function seems to come from.
+
+    release:    the nearest; empty where there was none to compare with
+    differing:  how many lines are in one of the two and not in the other
+    of_lines:   how many lines the function has
+    own:        how many of its lines upstream's function does not have; the rest of ``differing`` are upstream's that
+                it does not have
+    others:     the differing lines of every other release
+    copied:     whether it is a copy at all: leaving out the signature and lines that occur in any function, such as
+                ``else:`` or ``return``, more lines of the two are common to both than differ
+    """
+
+    release: str
+    differing: int
+    of_lines: int
+    others: Mapping[str, int] = field(default_factory=dict)
+    copied: bool = False
+    own: int = 0
+
+
+def nearest(text: str, candidates: Mapping[str, str], *, prefer_old: bool = False) -> Origin:
+    """The release among ``candidates`` (release to upstream's source) that ``text`` is nearest to.
+
+    Of those equally near it is the newest. With ``prefer_old`` it is the oldest, for a merge: where function and
+    upstream have both changed one line, either release may be the origin, and an older base shows a conflict where a
+    newer one would hide upstream's change.
+    """
+    own = canonical_lines(text)
+    texts = {release: canonical_lines(source) for release, source in candidates.items()}
+    distances = {release: _differing(own, text) for release, text in texts.items()}
+    if not distances:
+        return Origin("", 0, len(own))
+    best = min(sorted(distances, key=_version, reverse=not prefer_old), key=distances.__getitem__)
+    return Origin(
+        release=best,
+        differing=distances[best],
+        of_lines=len(own),
+        others={release: count for release, count in distances.items() if release != best},
+        copied=_is_copy(own, texts[best]),
+        own=len(own) - _common(own, texts[best]),
+    )
+
+
+def oldest(releases: Iterable[str]) -> str:
+    """The first of some releases."""
+    return min(releases, key=_version)
+
+
+def canonical_lines(text: str) -> list[str]:
+    """The lines of a function that count; of several, those of all. SyntaxError where it is not Python."""
+    tree = ast.Module(body=[_bare(node) for node in statements(text)], type_ignores=[])
+    return ast.unparse(ast.fix_missing_locations(tree)).splitlines()
+
+
+def statements(text: str) -> list[ast.stmt]:
+    """The statements of a piece of source that may be indented as a whole."""
+    if not text.lstrip("\r\n")[:1].isspace():
+        return ast.parse(text).body
+    (block,) = ast.parse(f"if True:\n{text}").body
+    return block.body if isinstance(block, ast.If) else [block]
+
+
+def _bare(node: ast.stmt) -> ast.stmt:
+    if isinstance(node, Function):
+        node.name = "_"
+        node.decorator_list = []
+    bare: ast.stmt = _Bare().visit(node)
+    return bare
+
+
+class _Bare(ast.NodeTransformer):
+    """Takes out what does not count."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(arg=node.arg)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        if node.value is None:
+            return None
+        return ast.Assign(targets=[node.target], value=self.visit(node.value), lineno=node.lineno)
+
+    def _function(self, node: Function) -> ast.AST:
+        if ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+        node.returns = None
+        if hasattr(node, "type_params"):
+            node.type_params = []
+        self.generic_visit(node)
+        node.body = node.body or [ast.Pass()]
+        return node
+
+
+def _differing(one: Sequence[str], other: Sequence[str]) -> int:
+    return len(one) + len(other) - 2 * _common(one, other)
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    if one == other:
+        return len(one)
+    blocks = difflib.SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
+    return sum(block.size for block in blocks)
+
+
+def _is_copy(one: Sequence[str], other: Sequence[str]) -> bool:
+    ours, theirs = ([line for line in each[1:] if not _COMMONPLACE.fullmatch(line)] for each in (one, other))
+    return 2 * _common(ours, theirs) > _differing(ours, theirs)
+
+
+def _version(release: str) -> Version:
+    try:
+        return Version(release)
+    except InvalidVersion:
+        return Version("0.dev0")
+
 
 _SHORT: Final = 8
 """Functions of fewer lines are alike by chance."""
@@ -15,7 +147,7 @@ _SHORT: Final = 8
 
 def copies(
     report: Report, releases: Sequence[str], text: Callable[[str, str, str], str | None]
-) -> Iterator[tuple[Row, Origin, Finding]]:
+) -> Iterator[tuple[ReportRow, Origin, Finding]]:
     """Each copy with its origin among these releases, and what is to be said of it."""
     for row in report.rows:
         use = row.use
@@ -27,7 +159,7 @@ def copies(
             yield row, origin, _finding(row, origin, report.releases[-1], upstream)
 
 
-def _finding(row: Row, origin: Origin, newest: str, upstream: dict[str, str | None]) -> Finding:
+def _finding(row: ReportRow, origin: Origin, newest: str, upstream: dict[str, str | None]) -> Finding:
     use = row.use
     behind = origin.release != newest and upstream.get(newest) != upstream.get(origin.release)
     what = f"it is a copy of {origin.release}'s: {origin.own} of its {origin.of_lines} lines are its own"

@@ -7,19 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from vllm_graft.audit.callers import refuses, takes_every_call, uncallable, vanished
-from vllm_graft.audit.judging import ReleaseFacts, located
-from vllm_graft.audit.model import Cell, Reading, Row, State, Use, Way
-from vllm_graft.audit.releases.classes import alternatives
-from vllm_graft.audit.releases.shape import FOREIGN, Release, Shape
-from vllm_graft.audit.uses import relies
+from vllm_graft.audit.compatibility import refuses, takes_every_call, uncallable, vanished
+from vllm_graft.audit.model import Cell, PackageUses, ReportRow, Use, VerdictState, Way
+from vllm_graft.audit.releases.release import FOREIGN, Release, Shape, alternatives
+from vllm_graft.audit.uses import body_dependencies
+from vllm_graft.audit.verdicts import ReleaseFacts, located
 from vllm_graft.findings import Finding, Level
 from vllm_graft.patching.functions import parameter_mismatch, parameters_from_tokens, parameters_in_source
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
 from vllm_graft.versions import InstalledVersion, includes
 
-CODES: Final[Mapping[State, str]] = {
+CODES: Final[Mapping[VerdictState, str]] = {
     "gone": "P201",
     "broken": "P202",
     "body": "P203",
@@ -33,7 +32,7 @@ CODES: Final[Mapping[State, str]] = {
     "absent": "P213",
 }
 
-_BY_WAY: Final[Mapping[tuple[Way, State], str]] = {
+_BY_WAY: Final[Mapping[tuple[Way, VerdictState], str]] = {
     ("call", "misfit"): "P215",
     ("subclass", "misfit"): "P216",
     ("read", "gone"): "P217",
@@ -41,7 +40,7 @@ _BY_WAY: Final[Mapping[tuple[Way, State], str]] = {
 }
 """Codes that are for one way of using a name."""
 
-_WHAT: Final[Mapping[State, str]] = {
+_WHAT: Final[Mapping[VerdictState, str]] = {
     "gone": "it is gone",
     "broken": "its signature has changed",
     "body": "its code has changed",
@@ -56,13 +55,13 @@ _WHAT: Final[Mapping[State, str]] = {
     "misfit": "the code does not fit it",
 }
 
-_WHAT_BY_WAY: Final[Mapping[tuple[Way, State], str]] = {
+_WHAT_BY_WAY: Final[Mapping[tuple[Way, VerdictState], str]] = {
     ("call", "misfit"): "the call fails",
     ("subclass", "misfit"): "no object of the subclass can be made",
     ("read", "gone"): "the attribute is gone",
 }
 
-_FIX: Final[Mapping[State, str]] = {
+_FIX: Final[Mapping[VerdictState, str]] = {
     "gone": "find what took its place, or limit the code to the releases that have it",
     "broken": "fit the code to the new parameters",
     "body": "read the diff, and carry over what it needs",
@@ -77,7 +76,7 @@ _FIX: Final[Mapping[State, str]] = {
     "misfit": "pass what it takes now",
 }
 
-_FIX_BY_WAY: Final[Mapping[tuple[Way, State], str]] = {
+_FIX_BY_WAY: Final[Mapping[tuple[Way, VerdictState], str]] = {
     ("subclass", "misfit"): "define the method in the subclass",
     ("read", "gone"): "find what took its place, or read it with a default: getattr(object, name, None)",
 }
@@ -86,7 +85,7 @@ _NEAR: Final = 0.87
 """How alike two names are that are taken for one, by difflib's ratio: one letter of eight."""
 
 
-def reported(row: Row, releases: Mapping[str, Release], known: Sequence[Release] = ()) -> Iterator[Finding]:
+def reported(row: ReportRow, releases: Mapping[str, Release], known: Sequence[Release] = ()) -> Iterator[Finding]:
     """What is to be said of one use; ``known`` are other releases that its code may have been written for."""
     for cell in row.cells:
         state = cell.verdict.state
@@ -118,7 +117,7 @@ def is_for(releases: str, version: str) -> bool:
     return not known or includes(releases, known[0])
 
 
-def refused(reading: Reading, release: Release) -> Iterator[Finding]:
+def refused(reading: PackageUses, release: Release) -> Iterator[Finding]:
     """What a start with a release says of patches made with vllm-graft: not in their range, or of another form."""
     uses = [use for use in reading.uses if use.patch is not None]
     hooks: dict[tuple[str, str, str], list[Use]] = {}
@@ -221,7 +220,7 @@ def _said(use: Use, cell: Cell) -> str:
     return f"{what} from {cell.since} to {cell.release}{detail}"
 
 
-def _finding(code: str, level: Level, row: Row, cell: Cell, what: str, fix: str) -> Finding:
+def _finding(code: str, level: Level, row: ReportRow, cell: Cell, what: str, fix: str) -> Finding:
     return Finding(code, level, f"{row.use.way} {row.use.name}", what, row.use.where, fix)
 
 
@@ -264,7 +263,9 @@ def _parameters(shape: Shape) -> list[str]:
     return [token.removeprefix("kw ").removesuffix("=") for token in tokens if token[:1] not in "*/"]
 
 
-def _vanished(row: Row, cell: Cell, before: Sequence[Release], new: Release, facts: ReleaseFacts) -> Iterator[Finding]:
+def _vanished(
+    row: ReportRow, cell: Cell, before: Sequence[Release], new: Release, facts: ReleaseFacts
+) -> Iterator[Finding]:
     """Attributes that the code reads from ``self``, that the class had, and that it has no more."""
     use = row.use
     owner = use.qualname.rpartition(".")[0]
@@ -276,11 +277,11 @@ def _vanished(row: Row, cell: Cell, before: Sequence[Release], new: Release, fac
         yield Finding("P210", "error", f"{use.way} {use.name}", what, place, "find what took its place")
 
 
-def _refused(row: Row, cell: Cell, old: Release, now: Shape | None, facts: ReleaseFacts) -> Iterator[Finding]:
+def _refused(row: ReportRow, cell: Cell, old: Release, now: Shape | None, facts: ReleaseFacts) -> Iterator[Finding]:
     """Keyword arguments that the code hands to the original, and that it no longer takes."""
     use = row.use
     was = located(old, use)
-    relied = relies(use) if use.body is not None else None
+    relied = body_dependencies(use) if use.body is not None else None
     if relied is None or was is None or now is None or any(token.startswith("**") for token in now.signature):
         return
     for name, line in relied.keywords.items():
@@ -290,7 +291,7 @@ def _refused(row: Row, cell: Cell, old: Release, now: Shape | None, facts: Relea
             yield Finding("P211", "error", f"{use.way} {use.name}", what, place, "pass what it takes now")
 
 
-def _uncallable(row: Row, cell: Cell, before: Sequence[Release], new: Release) -> Iterator[Finding]:
+def _uncallable(row: ReportRow, cell: Cell, before: Sequence[Release], new: Release) -> Iterator[Finding]:
     """An override that does not take what upstream's callers pass."""
     said, known = uncallable(row.use, before, new)
     if said:

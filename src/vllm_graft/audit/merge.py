@@ -19,7 +19,7 @@ _ENDS: Final = re.compile(r"(?<=\n)")
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """The outcome of a merge.
 
     text:       the merged text, with git's markers around each conflict
@@ -36,7 +36,7 @@ class Merged:
     alike: int = 0
 
 
-def merge(base: str, ours: str, theirs: str, *, names: tuple[str, str, str] = NAMES) -> Merged:
+def merge(base: str, ours: str, theirs: str, *, names: tuple[str, str, str] = NAMES) -> MergeResult:
     """Put together what two sides made of ``base``; ``names`` are those of ours, the base and theirs in markers."""
     old, left, right = lines(base), lines(ours), lines(theirs)
     merged: list[str] = []
@@ -59,7 +59,7 @@ def merge(base: str, ours: str, theirs: str, *, names: tuple[str, str, str] = NA
             conflicts.append(len(merged) + 1)
             merged += _marked(mine, before, yours, names)
     merged += old[done:]
-    return Merged("".join(merged), tuple(conflicts), **taken)
+    return MergeResult("".join(merged), tuple(conflicts), **taken)
 
 
 def lines(text: str) -> list[str]:

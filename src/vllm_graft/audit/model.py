@@ -26,7 +26,7 @@ read:      reads an attribute of an object of it
 PATCHES: Final[tuple[Way, ...]] = ("replace", "wrap", "add", "delete")
 """The ways that change vLLM itself."""
 
-State = Literal[
+VerdictState = Literal[
     "same", "body", "extended", "broken", "misfit", "moved", "gone", "kind", "inherited", "uncalled", "fixed", "grown",
     "absent", "",
 ]  # fmt: skip
@@ -50,7 +50,7 @@ absent:     it was in neither release
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class PatchDeclaration:
     """What a ``VLLMPatch`` says of itself, as far as its source shows it."""
 
     name: str
@@ -113,7 +113,19 @@ class Condition(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class PrecomputedCondition:
+    """A condition whose outcome in each release of the catalogue is stored."""
+
+    outcomes: tuple[tuple[str, Outcome], ...]
+    alternative: bool = False
+
+    def outcome(self, facts: Facts) -> Outcome:
+        """Look up whether the code behind it runs in a release of the catalogue."""
+        return dict(self.outcomes)[facts.version]
+
+
+@dataclass(frozen=True, slots=True)
+class UseGuard:
     """What stands around code and decides whether it runs, or what happens where a name is missing.
 
     conditions:   tests, all of which must hold
@@ -128,11 +140,11 @@ class Guard:
     def __bool__(self) -> bool:
         return bool(self.conditions or self.caught)
 
-    def and_also(self, other: Guard) -> Guard:
+    def and_also(self, other: UseGuard) -> UseGuard:
         """Both of them."""
         more = tuple(one for one in other.conditions if one not in self.conditions)
         alternative = self.alternative or other.alternative
-        return Guard((*self.conditions, *more), self.caught | other.caught, alternative)
+        return UseGuard((*self.conditions, *more), self.caught | other.caught, alternative)
 
 
 Branch = tuple[Condition, int, int]
@@ -149,7 +161,7 @@ unmet:    a test for a name keeps it from running
 """
 
 
-def standing(guard: Guard, facts: Facts) -> Standing:
+def standing(guard: UseGuard, facts: Facts) -> Standing:
     """What a guard makes of the code behind it in a release."""
     outcomes = [condition.outcome(facts) for condition in guard.conditions]
     stopped = [one for one in outcomes if one.runs is False]
@@ -225,13 +237,13 @@ class Use:
     file: str
     line: int
     owner: str = ""
-    guard: Guard = field(default=Guard(), compare=False)
+    guard: UseGuard = field(default=UseGuard(), compare=False)
     alternatives: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
     fallback: bool = field(default=False, repr=False, compare=False)
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None = field(default=None, repr=False, compare=False)
     body_file: str = field(default="", repr=False, compare=False)
     source: str = field(default="", repr=False, compare=False)
-    patch: Declared | None = None
+    patch: PatchDeclaration | None = None
     own: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     branches: Sequence[Branch] = field(default=(), repr=False, compare=False)
     passed: bool = False
@@ -258,7 +270,7 @@ class Use:
 
     def without_tree(self) -> Use:
         """Return the use without syntax trees, and of its guard only that there is one, for a report that is kept."""
-        guard = Guard(caught=frozenset({"worked out"})) if self.guard else Guard()
+        guard = UseGuard(caught=frozenset({"worked out"})) if self.guard else UseGuard()
         return replace(self, body=None, guard=guard, branches=())
 
     @property
@@ -273,7 +285,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PackageUses:
     """What was read of one package: its uses of vLLM, and the files that could not be read.
 
     package:   the name it was asked for by
@@ -300,7 +312,7 @@ class Reading:
 class Verdict:
     """What became of one name: a state, in words, and where it is now if that is another place."""
 
-    state: State
+    state: VerdictState
     detail: str = ""
     now: str = ""
     standing: Standing = "runs"
@@ -321,7 +333,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """One use, and a cell for each release it was held against."""
 
     package: str
@@ -337,8 +349,8 @@ class Report:
     base:      the release that verdicts compare with; empty where each column compares with the one before
     """
 
-    packages: tuple[Reading, ...]
+    packages: tuple[PackageUses, ...]
     base: str
     releases: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     findings: tuple[Finding, ...]

@@ -1,32 +1,147 @@
-"""A copied function carried to another release: what its author changed, merged with what upstream changed since.
-
-The copy's own decorators, name and docstring stay out of the merge, and so does its indentation. The merge is one of
-text, so that upstream's comments and line breaks come along. Where that gives more conflicts than there need be,
-because the copy was formatted otherwise, the copy is first laid out as upstream was. Where even that does not help, all
-three are formatted alike by ruff, which keeps comments. Without ruff, statements are merged as ``ast.unparse`` writes
-them, and comments are lost.
-"""
+"""X"""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import difflib
+import importlib.util
 import io
 import re
+import shutil
+import subprocess
 import symtable
+import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vllm_graft.audit.layout import format_alike, laid_out
-from vllm_graft.audit.merge import Merged, lines, merge
-from vllm_graft.audit.provenance import canonical_lines
+from vllm_graft.audit.copies import canonical_lines
+from vllm_graft.audit.merge import MergeResult, lines, merge
 from vllm_graft.errors import ConfigError
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import bindings
 
-Form = Literal["text", "laid out", "formatted", "normalised"]
+_NARROW: Final = 72
+_WIDE: Final = 160
+"""The shortest and the longest lines that a copy is taken to be formatted with."""
+
+_SKIPPED: Final = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
+_IF: Final = "if x:\n    pass\n"
+_TRY: Final = "try:\n    pass\n"
+_BEFORE: Final = {"elif": _IF, "else": _IF, "except": _TRY, "finally": _TRY}
+"""What has to stand before a clause that is no statement of its own."""
+
+
+def laid_out(ours: Sequence[str], theirs: Sequence[str], *, raw: str) -> list[str] | None:
+    """The lines of ``ours``, laid out as ``theirs``; None where that would change what they mean, or lose a comment.
+
+    ``raw`` is what stands before lines that begin inside a string, and does not count.
+    """
+    mine, other = _statements(ours, raw), _statements(theirs, raw)
+    old, new = ([each.key for each in side] for side in (other, mine))
+    result: list[str] = []
+    for kind, low, high, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        lines, chosen = (theirs, other[low:high]) if kind == "equal" else (ours, mine[first:last])
+        for each in chosen:
+            result += lines[each.start : each.stop]
+    try:
+        same = ast.dump(ast.parse(_plain_layout(result, raw))) == ast.dump(ast.parse(_plain_layout(ours, raw)))
+    except SyntaxError:
+        return None
+    lost = _comments(_plain_layout(ours, raw)) - _comments(_plain_layout(result, raw)) if same else Counter()
+    return result if same and not lost else None
+
+
+def _comments(text: str) -> Counter[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return Counter(token.string.strip() for token in tokens if token.type == tokenize.COMMENT)
+
+
+def format_alike(texts: Sequence[str]) -> list[str] | None:
+    """Texts as ruff formats them, all in lines as long as the first has them; None where there is no ruff.
+
+    Trailing commas do not keep a call in several lines: whether they are there depends on who formatted it before.
+    """
+    ruff = _ruff()
+    if ruff is None:
+        return None
+    longest = max((len(line) for line in texts[0].splitlines() if "#" not in line and '"' not in line), default=0)
+    width = min(max(longest, _NARROW), _WIDE)
+    options = ["--isolated", "--line-length", str(width), "--config", "format.skip-magic-trailing-comma=true"]
+    found: list[str] = []
+    for text in texts:
+        command = [*ruff, "format", *options, "--stdin-filename", "copy.py", "-"]
+        try:
+            done = subprocess.run(command, input=text, capture_output=True, text=True, encoding="utf-8", check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        found.append(done.stdout)
+    return found
+
+
+def _ruff() -> list[str] | None:
+    """The command of ruff: of this environment, else on the path."""
+    if importlib.util.find_spec("ruff") is not None:
+        return [sys.executable, "-m", "ruff"]
+    path = shutil.which("ruff")
+    return [path] if path is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A simple statement or the head of a compound one: its lines, those of comments before it included."""
+
+    start: int
+    stop: int
+    key: tuple[int, str]
+    """How deep it is indented, and what it says."""
+
+
+def _statements(lines: Sequence[str], raw: str) -> list[_Statement]:
+    return list(_read(_plain_layout(lines, raw), len(lines)))
+
+
+def _read(text: str, count: int) -> Iterator[_Statement]:
+    source = text.split("\n")
+    start, depth = 0, 0
+    first: tokenize.TokenInfo | None = None
+    last = ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        depth += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
+        if token.type in _SKIPPED:
+            continue
+        if token.type == tokenize.NEWLINE and first is not None:
+            said = "\n".join(source[first.start[0] - 1 : token.start[0]])[first.start[1] :]
+            yield _Statement(start, token.start[0], (depth, _meaning(said, first.string, is_head=last == ":")))
+            start, first = token.start[0], None
+        elif token.type != tokenize.ENDMARKER:
+            first, last = first or token, token.string
+    if start < count:
+        yield _Statement(start, count, (0, ""))
+
+
+def _meaning(said: str, first: str, *, is_head: bool) -> str:
+    """What a statement says, whatever its layout; the statement itself where it cannot be parsed alone."""
+    if first == "@":
+        whole = f"{said}\ndef f(): pass"
+    elif is_head:
+        whole = f"{_BEFORE.get(first, '')}{said}\n    pass"
+    else:
+        whole = said
+    try:
+        return ast.dump(ast.parse(whole))
+    except SyntaxError:
+        return said
+
+
+def _plain_layout(lines: Sequence[str], raw: str) -> str:
+    return "".join(line.removeprefix(raw) for line in lines)
+
+
+MergeForm = Literal["text", "laid out", "formatted", "normalised"]
 """What was merged: the text as it is; the text, with the statements that the copy shares with upstream written as
 upstream writes them; the text as ruff formats it; or statements without comments and line breaks."""
 
@@ -42,7 +157,7 @@ _DOCSTRING: Final = "__docstring__"
 
 
 @dataclass(frozen=True, slots=True)
-class Rebased:
+class RebaseResult:
     """The outcome.
 
     text:       the function, indented as the copy was, with git's markers around each conflict
@@ -56,14 +171,14 @@ class Rebased:
 
     text: str
     conflicts: tuple[int, ...]
-    form: Form
+    form: MergeForm
     ours: int
     theirs: int
     alike: int
     broken: str = ""
 
 
-def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAMES) -> Rebased:
+def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAMES) -> RebaseResult:
     """Carry ``text``, a copy of upstream's function ``base``, to upstream's ``new``."""
     copy, old, now = (_Function.read(each, name) for each, name in zip((text, base, new), names, strict=True))
     own = copy.own_decorators(old)
@@ -72,7 +187,7 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
     docstring = copy.lines[copy.block : copy.after_docstring] if apart else []
     head = copy.lines[:own]
 
-    best: Rebased | None = None
+    best: RebaseResult | None = None
     for form, (ours, before, after) in _forms(*cores):
         done = _finished(form, merge(before, ours, after, names=names), head, docstring, copy.margin)
         if best is None or _badness(done) < _badness(best):
@@ -83,7 +198,7 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
     return best
 
 
-def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tuple[Form, tuple[str, str, str]]]:
+def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tuple[MergeForm, tuple[str, str, str]]]:
     """The three functions in each form, those that keep more of the text first."""
     yield "text", ("".join(ours), "".join(before), "".join(after))
     if (laid := laid_out(ours, before, raw=_RAW)) is not None:
@@ -96,7 +211,7 @@ def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tup
         yield "formatted", (mine, old, new)
 
 
-def _badness(done: Rebased) -> tuple[int, bool]:
+def _badness(done: RebaseResult) -> tuple[int, bool]:
     return len(done.conflicts), bool(done.broken)
 
 
@@ -230,7 +345,9 @@ def _normalised(core: Iterable[str]) -> str:
     return f"{ast.unparse(ast.parse(_plain(core)))}\n"
 
 
-def _finished(form: Form, merged: Merged, head: Sequence[str], docstring: Sequence[str], margin: str) -> Rebased:
+def _finished(
+    form: MergeForm, merged: MergeResult, head: Sequence[str], docstring: Sequence[str], margin: str
+) -> RebaseResult:
     """The merged function with all that was kept out of the merge."""
     whole = list(head)
     for line in lines(merged.text):
@@ -243,7 +360,7 @@ def _finished(form: Form, merged: Merged, head: Sequence[str], docstring: Sequen
             ast.parse(_plain(whole))
         except SyntaxError as error:
             broken = f"{error.msg} in line {error.lineno}"
-    return Rebased(text, conflicts, form, merged.ours, merged.theirs, merged.alike, broken)
+    return RebaseResult(text, conflicts, form, merged.ours, merged.theirs, merged.alike, broken)
 
 
 def _moved(block: Sequence[str], indentation: str) -> list[str]:

@@ -18,11 +18,11 @@ from vllm_graft.findings import exit_status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vllm_graft.audit.model import Cell, Reading, Report, Row
+    from vllm_graft.audit.model import Cell, PackageUses, Report, ReportRow
     from vllm_graft.audit.releases.library import Library
-    from vllm_graft.audit.releases.shape import Release
-    from vllm_graft.audit.uses import Located
-    from vllm_graft.audit.uses.requirements import Required
+    from vllm_graft.audit.releases.release import Release
+    from vllm_graft.audit.uses import PackageFiles
+    from vllm_graft.audit.uses.distribution import VllmRequirement
 
 HELP = "say what a vLLM release does to the patches, overrides and imports of packages, without installing it"
 
@@ -98,7 +98,7 @@ def _part(args: argparse.Namespace) -> None:
         args.package, args.against = [*args.package, *packages], releases
 
 
-def _packages(names: list[str], *, tests: bool) -> list[Located]:
+def _packages(names: list[str], *, tests: bool) -> list[PackageFiles]:
     from vllm_graft.audit.uses import installed_plugins, locate
 
     names = names or installed_plugins()
@@ -111,14 +111,14 @@ def _packages(names: list[str], *, tests: bool) -> list[Located]:
 
 
 def _report(
-    args: argparse.Namespace, packages: list[Located], library: Library, base: Release, against: list[Release]
+    args: argparse.Namespace, packages: list[PackageFiles], library: Library, base: Release, against: list[Release]
 ) -> Report:
     """The report, as it was kept where nothing has changed since."""
-    from vllm_graft.audit.auditing import audit, modules_of
-    from vllm_graft.audit.cache import ReportCache, key_of
+    from vllm_graft.audit.cache import ReportCache, report_key
+    from vllm_graft.audit.report import audit, modules_of
 
     cache = ReportCache()
-    key = None if args.no_cache else key_of(packages, base, against, steps=args.matrix)
+    key = None if args.no_cache else report_key(packages, base, against, steps=args.matrix)
     kept = cache.load(key) if key is not None else None
     if kept is not None:
         return kept
@@ -132,13 +132,15 @@ def _report(
     return report
 
 
-def _reading(args: argparse.Namespace, package: Located, library: Library, releases: tuple[Release, ...]) -> Reading:
+def _reading(
+    args: argparse.Namespace, package: PackageFiles, library: Library, releases: tuple[Release, ...]
+) -> PackageUses:
     """What the package uses of vLLM, as it was kept where its files have not changed since."""
-    from vllm_graft.audit.readings import ReadingCache
+    from vllm_graft.audit.cache import UsesCache
     from vllm_graft.audit.uses import read_files
 
     catalogue = library.catalogue
-    cache = ReadingCache([catalogue.release(version) for version in catalogue.releases])
+    cache = UsesCache([catalogue.release(version) for version in catalogue.releases])
     kept = cache.load(package, releases) if not args.no_cache else None
     if kept is not None:
         return kept
@@ -169,7 +171,7 @@ def _against(args: argparse.Namespace, library: Library) -> list[Release]:
 
 
 def _base(
-    args: argparse.Namespace, library: Library, packages: list[Located], against: list[Release]
+    args: argparse.Namespace, library: Library, packages: list[PackageFiles], against: list[Release]
 ) -> tuple[Release, str]:
     """The release that others are compared with, and why it was chosen."""
     if args.base:
@@ -197,7 +199,7 @@ def _base(
 
 
 def _numbered_alike(
-    library: Library, name: str, required: Required, against: list[Release]
+    library: Library, name: str, required: VllmRequirement, against: list[Release]
 ) -> tuple[Release, str] | None:
     """The release with the number of a package that speaks of it; None where there is none, or it is not older."""
     from vllm_graft.audit.releases.library import is_older
@@ -265,8 +267,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _show(args: argparse.Namespace, report: Report, library: Library, why: str) -> None:
-    from vllm_graft.audit.auditing import with_diffs
     from vllm_graft.audit.render import html, markdown, text
+    from vllm_graft.audit.report import with_diffs
 
     if (args.markdown or args.html is not None) and not args.no_diff:
         report = with_diffs(report, library.text)
@@ -294,7 +296,7 @@ def _write(path: Path, page: str) -> None:
 
 
 def _print(args: argparse.Namespace, report: Report, why: str, table: str) -> None:
-    from vllm_graft.audit.render.words import count
+    from vllm_graft.audit.render.presentation import count
 
     compared = f"compared with {report.base} ({why})" if report.base else "each compared with the one before"
     print(f"vLLM {', '.join(report.releases)}, {compared}")
@@ -329,7 +331,7 @@ def _document(report: Report, why: str) -> dict[str, object]:
     }
 
 
-def _row(row: Row) -> dict[str, object]:
+def _row(row: ReportRow) -> dict[str, object]:
     use = row.use
     return {
         "package": row.package,

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_graft.audit.provenance import Origin, nearest, oldest
-from vllm_graft.audit.rebase import Rebased, new_names, rebase
+from vllm_graft.audit.copies import Origin, nearest, oldest
+from vllm_graft.audit.rebase import RebaseResult, new_names, rebase
 from vllm_graft.cli.copies import Copy, in_file, in_patch, names_a_file, read
 from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, source
 from vllm_graft.errors import ConfigError
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RebasedCopy:
     """One copy, carried over.
 
     origin:  the release that it was taken from
@@ -68,7 +68,7 @@ class Row:
     copy: Copy
     origin: Origin
     to: str
-    done: Rebased
+    done: RebaseResult
     names: Sequence[str]
 
     def as_dict(self, *, written: bool) -> dict[str, object]:
@@ -151,7 +151,7 @@ def _candidates(copies: Iterable[Copy]) -> list[str]:
     return list(dict.fromkeys([*numbers, INSTALLED]))
 
 
-def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Namespace) -> Row | None:
+def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Namespace) -> RebasedCopy | None:
     """Find where a copy comes from, and carry it over; None for what is none."""
     found = {release: finder.find(copy.module, copy.qualname) for release, finder in known.items()}
     texts = {release: each.text for release, each in found.items() if each is not None}
@@ -168,7 +168,7 @@ def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Na
         return None
     names = (copy.owner, f"vLLM {origin.release}", f"vLLM {to}")
     done = rebase(copy.text, texts[origin.release], now.text, names=names)
-    row = Row(copy, origin, to, done, sorted(new_names(done.text, copy.text, read(copy.path)[0])))
+    row = RebasedCopy(copy, origin, to, done, sorted(new_names(done.text, copy.text, read(copy.path)[0])))
     for line in row.explain():
         _say(line)
     if not args.old and origin.differing and origin.release == oldest(texts):
@@ -198,7 +198,7 @@ def _there(found: Definition | None, copy: Copy, where: str) -> Definition:
     )
 
 
-def _write(rows: Iterable[Row]) -> None:
+def _write(rows: Iterable[RebasedCopy]) -> None:
     """Put each into its file; those further down a file move with those above."""
     moved: dict[Path, int] = {}
     for row in rows:

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterable
 from typing import Final
 
-from vllm_graft.audit.releases import kept
+from vllm_graft.audit.releases import wheels
 from vllm_graft.audit.releases.catalogue import Catalogue
-from vllm_graft.audit.releases.index import Index, number_of
-from vllm_graft.audit.releases.remote import Progress
-from vllm_graft.audit.releases.shape import Release
-from vllm_graft.audit.releases.sourced import Sourced, fetch
+from vllm_graft.audit.releases.package_index import PackageIndex, number_of
+from vllm_graft.audit.releases.release import Release
+from vllm_graft.audit.releases.source_release import SourceRelease, fetch
+from vllm_graft.audit.releases.wheels import Progress
 from vllm_graft.errors import ConfigError
 from vllm_graft.patching.upstream.sources import Installed, Source
 
@@ -48,13 +48,13 @@ class Library:
         self.catalogue = catalogue if catalogue is not None else Catalogue.shipped()
         self._offline = offline
         self._progress = progress
-        self._index = Index()
-        self._sources: dict[str, Sourced | None] = {}
+        self._index = PackageIndex()
+        self._sources: dict[str, SourceRelease | None] = {}
 
     def add(self, source: Source) -> Release:
         """A release from a wheel or a folder, which goes by the version that it states."""
         version = source.version or "unknown"
-        held = self._sources[version] = Sourced(source, version)
+        held = self._sources[version] = SourceRelease(source, version)
         return held
 
     def release(self, name: str) -> Release:
@@ -84,7 +84,7 @@ class Library:
         if not self._offline:
             with contextlib.suppress(ConfigError):
                 return self._index.versions()
-        return kept.versions()
+        return wheels.versions()
 
     def before(self, release: Release) -> list[Release]:
         """The releases of the catalogue that are older than one, the newest first."""
@@ -93,7 +93,7 @@ class Library:
 
     def ahead(self, release: Release, modules: Iterable[str]) -> None:
         """Have a release far away send these modules together."""
-        if isinstance(release, Sourced):
+        if isinstance(release, SourceRelease):
             fetch(release.source, modules)
 
     def text(self, version: str, module: str, qualname: str) -> str | None:
@@ -112,14 +112,14 @@ class Library:
         """The releases whose source was wanted for its text and could not be had."""
         return [version for version, source in self._sources.items() if source is None]
 
-    def _source(self, version: str) -> Sourced | None:
+    def _source(self, version: str) -> SourceRelease | None:
         installed = Installed()
         if self._sources.get(version) is None and installed.version and same_release(installed.version, version):
             # It is on the disk: no server need be asked, and without one it can be had.
-            self._sources[version] = Sourced(installed, version)
+            self._sources[version] = SourceRelease(installed, version)
         if self._sources.get(version) is None:
-            source = kept.release(version, offline=self._offline, progress=self._progress, index=self._index)
-            self._sources[version] = Sourced(source, version)
+            source = wheels.release(version, offline=self._offline, progress=self._progress, index=self._index)
+            self._sources[version] = SourceRelease(source, version)
         return self._sources[version]
 
     def _listed(self, name: str) -> str:

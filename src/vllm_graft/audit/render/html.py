@@ -1,42 +1,145 @@
-"""A report as one page: no script, nothing loaded from elsewhere, readable without colours.
-
-What a person has to act on comes first: how many findings there are, and each with its next step. Below is the matrix
-of names and releases, one row for a name however many files use it, with what has not changed folded away.
-
-Each changed cell of the matrix is a link into the line below its row. Following it, a browser opens the ``<details>``
-around the target by itself; one that does not still scrolls there, and the line opens by hand.
-"""
+"""X"""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
-from typing import Final
+from typing import Final, Literal, get_args
 
-from vllm_graft.audit.model import Cell, Reading, Report, Row, Use
-from vllm_graft.audit.render.diffs import Part, changed_lines, parts
-from vllm_graft.audit.render.selection import (
+from vllm_graft.audit.model import Cell, PackageUses, Report, ReportRow, Use
+from vllm_graft.audit.render.presentation import (
+    WORDS,
+    Tone,
     asking,
     cells,
     compared,
+    count,
     findings,
     groups,
     label,
     printable,
     summary,
     totals,
+    variables,
 )
-from vllm_graft.audit.render.style import style
-from vllm_graft.audit.render.words import WORDS, count
 from vllm_graft.findings import Finding, Level
+
+DiffPart = Literal["head", "hunk", "added", "removed", "context"]
+
+
+def parts(diff: str) -> Iterator[tuple[DiffPart, list[str]]]:
+    """Runs of lines of one kind, in order. What stands before the first hunk is its head."""
+    for part, run in itertools.groupby(_told(diff), key=lambda pair: pair[0]):
+        yield part, [line for _, line in run]
+
+
+def changed_lines(diff: str) -> tuple[int, int]:
+    """How many lines are new and how many are gone."""
+    kinds = [part for part, _ in _told(diff)]
+    return kinds.count("added"), kinds.count("removed")
+
+
+def _told(diff: str) -> Iterator[tuple[DiffPart, str]]:
+    # Only a newline ends a line of a diff: splitlines() would also cut at a form feed within one.
+    lines = diff.removesuffix("\n").split("\n") if diff else []
+    inside = not any(line.startswith("@@") for line in lines)
+    for line in lines:
+        inside = inside or line.startswith("@@")
+        yield _part(line) if inside else "head", line
+
+
+def _part(line: str) -> DiffPart:
+    if line.startswith("@@"):
+        return "hunk"
+    if line.startswith("+"):
+        return "added"
+    return "removed" if line.startswith("-") else "context"
+
+
+_RULES: Final = """
+*{box-sizing:border-box}
+html{color-scheme:light dark;font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
+-webkit-text-size-adjust:100%}
+body{margin:0 auto;padding:2rem 1.5rem 4rem;max-width:82rem;color:var(--ink);background:var(--paper)}
+h1{margin:0;font-size:1.5rem;line-height:1.25;letter-spacing:-.01em}
+h2{margin:2.5rem 0 .6rem;font-size:1.05rem}
+p{margin:.4rem 0;max-width:60rem}
+a{color:var(--link)}
+small,.soft{color:var(--soft)}
+small{font-size:.8rem;font-weight:400}
+code,pre,tbody th{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+code{font-size:.86em;overflow-wrap:anywhere}
+.lead{font-size:1.1rem;margin:1rem 0 .5rem}
+.chips{display:flex;flex-wrap:wrap;gap:.4rem;margin:.8rem 0 0;padding:0;list-style:none;font-size:.85rem}
+.chips li,b.w{padding:.05rem .5rem;border-radius:.25rem}
+b.w{display:inline-block;min-width:3.2rem;text-align:center;font-size:.8rem;font-weight:500}
+.matrix{overflow-x:auto;container-type:inline-size;border-top:1px solid var(--line)}
+table{border-collapse:separate;border-spacing:0;min-width:100%}
+thead th{white-space:nowrap;padding:.5rem .3rem;font-weight:600;font-size:.85rem;line-height:1.3;text-align:center;
+vertical-align:bottom;background:var(--paper);border-bottom:1px solid var(--line)}
+thead small{display:block;font-size:.72rem}
+thead th:first-child,tbody th{position:sticky;white-space:normal;left:0;z-index:1;background:var(--paper);
+text-align:left;padding-left:0}
+tbody th{padding:.4rem .8rem 0 0;font-size:.8rem;font-weight:400;line-height:1.35;overflow-wrap:anywhere}
+tbody th span{color:var(--soft)}
+tbody th b{font-weight:600}
+h3.p{margin:1.2rem 0 .2rem;font-size:.95rem}
+td{width:5.2rem;min-width:4.6rem;padding:.4rem .12rem 0;text-align:center;vertical-align:top;font-size:.78rem;
+line-height:1.35rem}
+td>*{display:block;border-radius:.2rem}
+td a{color:inherit;text-decoration:none}
+td a:hover{text-decoration:underline}
+.m td{width:auto;padding:0 0 .35rem;text-align:left;line-height:1.5;border-bottom:1px solid var(--line)}
+.m td>div{position:sticky;left:0;width:100cqw;font-size:.78rem;color:var(--soft)}
+summary{cursor:pointer;width:fit-content;max-width:100%;overflow-wrap:anywhere}
+summary:hover{color:var(--ink)}
+.v{margin:.5rem 0 .6rem;padding-left:.8rem;border-left:2px solid var(--line);color:var(--ink)}
+.v>*{margin:.25rem 0}
+.v p{font-size:.8rem}
+.v [id]{scroll-margin-top:30vh}
+p:target,li:target{box-shadow:-.8rem 0 var(--paper),-1rem 0 var(--link)}
+:target>pre{border-color:var(--link)}
+pre{margin:.4rem 0;max-height:70vh;overflow:auto;border:1px solid var(--line);border-radius:.3rem;
+font-size:.76rem;line-height:1.45;tab-size:4}
+pre code{display:block;width:max-content;min-width:100%;padding:.5rem 0;font-size:inherit;overflow-wrap:normal}
+pre :is(ins,del,i,b,span){display:block;padding:0 .7rem;font-style:normal;font-weight:400;text-decoration:none}
+pre ins{background:#2ea04324}
+pre del{background:#e5534b24}
+pre i{color:var(--soft)}
+pre b{color:var(--news);background:var(--none-bg)}
+.rest{margin:.6rem 0}
+.rest>summary{padding:.3rem 0;color:var(--soft)}
+.v ul{margin:.4rem 0;padding-left:1.1rem}
+.v li{overflow-wrap:anywhere}
+.f{margin:0;padding:0;list-style:none}
+.f details{font-size:.92rem}
+.f li{padding:.5rem 0;border-top:1px solid var(--line);max-width:60rem;overflow-wrap:anywhere}
+.f p{margin:.1rem 0;font-size:.92rem}
+.f a{font-weight:600;text-decoration:none}
+.l{display:grid;grid-template-columns:max-content 1fr;gap:.35rem .9rem;margin:0;font-size:.9rem}
+.l dd{margin:0}
+@media (min-width:62rem){.fits{overflow:visible}.fits thead th{position:sticky;top:0;z-index:2}
+.fits thead th:first-child{z-index:3}}
+@media (max-width:40rem){body{padding:1.2rem .9rem 3rem}td{min-width:4.2rem}
+tbody th,thead th:first-child{min-width:9.6rem;max-width:46vw}tbody th span{display:block;font-size:.68rem}
+.m td>div>details>summary{word-break:break-all}}
+"""
+
+
+def style() -> str:
+    """The rules for a ``<style>`` element."""
+    tones = "".join(f".{tone}{{color:var(--{tone});background:var(--{tone}-bg)}}" for tone in get_args(Tone))
+    return f"{variables(':root')}{_RULES}{tones}"
+
 
 _FITS: Final = 8
 """So many releases fit a desktop's width; with more the matrix scrolls in its box, and its head cannot stay in view."""
 
-_ELEMENTS: Final[dict[Part, str]] = {"head": "i", "hunk": "b", "added": "ins", "removed": "del", "context": "span"}
+_ELEMENTS: Final[dict[DiffPart, str]] = {"head": "i", "hunk": "b", "added": "ins", "removed": "del", "context": "span"}
 _LISTED: Final = 3
 """So many places of one finding are in view; more are folded."""
 
@@ -68,7 +171,7 @@ def _packages(report: Report, when: str) -> str:
     return f'<p class="soft">{"<br>".join(lines)}</p>' if lines else ""
 
 
-def _package(reading: Reading) -> str:
+def _package(reading: PackageUses) -> str:
     base = f", made for vLLM {reading.base}" if reading.base else ""
     files = f", {count(reading.files, 'file')} read" if reading.files else ""
     return _text(f"{reading.package} {reading.version}".strip() + base + files)
@@ -121,9 +224,9 @@ def _table(report: Report, lines: list[str]) -> str:
     )
 
 
-def _merged(report: Report, rows: Sequence[Row]) -> list[list[Row]]:
+def _merged(report: Report, rows: Sequence[ReportRow]) -> list[list[ReportRow]]:
     """The rows with those of one name together, where each release says the same of it wherever it is used."""
-    found: dict[object, list[Row]] = {}
+    found: dict[object, list[ReportRow]] = {}
     for row in rows:
         declared = row.use.patch.name if row.use.patch is not None else ""
         said = tuple((cell.since, cell.release, cell.verdict) for cell in cells(report, row))
@@ -140,7 +243,7 @@ def _head(report: Report) -> str:
     return f'<th scope="col"><small>{_text(compared(report))}</small></th>{"".join(columns)}'
 
 
-def _row(report: Report, alike: list[Row], anchor: str) -> str:
+def _row(report: Report, alike: list[ReportRow], anchor: str) -> str:
     """One name, and all places that use it."""
     row = alike[0]
     module, colon, name = label(row.use).rpartition(":")
@@ -160,7 +263,7 @@ def _row(report: Report, alike: list[Row], anchor: str) -> str:
     )
 
 
-def _places(alike: list[Row]) -> str:
+def _places(alike: list[ReportRow]) -> str:
     ways = ", ".join(dict.fromkeys(row.use.way for row in alike))
     files = count(len({row.use.file for row in alike}), "file")
     return _text(f"{ways} in {count(len(alike), 'place')}, {files}")

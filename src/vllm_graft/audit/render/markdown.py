@@ -7,9 +7,21 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from vllm_graft.audit.model import Cell, Report, Row
-from vllm_graft.audit.render.selection import Group, asks, cells, findings, groups, label, one_line, printable, summary
-from vllm_graft.audit.render.words import WORDS, count, weight
+from vllm_graft.audit.model import Cell, Report, ReportRow
+from vllm_graft.audit.render.presentation import (
+    WORDS,
+    PackageRows,
+    asks,
+    cells,
+    count,
+    findings,
+    groups,
+    label,
+    one_line,
+    printable,
+    summary,
+    weight,
+)
 from vllm_graft.findings import Finding
 
 LIMIT: Final = 65_536
@@ -79,13 +91,13 @@ def _tables(report: Report, room: int) -> tuple[list[str], int]:
     return tables, missing
 
 
-def _row(report: Report, row: Row) -> str:
+def _row(report: Report, row: ReportRow) -> str:
     words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
     where = f"<br><sub>{row.use.way} {_cell(_code(row.use.where))}</sub>"
     return f"| {_cell(_code(label(row.use)))}{where} | " + " | ".join(words) + " |"
 
 
-def _folded(group: Group) -> str:
+def _folded(group: PackageRows) -> str:
     if not group.folded:
         return ""
     names = [f"- {_code(label(row.use))} {row.use.way}" for row in [*group.unchanged, *group.unjudged]]
@@ -100,7 +112,7 @@ def _finding(finding: Finding) -> str:
     return f"- **{_plain(finding.code)}** {finding.level}: {_code(finding.subject)}: {_prose(finding.what)}{where}{fix}"
 
 
-def _diffs(report: Report) -> list[tuple[Row, Cell]]:
+def _diffs(report: Report) -> list[tuple[ReportRow, Cell]]:
     """Every cell with a diff that asks for a look, the worst first."""
     rows = [row for group in groups(report) for row in group.changed]
     found = [(row, cell) for row in rows for cell in cells(report, row) if cell.diff]
@@ -108,7 +120,7 @@ def _diffs(report: Report) -> list[tuple[Row, Cell]]:
     return sorted(shown, key=lambda pair: weight(pair[1].verdict.state), reverse=True)
 
 
-def _diff(row: Row, cell: Cell) -> str:
+def _diff(row: ReportRow, cell: Cell) -> str:
     lines = cell.diff.removesuffix("\n").split("\n")
     shown = "\n".join(lines[:DIFF_LINES])
     more = f"{count(len(lines) - DIFF_LINES, 'more line')} of this diff left out." if len(lines) > DIFF_LINES else ""

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Final, get_args
 from xml.sax.saxutils import escape
 
-from vllm_graft.audit.model import Report, Row
-from vllm_graft.audit.render.colours import variables
-from vllm_graft.audit.render.selection import by_worth, cells, label, printable, summary
-from vllm_graft.audit.render.words import WORDS, Tone
+from vllm_graft.audit.model import Report, ReportRow
+from vllm_graft.audit.render.presentation import WORDS, Tone, by_worth, cells, label, printable, summary, variables
 
 _LABEL: Final = 410
 """Width of the names."""
@@ -48,7 +46,7 @@ def svg(report: Report, rows: int = 8, caption: str = "") -> str:
     return _picture(body, width, below + (16 if tones else 0), " ".join(said))
 
 
-def _sample(report: Report, rows: int) -> list[Row]:
+def _sample(report: Report, rows: int) -> list[ReportRow]:
     """Rows at equal distances in the order of harm; a name is shown once."""
     names = {label(row.use): row for row in reversed(by_worth(report))}
     known = list(reversed(names.values()))
@@ -57,7 +55,7 @@ def _sample(report: Report, rows: int) -> list[Row]:
     return [known[round(index * (len(known) - 1) / (rows - 1))] for index in range(rows)]
 
 
-def _row(report: Report, row: Row, top: int) -> list[str]:
+def _row(report: Report, row: ReportRow, top: int) -> list[str]:
     module, colon, name = _short(label(row.use)).rpartition(":")
     pieces = [
         f'<text x="{_EDGE}" y="{top + 17}"><tspan class="s">{_escape(module + colon)}</tspan>'
@@ -73,7 +71,7 @@ def _row(report: Report, row: Row, top: int) -> list[str]:
     return pieces
 
 
-def _keyed(report: Report, shown: Sequence[Row]) -> str:
+def _keyed(report: Report, shown: Sequence[ReportRow]) -> str:
     """What the words that occur mean, as one line."""
     states = {cell.verdict.state for row in shown for cell in cells(report, row)}
     told = [f"{word.short} {word.brief}" for state, word in WORDS.items() if state in states and word.brief]

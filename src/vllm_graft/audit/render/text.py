@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from vllm_graft.audit.model import Report, Row
-from vllm_graft.audit.render.selection import Group, cells, groups, label, one_line, summary
-from vllm_graft.audit.render.words import WORDS
+from vllm_graft.audit.model import Report, ReportRow
+from vllm_graft.audit.render.presentation import WORDS, PackageRows, cells, groups, label, one_line, summary
 
 _LEAST: Final = 24
 """The fewest characters in which a name can be told from others."""
@@ -34,11 +33,11 @@ def text(report: Report, width: int, *, every: bool = False) -> str:
     return "\n".join([*lines, "".join(summary(report))])
 
 
-def _folded(group: Group) -> list[str]:
+def _folded(group: PackageRows) -> list[str]:
     return [f"{'and ' if group.changed else ''}{group.folded}"] if group.folded else []
 
 
-def _row(report: Report, row: Row) -> list[str]:
+def _row(report: Report, row: ReportRow) -> list[str]:
     words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
     return [one_line(label(row.use)), row.use.way, *words, one_line(row.use.where)]
 

@@ -6,19 +6,17 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from vllm_graft.audit.model import Condition, Guard, Use
-from vllm_graft.audit.uses import bodies, guards
-from vllm_graft.audit.uses.classes import upstream
-from vllm_graft.audit.uses.conditions import Either
-from vllm_graft.audit.uses.family import Family
-from vllm_graft.audit.uses.files import SourceFile, upwards
-from vllm_graft.audit.uses.locks import Locks
-from vllm_graft.audit.uses.ownership import Ownership
+from vllm_graft.audit.model import Condition, Use, UseGuard
+from vllm_graft.audit.uses import guards, patches
+from vllm_graft.audit.uses.classes import ClassHierarchy, OwnAttributes, upstream
+from vllm_graft.audit.uses.guards import AnyCondition
+from vllm_graft.audit.uses.patches import Locks
 from vllm_graft.audit.uses.relevance import Relevance
-from vllm_graft.audit.uses.resolve import Resolver
-from vllm_graft.audit.uses.state import Found, State
-from vllm_graft.audit.uses.values import Name, Own, Scope, Values, names_of
-from vllm_graft.audit.uses.walk import Walker
+from vllm_graft.audit.uses.resolver import Resolver
+from vllm_graft.audit.uses.source_file import SourceFile, upwards
+from vllm_graft.audit.uses.values import LocalDef, Name, Scope, Values, vllm_names
+from vllm_graft.audit.uses.walk_state import FileUses, WalkState
+from vllm_graft.audit.uses.walker import Walker
 from vllm_graft.findings import Finding
 
 _KEPT: Final = frozenset({"__init__", "__call__", "__post_init__", "__new__"})
@@ -32,7 +30,7 @@ Progress = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
 
 
-class Package:
+class PackageReader:
     """The files of one package, and what they use."""
 
     def __init__(self, name: str, files: list[SourceFile], progress: Progress | None = None) -> None:
@@ -59,10 +57,10 @@ class Package:
     def uses(self) -> Iterator[Use]:
         """Every use of vLLM, in the order of files and lines."""
         founds = self._walked()
-        ownership = Ownership(founds)
+        ownership = OwnAttributes(founds)
         around = self._around(founds)
         branches = {found.file.shown: found.branches for found in founds}
-        family = Family(founds)
+        family = ClassHierarchy(founds)
         stored = frozenset(name for found in founds for name in found.stored)
         for found in founds:
             uses = [*found.imports(), *self._subclasses(found, ownership, family)]
@@ -78,7 +76,7 @@ class Package:
                 (use.way, use.name, use.line, use.arguments, use.patch and use.patch.releases, use.guard): use
                 for use in uses
             }
-            guard = around.get(found.file, Guard())
+            guard = around.get(found.file, UseGuard())
             for use in sorted(once.values(), key=lambda use: use.line):
                 inside = branches.get(use.body_file or use.file, ())
                 yield dataclasses.replace(use, guard=guard.and_also(use.guard), branches=inside)
@@ -86,7 +84,7 @@ class Package:
             # Conditions that are still to be worked out keep the walks alive.
             found.forget()
 
-    def _around(self, founds: list[Found]) -> dict[SourceFile, Guard]:
+    def _around(self, founds: list[FileUses]) -> dict[SourceFile, UseGuard]:
         """The files that the package imports behind tests only, as ``if OLD: from . import patch_old``, with these."""
         importing: dict[SourceFile, list[tuple[Condition, ...]]] = {}
         for found in founds:
@@ -95,7 +93,9 @@ class Package:
                 if file is not None and file is not found.file and not file.is_package:
                     importing.setdefault(file, []).append(guard.conditions)
         tested = {file: list(dict.fromkeys(ways)) for file, ways in importing.items() if all(ways)}
-        return {file: Guard(ways[0] if len(ways) == 1 else (Either(tuple(ways)),)) for file, ways in tested.items()}
+        return {
+            file: UseGuard(ways[0] if len(ways) == 1 else (AnyCondition(tuple(ways)),)) for file, ways in tested.items()
+        }
 
     def _file(self, name: str) -> SourceFile | None:
         """The file of the module that a name is, or is in."""
@@ -138,7 +138,7 @@ class Package:
             value = self._resolver.attribute(value, part)
         return value
 
-    def _walked(self) -> list[Found]:
+    def _walked(self) -> list[FileUses]:
         """What every file holds that speaks of vLLM, or of something of the package that does."""
         total = 2 * len(self.files)
         for number, file in enumerate(self.files):
@@ -188,7 +188,7 @@ class Package:
         self._walkers[file] = None
         try:
             file.scope = Scope("module")
-            walker = Walker(State(file, self._resolver, file.scope))
+            walker = Walker(WalkState(file, self._resolver, file.scope))
             walker.top_level()
         except (SyntaxError, ValueError, RecursionError) as error:
             self._refuse(file, error)
@@ -231,15 +231,15 @@ class Package:
                 found.add((file.path.parent.name if file.is_package else file.path.stem).encode())
         return found
 
-    def _puts(self, found: Found, ownership: Ownership) -> Iterator[Use]:
+    def _puts(self, found: FileUses, ownership: OwnAttributes) -> Iterator[Use]:
         for put in found.puts:
             if put.patch is not None:
                 hook = f"{put.target.module}:{put.target.qualname}"
                 reviewed = self.locks.reviewed(found.file, put.patch.name, hook)
                 put.patch = dataclasses.replace(put.patch, reviewed=reviewed)
-            yield dataclasses.replace(bodies.settled(put, found, self._resolver), own=ownership.of_target(put.target))
+            yield dataclasses.replace(patches.settled(put, found, self._resolver), own=ownership.of_target(put.target))
 
-    def _subclasses(self, found: Found, ownership: Ownership, family: Family) -> Iterator[Use]:
+    def _subclasses(self, found: FileUses, ownership: OwnAttributes, family: ClassHierarchy) -> Iterator[Use]:
         for one in found.subclasses:
             whole = Use(
                 way="subclass",
@@ -251,7 +251,7 @@ class Package:
                 guard=one.guard,
                 alternatives=tuple((name.module, name.qualname) for name in one.alternatives),
                 fallback=one.fallback,
-                source=bodies.source(one.cls),
+                source=patches.source(one.cls),
                 own=ownership.of_class(one.cls),
                 concrete=family.is_concrete(one.cls),
                 mixed=not family.is_sealed(one.cls),
@@ -264,7 +264,7 @@ class Package:
                     yield _override(whole, name, method, line, guard)
 
 
-def _override(subclass: Use, name: str, method: Own, line: int, guard: Guard) -> Use:
+def _override(subclass: Use, name: str, method: LocalDef, line: int, guard: UseGuard) -> Use:
     method.complete()
     return dataclasses.replace(
         subclass,
@@ -277,9 +277,9 @@ def _override(subclass: Use, name: str, method: Own, line: int, guard: Guard) ->
         owners=(),
         body=method.function,
         body_file=method.file.shown,
-        source=bodies.source(method),
+        source=patches.source(method),
     )
 
 
 def _is_upstream(value: Values) -> bool:
-    return any(names_of(value)) or any(isinstance(one, Own) and any(upstream(one)) for one in value)
+    return any(vllm_names(value)) or any(isinstance(one, LocalDef) and any(upstream(one)) for one in value)

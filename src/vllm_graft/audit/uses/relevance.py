@@ -12,9 +12,22 @@ from collections.abc import Collection, Iterator
 from typing import Final, Protocol
 
 from vllm_graft.audit.uses.classes import upstream
-from vllm_graft.audit.uses.outlines import first_line
-from vllm_graft.audit.uses.resolve import VERBS, Modules
-from vllm_graft.audit.uses.values import TOP, Flag, Many, Name, Object, Own, Scope, Table, Test, Text, Value, Values
+from vllm_graft.audit.uses.resolver import VERBS, PackageModules
+from vllm_graft.audit.uses.syntax import first_line
+from vllm_graft.audit.uses.values import (
+    TOP,
+    ConditionValue,
+    FlagValue,
+    Instance,
+    LocalDef,
+    MappingValue,
+    Name,
+    Scope,
+    SequenceValue,
+    TextValue,
+    Value,
+    Values,
+)
 from vllm_graft.patching.upstream.fingerprint import Function
 
 _APART: Final = str.maketrans({chr(code): " " for code in range(128) if not (chr(code).isalnum() or chr(code) == "_")})
@@ -37,12 +50,12 @@ _ASKING: Final = re.compile(r"version|\bhasattr\b|\bgetattr\b|\bfind_spec\b|\bsi
 """What a test for a name or a version is written with."""
 
 
-def _kept_tests(cls: Own, deep: int = 4) -> set[str]:
+def _kept_tests(cls: LocalDef, deep: int = 4) -> set[str]:
     """The attributes under which methods of a class and of its bases have kept tests so far; another may end that."""
     found = set(cls.inside.tests) if cls.inside is not None else set()
     for base in cls.bases if deep else ():
         for own in base:
-            if isinstance(own, Own):
+            if isinstance(own, LocalDef):
                 found |= _kept_tests(own, deep - 1)
     return found
 
@@ -55,7 +68,7 @@ def _is_config(word: str) -> bool:
     return word.endswith("_config") and not word.startswith(VERBS)
 
 
-class Package(Modules, Protocol):
+class PackageReader(PackageModules, Protocol):
     """The modules of the package that is read, with the names that they go by."""
 
     @property
@@ -71,12 +84,12 @@ class Package(Modules, Protocol):
 class Relevance:
     """Tells of the functions of one package whether they are to be walked."""
 
-    def __init__(self, package: Package, short: int) -> None:
+    def __init__(self, package: PackageReader, short: int) -> None:
         self._package = package
         self._short = short
         self._known: dict[tuple[Scope, str], tuple[bool, bool]] = {}
 
-    def concerns(self, own: Own) -> bool:
+    def concerns(self, own: LocalDef) -> bool:
         """Whether a walk through a function's body could find anything of vLLM."""
         node = own.node
         assert isinstance(node, Function)
@@ -109,10 +122,10 @@ class Relevance:
                 self._known[key] = self._leads(value, ()), self._tests(value)
             yield self._known[key]
 
-    def _leads(self, value: Values, seen: tuple[Own, ...]) -> bool:
+    def _leads(self, value: Values, seen: tuple[LocalDef, ...]) -> bool:
         return any(self._leads_on(one, seen) for one in value)
 
-    def _leads_on(self, one: Value, seen: tuple[Own, ...]) -> bool:
+    def _leads_on(self, one: Value, seen: tuple[LocalDef, ...]) -> bool:
         if isinstance(one, Name):
             if one.is_vllm:
                 return True
@@ -122,15 +135,15 @@ class Relevance:
             return any(not isinstance(other, Name) and self._leads_on(other, seen) for other in found) or any(
                 isinstance(other, Name) and (other.is_vllm or self._package.is_module(other.dotted)) for other in found
             )
-        if isinstance(one, Object):
+        if isinstance(one, Instance):
             return True
-        if isinstance(one, Text):
+        if isinstance(one, TextValue):
             return TOP in one.text
-        if isinstance(one, Many):
+        if isinstance(one, SequenceValue):
             return any(self._leads(item, seen) for item in one.items)
-        if isinstance(one, Table):
+        if isinstance(one, MappingValue):
             return any(self._leads(key, seen) or self._leads(held, seen) for key, held in one.pairs)
-        if isinstance(one, Own) and one.function is None and one not in seen:
+        if isinstance(one, LocalDef) and one.function is None and one not in seen:
             inside = one.inside.names.values() if one.inside is not None else ()
             return any(upstream(one)) or any(self._leads(held, (*seen, one)) for held in (*inside, *one.bases))
         return False
@@ -138,12 +151,12 @@ class Relevance:
     def _tests(self, value: Values) -> bool:
         followed = [self._package.follow(one) or () if isinstance(one, Name) else (one,) for one in value]
         return any(
-            isinstance(one, Test | Flag) or (isinstance(one, Own) and self._may_test(one))
+            isinstance(one, ConditionValue | FlagValue) or (isinstance(one, LocalDef) and self._may_test(one))
             for held in followed
             for one in held
         )
 
-    def _may_test(self, own: Own) -> bool:
+    def _may_test(self, own: LocalDef) -> bool:
         node = own.node
         last = node.end_lineno or node.lineno
         if not isinstance(node, Function) or last - node.lineno > self._short:
@@ -152,4 +165,6 @@ class Relevance:
         if _ASKING.search(text):
             return True
         names = own.scope.module().names
-        return any(isinstance(one, Test | Flag) for word in _words(text) if word in names for one in names[word])
+        return any(
+            isinstance(one, ConditionValue | FlagValue) for word in _words(text) if word in names for one in names[word]
+        )

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final, Literal
 from vllm_graft.patching.upstream.fingerprint import Function
 
 if TYPE_CHECKING:
-    from vllm_graft.audit.model import Guard
-    from vllm_graft.audit.uses.files import SourceFile
+    from vllm_graft.audit.model import UseGuard
+    from vllm_graft.audit.uses.source_file import SourceFile
 
 TOP: Final = "vllm"
 """The package whose uses are looked for."""
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+DefinitionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied(Name):
+class PartialName(Name):
     """A name of a function some of whose arguments are given already, by ``functools.partial`` or a bound method."""
 
 
 @dataclass(frozen=True, slots=True)
-class Object:
+class Instance:
     """An object of a class of vLLM, or what attributes lead to from there.
 
     guessed:  whether only the name of a variable or an attribute says so
@@ -63,35 +63,35 @@ class Object:
 
 
 @dataclass(frozen=True, slots=True)
-class Self:
+class Receiver:
     """What a method of a class of the package is called on."""
 
-    cls: Own
+    cls: LocalDef
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextValue:
     """A string that the source spells out."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Many:
+class SequenceValue:
     """A tuple, list or set that the source spells out."""
 
     items: tuple[Values, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class MappingValue:
     """A dictionary that the source spells out."""
 
     pairs: tuple[tuple[Values, Values], ...]
 
 
 @dataclass(eq=False, slots=True)
-class Own:
+class LocalDef:
     """A function or class of the package.
 
     scope:     the names around it
@@ -102,7 +102,7 @@ class Own:
     """
 
     file: SourceFile
-    node: Definition
+    node: DefinitionNode
     scope: Scope
     defaults: Mapping[str, Values] = field(default_factory=dict)
     inside: Scope | None = None
@@ -122,7 +122,7 @@ class Own:
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class ConditionValue:
     """The outcome of a test of the version or for a name, kept under a name: ``OLD = vllm_version_is("0.28.0")``."""
 
     node: ast.expr
@@ -130,24 +130,24 @@ class Test:
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class FlagValue:
     """A constant that is set where ``guard`` lets it: ``HAS_X = True`` after an import in a ``try``."""
 
     value: bool | None
-    guard: Guard
+    guard: UseGuard
 
 
-Value = Name | Object | Self | Text | Many | Table | Own | Test | Flag
+Value = Name | Instance | Receiver | TextValue | SequenceValue | MappingValue | LocalDef | ConditionValue | FlagValue
 Values = tuple[Value, ...]
 
-Kind = Literal["module", "class", "function"]
+ScopeKind = Literal["module", "class", "function"]
 
 
 class Scope:
     """The names of one module, class body or function, inside those of the scope around it."""
 
-    def __init__(self, kind: Kind, parent: Scope | None = None) -> None:
-        self.kind: Kind = kind
+    def __init__(self, kind: ScopeKind, parent: Scope | None = None) -> None:
+        self.kind: ScopeKind = kind
         self.parent = parent
         self.names: dict[str, Values] = {}
         self.elsewhere: dict[str, Scope] = {}
@@ -156,7 +156,7 @@ class Scope:
         """Names that are imported for type checkers alone, and stand in annotations."""
         self.tests: dict[str, Values] = {}
         """Of a class body: the outcomes of tests that methods keep on their object."""
-        self.method_of: Own | None = None
+        self.method_of: LocalDef | None = None
         """Of a method's body: the class."""
 
     def find(self, name: str) -> Values | None:
@@ -186,9 +186,9 @@ class Scope:
         if other is None:
             self.names[name] = value
         else:
-            other.names[name] = joined(other.names.get(name, ()), value)
+            other.names[name] = union(other.names.get(name, ()), value)
 
-    def method(self) -> Own | None:
+    def method(self) -> LocalDef | None:
         """The class whose method this is the body of, or stands in the body of."""
         scope: Scope | None = self
         while scope is not None and scope.kind == "function":
@@ -205,23 +205,23 @@ class Scope:
         return scope
 
 
-def joined(*values: Values) -> Values:
+def union(*values: Values) -> Values:
     """All alternatives, each once."""
     if len(values) == 1:
         return values[0]
     return tuple(dict.fromkeys(one for value in values for one in value))
 
 
-def names_of(value: Values) -> Iterator[Name]:
+def vllm_names(value: Values) -> Iterator[Name]:
     """Those alternatives that are names of vLLM."""
     return (one for one in value if isinstance(one, Name) and one.is_vllm)
 
 
-def texts_of(value: Values) -> Iterator[str]:
+def texts_in(value: Values) -> Iterator[str]:
     """Those alternatives that are strings."""
-    return (one.text for one in value if isinstance(one, Text))
+    return (one.text for one in value if isinstance(one, TextValue))
 
 
-def owns_of(value: Values) -> Iterator[Own]:
+def local_defs(value: Values) -> Iterator[LocalDef]:
     """Those alternatives that are functions or classes of the package."""
-    return (one for one in value if isinstance(one, Own))
+    return (one for one in value if isinstance(one, LocalDef))
