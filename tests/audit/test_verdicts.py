@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_graft.audit.model import Use, Verdict
-from vllm_graft.audit.verdicts import ReleasePair, signature_change, spelled
+from vllm_graft.audit.verdicts import ReleasePair, normalize, signature_change
 
 
 @pytest.fixture(params=["source", "catalogue"])
@@ -219,15 +219,15 @@ def test_a_name_in_a_text_is_parted_where_the_module_ends(make, held):
     releases = held("source", *(make(version, m="platform = 1") for version in ("1.0", "2.0")))
     use = Use("replace", "vllm.m.platform", "is_cuda", "p.py", 1)
     assert ReleasePair.of(*releases, [use]).judge(use).state == "same"
-    assert spelled(use, releases).name == "vllm.m:platform.is_cuda"
+    assert normalize(use, releases).name == "vllm.m:platform.is_cuda"
     nowhere = Use("replace", "vllm.n.platform", "is_cuda", "p.py", 1)
-    assert spelled(nowhere, releases).name == "vllm.n.platform:is_cuda"
+    assert normalize(nowhere, releases).name == "vllm.n.platform:is_cuda"
 
 
 def test_a_module_that_is_imported_by_name_is_part_of_the_module(make, held):
     releases = held("source", *(make(version, m="class C: ...") for version in ("1.0", "2.0")))
     for given, name in {"m.C.go": "vllm.m:C.go", "m": "vllm.m", "m.Nope": "vllm.m:Nope", "x": "vllm:x"}.items():
-        assert spelled(Use("import", "vllm", given, "p.py", 1), releases).name == name
+        assert normalize(Use("import", "vllm", given, "p.py", 1), releases).name == name
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,29 @@
-"""What the audit passes around: a use of vLLM, the verdict on it in one release, and the report on all of them."""
+"""The audit's data: a use of vLLM, the verdict on it in one release, and the report on all of them."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from vllm_graft.findings import Finding
+
+if TYPE_CHECKING:
+    from vllm_graft.audit.verdicts import ReleaseFacts
 
 Way = Literal["replace", "wrap", "add", "delete", "override", "subclass", "import", "call", "read"]
 """How a package uses a name of vLLM.
 
-replace:   puts something of its own in its place: an assignment, ``setattr``, a patch
-wrap:      the same, and what it puts there calls what was there
-add:       puts a name there that upstream did not have
-delete:    takes the name away
-override:  defines a method in a subclass that upstream's class has too
+replace:   replaces it: an assignment, ``setattr``, a patch
+wrap:      replaces it by something that calls the original
+add:       adds a name that upstream does not have
+delete:    deletes it
+override:  overrides a method of upstream's class in a subclass
 subclass:  derives a class from it
 import:    imports or mentions it
-call:      calls it, constructs an object of it, or calls a method that it has
-read:      reads an attribute of an object of it
+call:      calls it, instantiates it, or calls one of its methods
+read:      reads an attribute of an instance of it
 """
 
 PATCHES: Final[tuple[Way, ...]] = ("replace", "wrap", "add", "delete")
@@ -30,85 +33,63 @@ VerdictState = Literal[
     "same", "body", "extended", "broken", "misfit", "moved", "gone", "kind", "inherited", "uncalled", "fixed", "grown",
     "absent", "",
 ]  # fmt: skip
-"""What became of a name between two releases.
+"""The change of a name between two releases.
 
-same:       nothing that counts
+same:       no change that matters
 body:       the code changed, the signature did not
-extended:   the signature has new parameters that need not be given
-broken:     the signature changed otherwise
-misfit:     it is there, and the code that uses it does not fit it: an argument, an attribute, a method that is lacking
-moved:      it is elsewhere now
-gone:       it is nowhere
-kind:       it is something else now: a class became a function, a method a property
+extended:   the signature has new optional parameters
+broken:     the signature changed in another way
+misfit:     it exists, and the code that uses it does not fit: an argument, an attribute, a missing method
+moved:      it is in another place
+gone:       it no longer exists
+kind:       it is another kind of thing: a class became a function, a method a property
 inherited:  the class no longer defines it, a base does
-uncalled:   it is there, and nothing in vLLM mentions it any more
-fixed:      upstream now has the package's own code, or what the patch's ``remove_when`` waits for has come
-grown:      a name that the package adds is upstream's now
-absent:     it was in neither release
-(empty):    it was not judged: the release cannot be read, or the patch is not for it
+uncalled:   it exists, and no code of vLLM mentions it any more
+fixed:      upstream has the package's own code now, or the patch's ``remove_when`` has come true
+grown:      upstream now has a name that the package adds
+absent:     neither release has it
+(empty):    not judged: the release cannot be read, or the patch is not for it
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PatchDeclaration:
-    """What a ``VLLMPatch`` says of itself, as far as its source shows it."""
+    """The declaration of a ``VLLMPatch``, as far as its source shows it."""
 
     name: str
     line: int = 0
     vllm: str = ""
     releases: str = ""
-    """Of this body alone, where a hook has several: the releases that it is for."""
+    """The releases that this body is for, where a hook has several bodies."""
     marked: bool = False
-    """Whether the hook says what it does: ``@wrap``, ``@replace``, ``@add``."""
+    """Whether the hook is marked ``@wrap``, ``@replace`` or ``@add``."""
     locked: bool = False
-    """Whether it says that it has a lock."""
+    """Whether it declares ``locked=True``."""
     why: str = ""
     upstream: str = ""
     remove_when: str = ""
     reviewed: Mapping[str, str] = field(default_factory=dict)
-    """For the hook of this use: the fingerprint that ``patches.lock`` has for each release."""
-
-
-class Facts(Protocol):
-    """What a release tells a condition."""
-
-    @property
-    def version(self) -> str:
-        """Its number."""
-        ...
-
-    @property
-    def outcomes(self) -> dict[Condition, Outcome]:
-        """What has been worked out so far."""
-        ...
-
-    def has(self, module: str, qualname: str) -> bool | None:
-        """Whether a name is there; None where that cannot be told."""
-        ...
-
-    def attribute(self, module: str, qualname: str, name: str) -> bool | None:
-        """Whether a class or module has an attribute, however it gets it; None where that cannot be told."""
-        ...
+    """The fingerprint in ``patches.lock`` of this use's hook, for each release."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether code runs in a release, None where that cannot be told; ``asked``: the presence of a name decides it."""
+    """Whether code runs in a release, None where that is unknown; ``asked``: the presence of a name decides it."""
 
     runs: bool | None
     asked: bool = False
 
 
 class Condition(Protocol):
-    """A test that stands around code."""
+    """A test around code."""
 
     @property
     def alternative(self) -> bool:
-        """Whether something else is done where it does not hold."""
+        """Whether the code does something else where it does not hold."""
         ...
 
-    def outcome(self, facts: Facts) -> Outcome:
-        """Whether the code behind it runs in a release."""
+    def outcome(self, facts: ReleaseFacts) -> Outcome:
+        """Return whether the code behind it runs in a release."""
         ...
 
 
@@ -119,18 +100,18 @@ class PrecomputedCondition:
     outcomes: tuple[tuple[str, Outcome], ...]
     alternative: bool = False
 
-    def outcome(self, facts: Facts) -> Outcome:
+    def outcome(self, facts: ReleaseFacts) -> Outcome:
         """Look up whether the code behind it runs in a release of the catalogue."""
         return dict(self.outcomes)[facts.version]
 
 
 @dataclass(frozen=True, slots=True)
 class UseGuard:
-    """What stands around code and decides whether it runs, or what happens where a name is missing.
+    """The tests and handlers around code: whether it runs, and what happens where a name is missing.
 
     conditions:   tests, all of which must hold
-    caught:       the absences ("import", "attribute") that a handler around it goes on after
-    alternative:  whether such a handler puts something in the place of what is missing
+    caught:       the failures ("import", "attribute", "call") that a handler around it catches
+    alternative:  whether that handler provides a replacement for what is missing
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -141,42 +122,31 @@ class UseGuard:
         return bool(self.conditions or self.caught)
 
     def and_also(self, other: UseGuard) -> UseGuard:
-        """Both of them."""
+        """Combine two guards."""
         more = tuple(one for one in other.conditions if one not in self.conditions)
         alternative = self.alternative or other.alternative
         return UseGuard((*self.conditions, *more), self.caught | other.caught, alternative)
 
 
 Branch = tuple[Condition, int, int]
-"""A test, and the first and the last of the lines behind it."""
+"""A test, and the first and last line behind it."""
 
 Standing = Literal["runs", "caught", "unsure", "skipped", "unmet"]
-"""What becomes of code in a release.
+"""Whether code runs in a release.
 
 runs:     it runs, and fails where a name that it needs is missing
-caught:   it runs, and a handler goes on where a name is missing
-unsure:   it stands behind a test that cannot be worked out
+caught:   it runs, and a handler catches a missing name
+unsure:   it is behind a test whose outcome is unknown
 skipped:  a test of the version keeps it from running
 unmet:    a test for a name keeps it from running
 """
 
 
-def standing(guard: UseGuard, facts: Facts) -> Standing:
-    """What a guard makes of the code behind it in a release."""
-    outcomes = [condition.outcome(facts) for condition in guard.conditions]
-    stopped = [one for one in outcomes if one.runs is False]
-    if stopped:
-        return "unmet" if all(one.asked for one in stopped) else "skipped"
-    if guard.caught:
-        return "caught"
-    return "unsure" if any(one.runs is None for one in outcomes) else "runs"
-
-
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a call passes, as far as it is in plain sight.
+    """The arguments of a call, as far as they are visible.
 
-    positional:        how many arguments stand before the first ``*``
+    positional:        the number of arguments before the first ``*``
     keywords:          those passed by name
     unpacks:           whether there is a ``*``
     unpacks_keywords:  whether there is a ``**``
@@ -189,7 +159,7 @@ class Arguments:
 
     @classmethod
     def of(cls, node: ast.Call) -> Arguments:
-        """The arguments of a call."""
+        """Read the arguments of a call."""
         stars = [place for place, one in enumerate(node.args) if isinstance(one, ast.Starred)]
         return cls(
             positional=stars[0] if stars else len(node.args),
@@ -201,7 +171,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One place where a package leans on vLLM.
+    """One place where a package depends on vLLM.
 
     way:       how; see ``Way``
     module:    the module of vLLM that the code names, such as "vllm.v1.core.sched.scheduler"
@@ -262,6 +232,16 @@ class Use:
         """Module and qualified name, with the attributes that are read on from there."""
         whole = ".".join([*filter(None, [self.qualname]), *self.path])
         return f"{self.module}:{whole}" if whole else self.module
+
+    @property
+    def attribute(self) -> str:
+        """The last part of the qualified name."""
+        return self.qualname.rpartition(".")[2]
+
+    @property
+    def container(self) -> str:
+        """The qualified name of the class around it; empty at the top level of a module."""
+        return self.qualname.rpartition(".")[0]
 
     @property
     def where(self) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from vllm_graft.audit.compatibility import uncallable, vanished
-from vllm_graft.audit.findings import is_for, misspelt, refused, reported
+from vllm_graft.audit.compatibility import refused_call, vanished_attributes
+from vllm_graft.audit.findings import findings_for, is_for, misspellings, start_refusals
 from vllm_graft.audit.model import Cell, PackageUses, Report, ReportRow, Use, Verdict
 from vllm_graft.audit.releases.outline import BODY
 from vllm_graft.audit.releases.release import Release
@@ -16,13 +16,13 @@ from vllm_graft.audit.verdicts import (
     ReleaseFacts,
     ReleasePair,
     adds,
-    has_owner,
+    find_owner,
+    find_shape,
     is_dynamic,
-    located,
     may_inherit,
-    spelled,
+    normalize,
 )
-from vllm_graft.findings import Finding, worst_first
+from vllm_graft.findings import worst_first
 from vllm_graft.patching.upstream.fingerprint import Fingerprint, Function
 from vllm_graft.versions import includes
 
@@ -30,86 +30,85 @@ _VERSION: Final = re.compile(r"(?<![\w.#])(\d+\.\d+(?:\.\d+)?)(?![\w.])")
 
 
 def audit(
-    readings: Sequence[PackageUses],
+    packages: Sequence[PackageUses],
     base: Release,
     against: Sequence[Release],
     *,
     steps: bool = False,
     known: Sequence[Release] = (),
 ) -> Report:
-    """Hold packages against releases.
+    """Judge the uses of packages in releases.
 
-    Each release is compared with ``base``; with ``steps`` with the one before it, ``base`` being before the first. What
-    is reported goes by the last release compared with the base either way. ``known`` are more releases, older than the
-    last: what code needs and one of them had it was written for, whatever the base is.
+    Each release is compared with ``base``; with ``steps`` with the one before it, ``base`` being before the first.
+    Findings compare the last release with the base either way. ``known`` are more releases, older than the last: code
+    that needs something that only one of them had was written for that release, whatever the base is.
     """
     more = [release for release in known if not any(same.version == release.version for same in (base, *against))]
-    before = [ReleaseFacts(release) for release in more]
-    readings = [_as_meant(reading, (base, *against), before) for reading in readings]
-    uses = [use for reading in readings for use in reading.uses]
-    pairs = [
-        ReleasePair.of(before, release, uses, () if steps else more)
-        for before, release in zip(_before(base, against, steps), against, strict=True)
-    ]
-    rows = tuple(row for reading in readings for use in reading.uses if (row := _row(reading, use, pairs)) is not None)
-    judged = _whole_way(rows, ReleasePair.of(base, against[-1], uses, more)) if steps and against else rows
+    facts = [ReleaseFacts(release) for release in more]
+    packages = [_normalize(package, (base, *against), facts) for package in packages]
+    uses = [use for package in packages for use in package.uses]
+    olds = [base, *against[:-1]] if steps else [base for _ in against]
+    pairs = [ReleasePair.of(old, new, uses, () if steps else more) for old, new in zip(olds, against, strict=True)]
+    rows = [row for package in packages for use in package.uses if (row := _row(package, use, pairs)) is not None]
+    judged = rows
+    if steps and against:
+        whole = ReleasePair.of(base, against[-1], uses, more)
+        judged = [replace(row, cells=(_cell(row.use, whole),)) for row in rows]
     ends = {base.version: base, **{release.version: release for release in against}}
-    findings = [finding for reading in readings for finding in reading.unread]
-    findings += [finding for row in judged for finding in reported(row, ends, more)]
-    findings += [finding for reading in readings for release in against[-1:] for finding in refused(reading, release)]
-    findings += [finding for use in uses if use.way == "add" for finding in misspelt(use, base)]
+    findings = [finding for package in packages for finding in package.unread]
+    findings += [finding for row in judged for finding in findings_for(row, ends, more)]
+    for release in against[-1:]:
+        findings += [finding for package in packages for finding in start_refusals(package, release)]
+    findings += [finding for use in uses if use.way == "add" for finding in misspellings(use, base)]
     return Report(
-        packages=tuple(readings),
+        packages=tuple(packages),
         base="" if steps else base.version,
         releases=tuple(release.version for release in against),
-        rows=rows,
-        findings=tuple(worst_first(_once(findings))),
+        rows=tuple(rows),
+        findings=tuple(worst_first(dict.fromkeys(findings))),
     )
 
 
-def _as_meant(reading: PackageUses, releases: Sequence[Release], before: Sequence[ReleaseFacts]) -> PackageUses:
-    """The reading with each name parted where its module ends, and what is new on a class or module taken for added."""
-    uses = [spelled(use, releases) for use in reading.uses]
-    uses = [replace(use, way="add") if adds(use, releases[0], before) else use for use in uses]
+def _normalize(package: PackageUses, releases: Sequence[Release], known: Sequence[ReleaseFacts]) -> PackageUses:
+    """Split each name where its module ends, tell additions from replacements, and drop imports of added names."""
+    uses = [normalize(use, releases) for use in package.uses]
+    uses = [replace(use, way="add") if adds(use, releases[0], known) else use for use in uses]
     added = {use.name for use in uses if use.way == "add"}
-    return replace(reading, uses=[use for use in uses if use.way != "import" or not _is_of(use, added)])
+
+    def is_own(use: Use) -> bool:
+        """Return whether the package itself adds a name, or something around it."""
+        parts = use.qualname.split(".")
+        return any(f"{use.module}:{'.'.join(parts[:count])}" in added for count in range(1, len(parts) + 1))
+
+    return replace(package, uses=[use for use in uses if use.way != "import" or not is_own(use)])
 
 
-def _is_of(use: Use, added: Collection[str]) -> bool:
-    """Whether a name that is read is one that the package itself puts there, or lies in it."""
-    parts = use.qualname.split(".")
-    return any(f"{use.module}:{'.'.join(parts[:count])}" in added for count in range(1, len(parts) + 1))
-
-
-def _before(base: Release, against: Sequence[Release], steps: bool) -> list[Release]:
-    return [base, *against[:-1]] if steps else [base for _ in against]
-
-
-def _row(reading: PackageUses, use: Use, pairs: Sequence[ReleasePair]) -> ReportRow | None:
-    """The row of a use; None where it is of no name of vLLM's in any of the releases."""
-    cells = tuple(Cell(pair.new.version, pair.old.version, verdict(use, pair)) for pair in pairs)
+def _row(package: PackageUses, use: Use, pairs: Sequence[ReleasePair]) -> ReportRow | None:
+    """Judge a use in each release; None where none of them has its name."""
+    cells = tuple(_cell(use, pair) for pair in pairs)
     absent = bool(cells) and all(cell.verdict.state == "absent" for cell in cells)
     if absent and use.way not in ("call", "read"):
-        had = use.way == "import" and any(located(release, use) for release in pairs[-1].known)
-        added = use.way in ("add", "override") and (use.patch is None or has_owner(pairs[-1].new, use))
+        last = pairs[-1]
+        had = use.way == "import" and any(find_shape(release, use) for release in last.known)
+        added = use.way in ("add", "override") and (use.patch is None or find_owner(last.new, use) is not None)
         from_elsewhere = is_dynamic if use.patch is None and use.way != "import" else may_inherit
-        if added or (not had and any(from_elsewhere(release, use) for release in (pairs[-1].new, pairs[-1].old))):
+        if added or (not had and any(from_elsewhere(release, use) for release in (last.new, last.old))):
             return None
-    return ReportRow(reading.package, use, cells)
+    return ReportRow(package.package, use, cells)
 
 
-def _whole_way(rows: Iterable[ReportRow], pair: ReleasePair) -> list[ReportRow]:
-    return [replace(row, cells=(Cell(pair.new.version, pair.old.version, verdict(row.use, pair)),)) for row in rows]
+def _cell(use: Use, pair: ReleasePair) -> Cell:
+    return Cell(pair.new.version, pair.old.version, verdict(use, pair))
 
 
 def verdict(use: Use, pair: ReleasePair) -> Verdict:
-    """What became of a use, and whether its reason is gone."""
+    """Judge a use, and whether upstream has made it superfluous."""
     if use.patch is not None and not is_for(use.patch.releases, pair.new.version):
         return Verdict("", f"this body is for {use.patch.releases}")
     found = pair.judge(use)
-    if found.state in ("same", "absent") and any(vanished(use, pair.before, pair.new)):
+    if found.state in ("same", "absent") and any(vanished_attributes(use, pair.before, pair.new)):
         return Verdict("misfit", "its code reads what is gone", found.now)
-    if found.state == "same" and (said := uncallable(use, pair.before, pair.new)[0]):
+    if found.state == "same" and (said := refused_call(use, pair.before, pair.new)[0]):
         return Verdict("misfit", said, found.now)
     if found.state in ("same", "body", "extended", "broken"):
         return _superfluous(use, pair) or found
@@ -117,7 +116,7 @@ def verdict(use: Use, pair: ReleasePair) -> Verdict:
 
 
 def _superfluous(use: Use, pair: ReleasePair) -> Verdict | None:
-    """Whether upstream has the package's own code now, or what its patch waits for has come."""
+    """Judge whether upstream has the package's own code now, or the patch's ``remove_when`` has come true."""
     waits = use.patch.remove_when if use.patch is not None else ""
     for stated in _VERSION.findall(waits):
         if includes(f">={stated}", pair.new.version):
@@ -132,12 +131,8 @@ def _superfluous(use: Use, pair: ReleasePair) -> Verdict | None:
     return None
 
 
-def _once(findings: Iterable[Finding]) -> list[Finding]:
-    return list(dict.fromkeys(findings))
-
-
 def with_diffs(report: Report, text: Callable[[str, str, str], str | None]) -> Report:
-    """The report with a diff in each cell whose name changed; ``text`` gives the source of a name in a release."""
+    """Add a diff to each cell whose name changed; ``text`` returns the source of a name in a release."""
     rows = [replace(row, cells=tuple(_with_diff(row.use, cell, text) for cell in row.cells)) for row in report.rows]
     return replace(report, rows=tuple(rows))
 
@@ -161,10 +156,10 @@ def _with_diff(use: Use, cell: Cell, text: Callable[[str, str, str], str | None]
     return replace(cell, diff="".join(lines))
 
 
-def modules_of(readings: Iterable[PackageUses]) -> list[str]:
-    """The modules that an audit will ask for, so that a source far away can send them together."""
-    names = [(use.module, use.qualname.split(".")) for reading in readings for use in reading.uses]
-    # What is imported from a package may be a module, too.
+def modules_of(packages: Iterable[PackageUses]) -> list[str]:
+    """List the modules that an audit will read, so that a remote source can fetch them together."""
+    names = [(use.module, use.qualname.split(".")) for package in packages for use in package.uses]
+    # A name that is imported from a package may be a module, too.
     return list(
         dict.fromkeys(
             ".".join([module, *parts[:done]]).strip(".") for module, parts in names for done in range(len(parts) + 1)

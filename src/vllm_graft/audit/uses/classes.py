@@ -21,7 +21,7 @@ class OwnAttributes:
         self._targets: dict[Name, set[str]] = {}
         self._classes: dict[LocalDef, frozenset[str]] = {}
         for found in founds:
-            for put in found.puts:
+            for put in found.assignments:
                 names = self._targets.setdefault(_class_around(put.target), set())
                 names.add(put.target.qualname.rpartition(".")[2])
                 for own in local_defs(put.value):

@@ -232,12 +232,12 @@ class PackageReader:
         return found
 
     def _puts(self, found: FileUses, ownership: OwnAttributes) -> Iterator[Use]:
-        for put in found.puts:
+        for put in found.assignments:
             if put.patch is not None:
                 hook = f"{put.target.module}:{put.target.qualname}"
                 reviewed = self.locks.reviewed(found.file, put.patch.name, hook)
                 put.patch = dataclasses.replace(put.patch, reviewed=reviewed)
-            yield dataclasses.replace(patches.settled(put, found, self._resolver), own=ownership.of_target(put.target))
+            yield dataclasses.replace(patches.use_of(put, found, self._resolver), own=ownership.of_target(put.target))
 
     def _subclasses(self, found: FileUses, ownership: OwnAttributes, family: ClassHierarchy) -> Iterator[Use]:
         for one in found.subclasses:
