@@ -13,7 +13,7 @@ import sys
 
 from vllm_graft.audit.releases.catalogue import FILE, CatalogueBuilder
 from vllm_graft.audit.releases.source_release import fetch
-from vllm_graft.audit.releases.wheels import release
+from vllm_graft.audit.releases.wheels import open_release
 from vllm_graft.cli.model import ProgressLine
 from vllm_graft.errors import GraftError
 
@@ -23,7 +23,7 @@ SEVEN = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
 def read_into(builder: CatalogueBuilder, version: str) -> None:
     """Add one release, and say how far it is."""
     line = ProgressLine()
-    source = release(version, progress=lambda done, size: line(f"fetching {version}", done, size))
+    source = open_release(version, progress=lambda done, size: line(f"fetching {version}", done, size))
     fetch(source, source.modules())
     builder.add(version, source, lambda done, size: line(f"reading {version}", done, size))
 

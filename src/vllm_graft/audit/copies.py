@@ -1,4 +1,9 @@
-"""X"""
+"""Functions that a package copied from vLLM: the release each was taken from, and how far behind it is.
+
+The origin is the release whose function has the fewest differing lines. Lines are compared in the form that
+``ast.unparse`` gives them, without docstrings, annotations, decorators and the function's own name, so that neither a
+formatter nor a patch's mark makes a copy look like something else.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ _COMMONPLACE: Final = re.compile(r"\s*(?:pass|break|continue|return|return None|
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a function seems to come from.
+    """The release that a function seems to be copied from.
 
     release:    the nearest; empty where there was none to compare with
     differing:  how many lines are in one of the two and not in the other
@@ -41,7 +46,7 @@ class Origin:
 
 
 def nearest(text: str, candidates: Mapping[str, str], *, prefer_old: bool = False) -> Origin:
-    """The release among ``candidates`` (release to upstream's source) that ``text`` is nearest to.
+    """Find the release among ``candidates`` (release to upstream's source) that ``text`` is nearest to.
 
     Of those equally near it is the newest. With ``prefer_old`` it is the oldest, for a merge: where function and
     upstream have both changed one line, either release may be the origin, and an older base shows a conflict where a
@@ -64,18 +69,18 @@ def nearest(text: str, candidates: Mapping[str, str], *, prefer_old: bool = Fals
 
 
 def oldest(releases: Iterable[str]) -> str:
-    """The first of some releases."""
+    """Return the first of some releases."""
     return min(releases, key=_version)
 
 
 def canonical_lines(text: str) -> list[str]:
-    """The lines of a function that count; of several, those of all. SyntaxError where it is not Python."""
+    """Return the lines of one or several functions that count; SyntaxError where it is not Python."""
     tree = ast.Module(body=[_bare(node) for node in statements(text)], type_ignores=[])
     return ast.unparse(ast.fix_missing_locations(tree)).splitlines()
 
 
 def statements(text: str) -> list[ast.stmt]:
-    """The statements of a piece of source that may be indented as a whole."""
+    """Return the statements of a piece of source that may be indented as a whole."""
     if not text.lstrip("\r\n")[:1].isspace():
         return ast.parse(text).body
     (block,) = ast.parse(f"if True:\n{text}").body
@@ -91,7 +96,7 @@ def _bare(node: ast.stmt) -> ast.stmt:
 
 
 class _Bare(ast.NodeTransformer):
-    """Takes out what does not count."""
+    """Removes what does not count."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return self._function(node)
@@ -148,7 +153,7 @@ _SHORT: Final = 8
 def copies(
     report: Report, releases: Sequence[str], text: Callable[[str, str, str], str | None]
 ) -> Iterator[tuple[ReportRow, Origin, Finding]]:
-    """Each copy with its origin among these releases, and what is to be said of it."""
+    """Yield each copy with its origin among these releases, and the finding on it."""
     for row in report.rows:
         use = row.use
         if use.way not in ("replace", "override") or len(use.source.splitlines()) < _SHORT:

@@ -1,4 +1,12 @@
-"""X"""
+"""Carry a copied function to another release: merge its author's changes with upstream's since.
+
+The copy's own decorators, name and docstring stay out of the merge, and so does its indentation. The merge is one of
+text, so that upstream's comments and line breaks are preserved. Where that gives too many conflicts, because a
+formatter has been over the copy, the copy is first laid out as its origin: statements that both have are written as
+upstream writes them, so that the copy differs only where it means something else. Where even that does not help, all
+three are formatted alike by ruff, which preserves comments. Without ruff, statements are merged as ``ast.unparse``
+writes them, and comments are lost.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +43,9 @@ _BEFORE: Final = {"elif": _IF, "else": _IF, "except": _TRY, "finally": _TRY}
 """What has to stand before a clause that is no statement of its own."""
 
 
-def laid_out(ours: Sequence[str], theirs: Sequence[str], *, raw: str) -> list[str] | None:
-    """The lines of ``ours``, laid out as ``theirs``; None where that would change what they mean, or lose a comment.
-
-    ``raw`` is what stands before lines that begin inside a string, and does not count.
-    """
-    mine, other = _statements(ours, raw), _statements(theirs, raw)
+def _laid_out(ours: Sequence[str], theirs: Sequence[str]) -> list[str] | None:
+    """Lay ``ours`` out as ``theirs``; None where that would change its meaning, or lose a comment."""
+    mine, other = _statements(ours), _statements(theirs)
     old, new = ([each.key for each in side] for side in (other, mine))
     result: list[str] = []
     for kind, low, high, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -48,10 +53,10 @@ def laid_out(ours: Sequence[str], theirs: Sequence[str], *, raw: str) -> list[st
         for each in chosen:
             result += lines[each.start : each.stop]
     try:
-        same = ast.dump(ast.parse(_plain_layout(result, raw))) == ast.dump(ast.parse(_plain_layout(ours, raw)))
+        same = ast.dump(ast.parse(_plain(result))) == ast.dump(ast.parse(_plain(ours)))
     except SyntaxError:
         return None
-    lost = _comments(_plain_layout(ours, raw)) - _comments(_plain_layout(result, raw)) if same else Counter()
+    lost = _comments(_plain(ours)) - _comments(_plain(result)) if same else Counter()
     return result if same and not lost else None
 
 
@@ -61,7 +66,7 @@ def _comments(text: str) -> Counter[str]:
 
 
 def format_alike(texts: Sequence[str]) -> list[str] | None:
-    """Texts as ruff formats them, all in lines as long as the first has them; None where there is no ruff.
+    """Format texts with ruff, in lines as long as those of the first; None where there is no ruff.
 
     Trailing commas do not keep a call in several lines: whether they are there depends on who formatted it before.
     """
@@ -83,7 +88,7 @@ def format_alike(texts: Sequence[str]) -> list[str] | None:
 
 
 def _ruff() -> list[str] | None:
-    """The command of ruff: of this environment, else on the path."""
+    """Return ruff's command: of this environment, else on the path."""
     if importlib.util.find_spec("ruff") is not None:
         return [sys.executable, "-m", "ruff"]
     path = shutil.which("ruff")
@@ -100,12 +105,10 @@ class _Statement:
     """How deep it is indented, and what it says."""
 
 
-def _statements(lines: Sequence[str], raw: str) -> list[_Statement]:
-    return list(_read(_plain_layout(lines, raw), len(lines)))
-
-
-def _read(text: str, count: int) -> Iterator[_Statement]:
+def _statements(lines: Sequence[str]) -> list[_Statement]:
+    text = _plain(lines)
     source = text.split("\n")
+    found: list[_Statement] = []
     start, depth = 0, 0
     first: tokenize.TokenInfo | None = None
     last = ""
@@ -115,16 +118,18 @@ def _read(text: str, count: int) -> Iterator[_Statement]:
             continue
         if token.type == tokenize.NEWLINE and first is not None:
             said = "\n".join(source[first.start[0] - 1 : token.start[0]])[first.start[1] :]
-            yield _Statement(start, token.start[0], (depth, _meaning(said, first.string, is_head=last == ":")))
+            key = depth, _meaning(said, first.string, is_head=last == ":")
+            found.append(_Statement(start, token.start[0], key))
             start, first = token.start[0], None
         elif token.type != tokenize.ENDMARKER:
             first, last = first or token, token.string
-    if start < count:
-        yield _Statement(start, count, (0, ""))
+    if start < len(lines):
+        found.append(_Statement(start, len(lines), (0, "")))
+    return found
 
 
 def _meaning(said: str, first: str, *, is_head: bool) -> str:
-    """What a statement says, whatever its layout; the statement itself where it cannot be parsed alone."""
+    """Return what a statement means, whatever its layout; its text where it cannot be parsed alone."""
     if first == "@":
         whole = f"{said}\ndef f(): pass"
     elif is_head:
@@ -135,10 +140,6 @@ def _meaning(said: str, first: str, *, is_head: bool) -> str:
         return ast.dump(ast.parse(whole))
     except SyntaxError:
         return said
-
-
-def _plain_layout(lines: Sequence[str], raw: str) -> str:
-    return "".join(line.removeprefix(raw) for line in lines)
 
 
 MergeForm = Literal["text", "laid out", "formatted", "normalised"]
@@ -158,7 +159,7 @@ _DOCSTRING: Final = "__docstring__"
 
 @dataclass(frozen=True, slots=True)
 class RebaseResult:
-    """The outcome.
+    """The result of carrying a copy over.
 
     text:       the function, indented as the copy was, with git's markers around each conflict
     conflicts:  the lines of the text, from 1, that the conflicts begin at
@@ -199,9 +200,9 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
 
 
 def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tuple[MergeForm, tuple[str, str, str]]]:
-    """The three functions in each form, those that keep more of the text first."""
+    """Yield the three functions in each form, those that preserve more of the text first."""
     yield "text", ("".join(ours), "".join(before), "".join(after))
-    if (laid := laid_out(ours, before, raw=_RAW)) is not None:
+    if (laid := _laid_out(ours, before)) is not None:
         yield "laid out", ("".join(laid), "".join(before), "".join(after))
     formatted = format_alike([_plain(ours), _plain(before), _plain(after)])
     if formatted is None:
@@ -216,7 +217,7 @@ def _badness(done: RebaseResult) -> tuple[int, bool]:
 
 
 def new_names(text: str, before: str, module: str) -> set[str]:
-    """The global names that a function uses, that it did not use before, and that its module does not have.
+    """Return the global names that a function uses, that it did not use before, and that its module does not have.
 
     None where the text has conflicts, or where the module imports everything from another.
     """
@@ -231,7 +232,7 @@ def new_names(text: str, before: str, module: str) -> set[str]:
 
 
 def _globals(text: str) -> set[str]:
-    """What a function looks up outside of itself; annotations, which need not be evaluated, are left out."""
+    """Return the global names that a function uses, without annotations, which may never be evaluated."""
     tables = [symtable.symtable("\n".join(canonical_lines(text)), "<function>", "exec")]
     found: set[str] = set()
     while tables:
@@ -261,7 +262,7 @@ class _Function:
 
     @classmethod
     def read(cls, text: str, name: str) -> _Function:
-        """Take a function's source apart; ConfigError where it is something else."""
+        """Parse a function's source; ConfigError where it is something else."""
         found = lines(text.replace("\r\n", "\n").lstrip("\n"))
         margin = _indentation(found[0]) if found else ""
         try:
@@ -286,13 +287,13 @@ class _Function:
         return ast.get_docstring(self.node)
 
     def own_decorators(self, base: _Function) -> int:
-        """How many lines on top hold decorators that upstream's function did not have."""
+        """Count the lines at the top with decorators that upstream's function does not have."""
         known = {ast.dump(each) for each in base.node.decorator_list}
         shared = [each.lineno - 1 for each in self.node.decorator_list if ast.dump(each) in known]
         return shared[0] if shared else self.node.lineno - 1
 
     def core(self, name: str, skipped: int, docstring_apart: bool) -> list[str]:
-        """What takes part in a merge: the lines after the first, under another name, with a line for the docstring."""
+        """Return the lines for the merge: under another name, with one line in place of the docstring."""
         core = list(self.lines)
         at = self.node.lineno - 1
         core[at] = re.sub(rf"(\bdef\s+){re.escape(self.node.name)}\b", rf"\g<1>{name}", core[at], count=1)
@@ -302,7 +303,7 @@ class _Function:
 
 
 def _flat(found: Sequence[str], margin: str) -> list[str]:
-    """The lines without the margin."""
+    """Remove the margin from lines."""
     wrapped = "if True:\n" + "".join(found) if margin else "".join(found)
     offset = 2 if margin else 1
     inside = _in_strings(wrapped)
@@ -318,7 +319,7 @@ def _flat(found: Sequence[str], margin: str) -> list[str]:
 
 
 def _in_strings(text: str) -> set[int]:
-    """The lines that begin inside a string; those of docstrings and other strings that nothing uses do not count."""
+    """Return the lines that begin inside a string, without docstrings and other unused strings."""
     inside: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if tokenize.tok_name[token.type].endswith(("STRING", "STRING_MIDDLE")):
@@ -334,7 +335,7 @@ def _plain(flat: Iterable[str]) -> str:
 
 
 def _signature_end(flat: Sequence[str], node: Function) -> int:
-    """The last line of the signature, where its logical line ends."""
+    """Return the last line of the signature, where its logical line ends."""
     for token in tokenize.generate_tokens(io.StringIO(_plain(flat)).readline):
         if token.type == tokenize.NEWLINE and token.start[0] >= node.lineno:
             return token.start[0]
@@ -348,7 +349,7 @@ def _normalised(core: Iterable[str]) -> str:
 def _finished(
     form: MergeForm, merged: MergeResult, head: Sequence[str], docstring: Sequence[str], margin: str
 ) -> RebaseResult:
-    """The merged function with all that was kept out of the merge."""
+    """Add to the merged function what was left out of the merge."""
     whole = list(head)
     for line in lines(merged.text):
         whole += _moved(docstring, _indentation(line)) if line.strip() == _DOCSTRING else [line]
@@ -364,7 +365,7 @@ def _finished(
 
 
 def _moved(block: Sequence[str], indentation: str) -> list[str]:
-    """Lines that begin at another indentation."""
+    """Indent lines anew."""
     before = _indentation(block[0]) if block else ""
     return [indentation + line.removeprefix(before) if line.strip() else line for line in block]
 

@@ -14,7 +14,7 @@ import pytest
 
 from vllm_graft.audit.releases import wheels
 from vllm_graft.audit.releases.package_index import PackageIndex, client
-from vllm_graft.audit.releases.wheels import CachedWheel, RemoteWheel, release
+from vllm_graft.audit.releases.wheels import CachedWheel, RemoteWheel, open_release
 from vllm_graft.errors import ConfigError
 from vllm_graft.patching.upstream import Tree
 
@@ -187,7 +187,7 @@ def digest(source):
 
 def test_what_was_read_once_is_read_without_a_server(index, kind, modules):
     """Directory and files; a second reader asks nobody, online or not."""
-    first = release("9.1.0")
+    first = open_release("9.1.0")
     assert first.version == "9.1.0"
     assert first.modules() == modules
     core = first.read("vllm.engine.core")
@@ -196,7 +196,7 @@ def test_what_was_read_once_is_read_without_a_server(index, kind, modules):
     assert first.read("vllm.nothing") is None
     asked = len(index.seen)
     for offline in (False, True):
-        again = release("v9.1.0", offline=offline)
+        again = open_release("v9.1.0", offline=offline)
         assert again.modules() == modules
         assert again.read("vllm.engine.core") == core
     assert len(index.seen) == asked
@@ -204,39 +204,39 @@ def test_what_was_read_once_is_read_without_a_server(index, kind, modules):
 
 @pytest.mark.parametrize("name", ["9.1", "v9.1.0", "9.1.0+cpu"])
 def test_a_release_is_kept_once_however_it_is_written(index, name):
-    release("9.1.0").fetch(["vllm.engine.core"])
+    open_release("9.1.0").fetch(["vllm.engine.core"])
     asked = len(index.seen)
-    assert release(name, offline=True).read("vllm.engine.core") is not None
+    assert open_release(name, offline=True).read("vllm.engine.core") is not None
     assert len(index.seen) == asked
 
 
 def test_many_are_fetched_at_once(index, modules):
     """The index, its answer on the size, the directory, and one request for all."""
     seen = []
-    source = release("9.1.0", progress=lambda done, total: seen.append((done, total)))
+    source = open_release("9.1.0", progress=lambda done, total: seen.append((done, total)))
     source.fetch([*modules, "vllm.nothing"])
     assert len(index.asked_for_wheels()) == 4
     assert seen[-1][0] == seen[-1][1]
     source.fetch(modules)
     assert len(index.asked_for_wheels()) == 4
-    assert digest(release("9.1.0", offline=True)) == digest(source)
+    assert digest(open_release("9.1.0", offline=True)) == digest(source)
 
 
 def test_more_is_fetched_later_with_the_kept_directory(index):
     """The index is asked where the wheel is now; the directory is not fetched again."""
-    release("9.1.0").read("vllm.late")
+    open_release("9.1.0").read("vllm.late")
     index.seen.clear()
-    assert release("9.1.0").read("vllm.engine.loop").text
+    assert open_release("9.1.0").read("vllm.engine.loop").text
     assert [path for path, _ in index.seen] == ["/simple/vllm/", f"/files/{NAME}"]
 
 
 def test_offline_says_what_is_missing(index, modules):
     """The release, or modules of it."""
     with pytest.raises(ConfigError, match=r"vLLM 9\.1\.0 is not kept here, and --offline asks no server"):
-        release("9.1.0", offline=True)
+        open_release("9.1.0", offline=True)
     assert not index.seen
-    release("9.1.0").read("vllm.late")
-    source = release("9.1.0", offline=True)
+    open_release("9.1.0").read("vllm.late")
+    source = open_release("9.1.0", offline=True)
     assert source.read("vllm.late").text
     with pytest.raises(ConfigError, match=r"modules are not kept: vllm\.engine\.core, .*once without --offline"):
         source.read("vllm.engine.core")
@@ -247,9 +247,9 @@ def test_offline_says_what_is_missing(index, modules):
 def test_a_release_that_does_not_exist_is_told(index):
     """And leaves nothing behind."""
     with pytest.raises(ConfigError, match=r"no wheel of vLLM 9\.2\.0; the nearest is 9\.1\.0"):
-        release("9.2")
+        open_release("9.2")
     with pytest.raises(ConfigError, match=r"'9/../1' is not a version"):
-        release("9/../1")
+        open_release("9/../1")
     assert not (wheels.cache_folder() / "wheels").exists()
 
 
@@ -257,8 +257,8 @@ def test_one_index_serves_several_releases(index):
     """It is asked once."""
     index.offer(NAME, "vllm-9.0.0-py3-none-any.whl")
     shared = PackageIndex()
-    release("9.1.0", index=shared)
-    release("9.0.0", index=shared)
+    open_release("9.1.0", index=shared)
+    open_release("9.0.0", index=shared)
     assert [path for path, _ in index.seen].count("/simple/vllm/") == 1
 
 
@@ -268,48 +268,48 @@ def test_a_tree_of_the_test_matrix_goes_first(index, tmp_path):
     (tree / "vllm").mkdir(parents=True)
     (tree / "vllm" / "__init__.py").write_text("here = True\n")
     (tree / "whole.json").write_text(json.dumps({"files": 1, "bytes": 12}))
-    source = release("9.1.0", offline=True)
+    source = open_release("9.1.0", offline=True)
     assert isinstance(source, Tree)
     assert source.modules() == ["vllm"]
     assert source.version == "9.1.0"
     assert not index.seen
     (tree / "vllm" / "__init__.py").write_text("")
-    assert isinstance(release("9.1.0"), CachedWheel)
+    assert isinstance(open_release("9.1.0"), CachedWheel)
 
 
 @pytest.mark.parametrize("damage", [b"", b"class Engine: ...\n"])
 def test_a_damaged_file_is_fetched_again(index, damage):
     """It does not have the checksum of the directory; offline it counts as missing."""
-    core = release("9.1.0").read("vllm.engine.core")
+    core = open_release("9.1.0").read("vllm.engine.core")
     Path(core.path).write_bytes(damage)
     with pytest.raises(ConfigError, match=r"not kept: vllm\.engine\.core"):
-        release("9.1.0", offline=True).read("vllm.engine.core")
-    assert release("9.1.0").read("vllm.engine.core") == core
-    assert release("9.1.0", offline=True).read("vllm.engine.core") == core
+        open_release("9.1.0", offline=True).read("vllm.engine.core")
+    assert open_release("9.1.0").read("vllm.engine.core") == core
+    assert open_release("9.1.0", offline=True).read("vllm.engine.core") == core
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"format": 1}\nPK', b'{"format": 99}\n'])
 def test_a_damaged_directory_is_fetched_again(index, damage, modules):
     """Or one of another format."""
-    directory = release("9.1.0").folder / "directory"
+    directory = open_release("9.1.0").folder / "directory"
     directory.write_bytes(damage or directory.read_bytes()[:-9])
     with pytest.raises(ConfigError, match="is not kept here"):
-        release("9.1.0", offline=True)
-    assert release("9.1.0").modules() == modules
-    assert release("9.1.0", offline=True).modules() == modules
+        open_release("9.1.0", offline=True)
+    assert open_release("9.1.0").modules() == modules
+    assert open_release("9.1.0", offline=True).modules() == modules
 
 
 def test_another_wheel_of_the_release_replaces_the_first(index, wheel, files):
     """The index may prefer another by now; what is read is all of that one."""
-    release("9.1.0").fetch(["vllm.late", "vllm.engine.core"])
+    open_release("9.1.0").fetch(["vllm.late", "vllm.engine.core"])
     other = "vllm-9.1.0-cp310-cp310-manylinux_2_31_x86_64.whl"
     index.offer(other, data=wheel({**files, "vllm/late.py": b"late = 2\n", "vllm/new.py": b"new = 1\n"}))
-    source = release("9.1.0")
+    source = open_release("9.1.0")
     assert source.read("vllm.late").text == "late = True\n"
     assert source.read("vllm.engine.loop").text
     assert source.read("vllm.late").text == "late = 2\n"
     assert source.read("vllm.new").text == "new = 1\n"
-    assert release("9.1.0", offline=True).read("vllm.late").text == "late = 2\n"
+    assert open_release("9.1.0", offline=True).read("vllm.late").text == "late = 2\n"
 
 
 def test_a_cache_that_cannot_be_written_is_told(index):
@@ -318,23 +318,23 @@ def test_a_cache_that_cannot_be_written_is_told(index):
     folder.mkdir()
     (folder / "wheels").write_text("in the way")
     with pytest.raises(ConfigError, match=r"cannot be kept: .*GRAFT_CACHE_DIR"):
-        release("9.1.0")
+        open_release("9.1.0")
 
 
 def test_what_a_killed_process_left_goes_after_an_hour(index):
     """A younger part may belong to a process that is at work."""
-    parts = release("9.1.0").folder / "parts"
+    parts = open_release("9.1.0").folder / "parts"
     for name, age in (("old", 4000), ("young", 10)):
         (parts / name).write_bytes(b"part")
         stamp = (parts / name).stat().st_mtime - age
         os.utime(parts / name, (stamp, stamp))
-    release("9.1.0").read("vllm.late")
+    open_release("9.1.0").read("vllm.late")
     assert [file.name for file in parts.iterdir()] == ["young"]
 
 
 KILLED = """
 import os, pathlib, sys, time
-from vllm_graft.audit.releases.wheels import release
+from vllm_graft.audit.releases.wheels import open_release
 where, number = sys.argv[1], int(sys.argv[2])
 count = 0
 def hang_at(name):
@@ -352,7 +352,7 @@ def slow(old, new):
     hang_at("replace")
     replace(old, new)
 pathlib.Path.write_bytes, os.replace = half, slow
-source = release("9.1.0")
+source = open_release("9.1.0")
 source.fetch(source.modules())
 """
 
@@ -373,22 +373,22 @@ def test_a_process_killed_while_it_writes_leaves_a_usable_cache(index, modules, 
     assert len(list((folder / "parts").iterdir())) == 1
     if left is None:
         with pytest.raises(ConfigError, match="is not kept here"):
-            release("9.1.0", offline=True)
+            open_release("9.1.0", offline=True)
     else:
         assert len(list((folder / "files").rglob("*.py"))) == left
-        assert release("9.1.0", offline=True).modules() == modules
-    source = release("9.1.0")
+        assert open_release("9.1.0", offline=True).modules() == modules
+    source = open_release("9.1.0")
     source.fetch(modules)
     assert source.read("vllm.engine.core").text == "class Engine:\n    def step(self): ...\n"
-    assert digest(release("9.1.0", offline=True)) == digest(source)
+    assert digest(open_release("9.1.0", offline=True)) == digest(source)
 
 
 TOGETHER = """
 import hashlib, sys
-from vllm_graft.audit.releases.wheels import release
+from vllm_graft.audit.releases.wheels import open_release
 print("ready", flush=True)
 sys.stdin.readline()
-source = release("9.1.0")
+source = open_release("9.1.0")
 source.fetch(source.modules())
 texts = [f"{name}\\n{source.read(name).text}" for name in source.modules()]
 print(hashlib.sha256("\\n".join(texts).encode()).hexdigest())
@@ -407,5 +407,5 @@ def test_several_processes_fill_one_cache_at_once(index):
         child.stdin.write("go\n")
         child.stdin.flush()
     said = {child.communicate(timeout=60)[0] for child in children}
-    assert said == {f"{digest(release('9.1.0', offline=True))}\n"}
+    assert said == {f"{digest(open_release('9.1.0', offline=True))}\n"}
     assert not list((wheels.cache_folder() / "wheels" / "9.1.0" / "parts").iterdir())

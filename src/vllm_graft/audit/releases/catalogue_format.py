@@ -69,7 +69,7 @@ FORMAT: Final = "2"
 
 @dataclass(frozen=True, slots=True)
 class EntryForm:
-    """One form of a name, and the releases that have it so, as bits."""
+    """One form of a name, and a bit for each release that has it."""
 
     mask: int
     entry: OutlineEntry
@@ -85,7 +85,7 @@ Forms = dict[str, list[EntryForm]]
 
 @dataclass
 class CatalogueContents:
-    """All that a catalogue holds."""
+    """The contents of a catalogue."""
 
     releases: list[str] = field(default_factory=list)
     modules: dict[str, int] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class CatalogueContents:
 
 
 class CataloguePages:
-    """A catalogue's text, of which a module is taken apart when it is asked for."""
+    """A catalogue's text; a module is parsed on first use."""
 
     def __init__(self, text: str, calls: Path | None = None) -> None:
         self._calls = calls
@@ -119,19 +119,19 @@ class CataloguePages:
         return list(self._pages)
 
     def mask(self, module: str) -> int:
-        """The releases that have a module."""
+        """Return the releases that have a module."""
         page = self._pages.get(module)
         return int(page.split("\n", 1)[0].split(" ")[1]) if page is not None else 0
 
     def names(self, module: str) -> Forms:
-        """The names of one module."""
+        """Return the names of one module."""
         if module not in self._read:
             page = self._pages.get(module)
             self._read[module] = _parse(page, self._bodies) if page is not None else {}
         return self._read[module]
 
     def defining(self, name: str) -> Iterator[str]:
-        """The modules that define a function or a class of this name at their top level, in any release."""
+        """Yield the modules that define a function or a class of this name at their top level, in any release."""
         yield from self._definitions.get(name, ())
 
     @cached_property
@@ -145,11 +145,11 @@ class CataloguePages:
 
     @cached_property
     def call_list(self) -> CallList:
-        """How vLLM calls its methods; empty where the file of them is not there."""
+        """vLLM's calls of its own methods; empty where their file is missing."""
         return CallList.read(self._calls) if self._calls is not None else CallList()
 
     def definers(self, method: str, bit: int) -> list[str]:
-        """Every class that defines a method in a release, as "module:Class"; no page is taken apart for it."""
+        """Return every class that defines a method in a release, as "module:Class", without parsing pages."""
         modules = (module for module in self._with_method.get(method, ()) if self.mask(module) & bit)
         return [f"{module}:{cls}" for module in modules for cls in _classes_with(self._pages[module], method, bit)]
 
@@ -172,7 +172,7 @@ class CataloguePages:
         return found
 
     def contents(self) -> CatalogueContents:
-        """Everything, for a catalogue that is added to."""
+        """Return everything, for a catalogue that releases are added to."""
         return CatalogueContents(
             list(self.releases),
             {module: self.mask(module) for module in self._pages},
@@ -182,7 +182,7 @@ class CataloguePages:
 
 
 def _classes_with(page: str, method: str, bit: int) -> Iterator[str]:
-    """The classes on a page whose first form of a name in a release is a method."""
+    """Yield the classes on a page whose first form of a name in a release is a method."""
     head, *lines = page.split("\n")
     mask = head.split(" ")[1]
     inside, name, seen = "", "", set[str]()
@@ -258,7 +258,7 @@ def _entry(letter: str, first: str, body: str, before: OutlineEntry | None, mark
 
 @functools.lru_cache(maxsize=1 << 15)
 def _signature(written: str) -> tuple[str, ...]:
-    """The parameters of a function; many have the same ones, and share them."""
+    """Parse the parameters of a function; functions with the same ones share them."""
     tokens = ["!", *written.split(",")] if not written.startswith("!") else written.split(",")
     return tuple(sys.intern(_SHORT.get(token, token)) for token in tokens if token)
 
@@ -268,7 +268,7 @@ def _field(word: str) -> str:
 
 
 def dump(contents: CatalogueContents) -> str:
-    """The text of a catalogue."""
+    """Write the text of a catalogue."""
     lines = [f"{_HEAD} {FORMAT} {' '.join(contents.releases)}"]
     by_mask: dict[int, list[str]] = {}
     for word, mask in sorted(contents.unmentioned.items()):
@@ -332,13 +332,13 @@ def _first(entry: OutlineEntry, before: OutlineEntry) -> str:
 
 @dataclass
 class CallList:
-    """The calls of some releases, method by method, each with the releases that have it, as bits."""
+    """vLLM's calls of its own methods, each with a bit for every release that has it."""
 
     releases: list[str] = field(default_factory=list)
     calls: dict[str, dict[CallSite, int]] = field(default_factory=dict)
 
     def add(self, version: str, found: Iterable[tuple[str, CallSite]], defined: Iterable[str]) -> None:
-        """Add a release: the calls in it, of which those of methods that its classes define are kept."""
+        """Add the calls in a release, as far as its own classes define the methods."""
         self.releases.append(version)
         bit = 1 << (len(self.releases) - 1)
         known = frozenset(name for name in defined if not name.startswith("__"))

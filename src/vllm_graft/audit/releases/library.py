@@ -1,4 +1,4 @@
-"""Where an audit takes its releases from: the catalogue first, else the source; and sources where a text is wanted."""
+"""Find releases for an audit: in the catalogue first, else from sources; and sources where a text is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATEST: Final = "latest"
 
 
 def same_release(name: str, other: str) -> bool:
-    """Whether two versions are of one release: however they are written, and whatever it was built for."""
+    """Return whether two versions are of one release, however they are written and for whatever build."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -30,7 +30,7 @@ def same_release(name: str, other: str) -> bool:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Whether a release comes before another, whatever that was built for; not where one has no number."""
+    """Return whether a release is older than another, for whatever build; False where one has no number."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -40,7 +40,7 @@ def is_older(version: str, other: str) -> bool:
 
 
 class Library:
-    """Releases by what a person calls them: a number, "installed", "latest"."""
+    """Finds releases by name: a number, "installed", "latest"."""
 
     def __init__(
         self, catalogue: Catalogue | None = None, *, offline: bool = False, progress: Progress | None = None
@@ -52,13 +52,13 @@ class Library:
         self._sources: dict[str, SourceRelease | None] = {}
 
     def add(self, source: Source) -> Release:
-        """A release from a wheel or a folder, which goes by the version that it states."""
+        """Add a release from a wheel or a folder, under the version that it states."""
         version = source.version or "unknown"
         held = self._sources[version] = SourceRelease(source, version)
         return held
 
     def release(self, name: str) -> Release:
-        """A release; ConfigError where it cannot be had."""
+        """Return a release; ConfigError where it is not available."""
         if name == INSTALLED:
             return self._installed()
         version = self._latest() if name == LATEST else self._listed(name)
@@ -69,7 +69,7 @@ class Library:
         return found
 
     def newest_within(self, specifier: str) -> str | None:
-        """Return the newest release in a range: of the catalogue, else of the index or kept here; None for none."""
+        """Return the newest release in a range: of the catalogue, else of the index or the cache; None for none."""
         from packaging.specifiers import SpecifierSet
 
         allowed = SpecifierSet(specifier)
@@ -80,24 +80,24 @@ class Library:
         return None
 
     def _beyond_the_catalogue(self) -> list[str]:
-        """Return the releases that the index offers; without an index those that are kept here."""
+        """Return the releases on the index; without an index those in the cache."""
         if not self._offline:
             with contextlib.suppress(ConfigError):
                 return self._index.versions()
-        return wheels.versions()
+        return wheels.cached_versions()
 
     def before(self, release: Release) -> list[Release]:
-        """The releases of the catalogue that are older than one, the newest first."""
+        """Return the releases of the catalogue that are older than one, the newest first."""
         known = [self.catalogue.release(version) for version in reversed(self.catalogue.releases)]
         return [one for one in known if is_older(one.version, release.version)]
 
     def ahead(self, release: Release, modules: Iterable[str]) -> None:
-        """Have a release far away send these modules together."""
+        """Fetch modules of a remote release together."""
         if isinstance(release, SourceRelease):
             fetch(release.source, modules)
 
     def text(self, version: str, module: str, qualname: str) -> str | None:
-        """The source of a name in a release, or None where it has none or the release cannot be read."""
+        """Return the source of a name in a release; None where it has none or the release cannot be read."""
         if version not in self._sources:
             try:
                 self._source(version)
@@ -109,7 +109,7 @@ class Library:
 
     @property
     def unread(self) -> list[str]:
-        """The releases whose source was wanted for its text and could not be had."""
+        """The releases whose sources were needed and are not available."""
         return [version for version, source in self._sources.items() if source is None]
 
     def _source(self, version: str) -> SourceRelease | None:
@@ -118,12 +118,12 @@ class Library:
             # It is on the disk: no server need be asked, and without one it can be had.
             self._sources[version] = SourceRelease(installed, version)
         if self._sources.get(version) is None:
-            source = wheels.release(version, offline=self._offline, progress=self._progress, index=self._index)
+            source = wheels.open_release(version, offline=self._offline, progress=self._progress, index=self._index)
             self._sources[version] = SourceRelease(source, version)
         return self._sources[version]
 
     def _listed(self, name: str) -> str:
-        """A release as the catalogue or the index calls it, however it is written: 0.32, v0.32.0, 0.32.0+cpu."""
+        """Return the number of a release, however it is written: 0.32, v0.32.0, 0.32.0+cpu."""
         return next((known for known in self.catalogue.releases if same_release(name, known)), number_of(name))
 
     def _installed(self) -> Release:

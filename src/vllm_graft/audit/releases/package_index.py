@@ -1,4 +1,9 @@
-"""X"""
+"""The package index: which releases of vLLM there are, where the wheel of one is, and how servers are asked.
+
+pip knows the user's index, proxy, certificates and passwords, and some indexes answer no other client, so its own
+session is used where possible. That session is no public interface: every use of it is guarded, and a plain client that
+reads the same settings takes over where it fails.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,6 @@ import logging
 import netrc
 import os
 import re
-import shutil
 import ssl
 import subprocess
 import sys
@@ -39,7 +43,7 @@ _SECTIONS = ("global", "download", ":env:")
 
 @dataclass(frozen=True, slots=True)
 class PipSettings:
-    """The part of pip's configuration that a client needs."""
+    """The part of pip's configuration that the plain client needs."""
 
     indexes: tuple[str, ...]
     proxy: str = ""
@@ -47,26 +51,19 @@ class PipSettings:
 
     @classmethod
     def read(cls) -> PipSettings:
-        """From pip's files, as pip itself lists them, and from the environment, which counts for more."""
-        values = {**_from_files(), **_from_environment()}
+        """Read pip's files, as pip itself lists them, and the environment, which takes precedence."""
+        names = ("index-url", "extra-index-url", "no-index", "proxy", "cert")
+        environment = {name: os.environ.get(f"PIP_{name.upper().replace('-', '_')}", "") for name in names}
+        values = {**_from_files(), **{name: value for name, value in environment.items() if value}}
         if values.get("no-index", "").lower() in ("1", "true", "yes", "on"):
             return cls(())
         main = values.get("index-url") or _default_index()
         return cls((main, *values.get("extra-index-url", "").split()), values.get("proxy", ""), values.get("cert", ""))
 
 
-def _from_environment() -> dict[str, str]:
-    names = ("index-url", "extra-index-url", "no-index", "proxy", "cert")
-    found = {name: os.environ.get(f"PIP_{name.upper().replace('-', '_')}", "") for name in names}
-    return {name: value for name, value in found.items() if value}
-
-
 def _from_files() -> Mapping[str, str]:
-    """What ``pip config list`` prints; nothing where there is no pip to run."""
-    beside = shutil.which("pip")
-    for command in ([sys.executable, "-m", "pip"], [beside] if beside else []):
-        if not command:
-            continue
+    """Return what ``pip config list`` prints; empty where there is no pip to run."""
+    for command in ([sys.executable, "-m", "pip"], ["pip"]):
         try:
             done = subprocess.run([*command, "config", "list"], capture_output=True, text=True, timeout=30, check=False)
         except (OSError, subprocess.TimeoutExpired):
@@ -91,7 +88,7 @@ def _parsed(listed: str) -> dict[str, str]:
 
 
 def _default_index() -> str:
-    """The index that pip asks where nobody named one; only pip knows its address."""
+    """Return the index that pip asks by default; only pip knows its address."""
     try:
         return str(importlib.import_module("pip._internal.models.index").PyPI.simple_url)
     except (ImportError, AttributeError) as error:
@@ -103,10 +100,10 @@ def _default_index() -> str:
 
 
 OnBytes = Callable[[int], None]
-"""Called with the number of bytes that came."""
+"""Called with the number of bytes that arrived."""
 
 PAUSE_S = 0.5
-"""Between two tries."""
+"""The pause between two attempts."""
 
 _CHUNK: Final = 1 << 17
 _TIMEOUT_S: Final = 60.0
@@ -114,12 +111,12 @@ _log = logging.getLogger(__name__)
 
 
 class ServerUnreachable(Exception):
-    """No answer came, or it broke off."""
+    """The server did not answer, or broke off."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What a server said: the status, the headers in lower case, and the body where the status was the one wanted."""
+    """A server's response: status, headers in lower case, and the body where the status was the wanted one."""
 
     status: int
     headers: Mapping[str, str]
@@ -127,28 +124,25 @@ class HttpResponse:
 
 
 class HttpClient(Protocol):
-    """Something that can ask servers.
-
-    ``indexes`` are the package indexes that the user has set, in the order to ask them.
-    """
+    """A client for package indexes and wheels."""
 
     @property
     def indexes(self) -> Sequence[str]:
-        """The addresses of the package indexes."""
+        """The package indexes that the user has set, in the order to ask them."""
         ...
 
     def get(
         self, url: str, headers: Mapping[str, str], *, want: int = 200, heard: OnBytes = lambda count: None
     ) -> HttpResponse:
-        """Ask once. The body is read only where the status is ``want``: another may come with a wheel of 300 MB."""
+        """Request once. The body is read only where the status is ``want``: another may come with a wheel of 300 MB."""
         ...
 
 
 def client() -> HttpClient:
-    """The client to use here: pip's session, or the plain one where there is no pip or it is built differently."""
+    """Return pip's session, or the plain client where there is no pip or it is built differently."""
     try:
         return PipClient()
-    # Whatever a pip that this was not written for does, it must not keep anybody from auditing.
+    # A pip that this was not written for must not make the audit fail, whatever it raises.
     except (Exception, SystemExit) as error:
         _log.debug("pip's own session cannot be used: %r", error)
         return PlainClient(PipSettings.read())
@@ -172,7 +166,7 @@ class PipClient:
     def get(
         self, url: str, headers: Mapping[str, str], *, want: int = 200, heard: OnBytes = lambda count: None
     ) -> HttpResponse:
-        """Ask through the session."""
+        """Request through the session."""
         if urlsplit(url).scheme == "file":
             return _from_disk(url, headers, want)
         try:
@@ -189,7 +183,7 @@ class PipClient:
 
 
 class PlainClient:
-    """The standard library's client, with what the settings say of indexes, proxy and certificates."""
+    """The standard library's client, with the indexes, proxy and certificates of pip's settings."""
 
     def __init__(self, settings: PipSettings) -> None:
         self.indexes: Sequence[str] = settings.indexes
@@ -202,7 +196,7 @@ class PlainClient:
     def get(
         self, url: str, headers: Mapping[str, str], *, want: int = 200, heard: OnBytes = lambda count: None
     ) -> HttpResponse:
-        """Ask with a request of our own."""
+        """Request with urllib."""
         scheme = urlsplit(url).scheme
         if scheme == "file":
             return _from_disk(url, headers, want)
@@ -234,8 +228,8 @@ class PlainClient:
         return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""
 
 
-def patiently(ask: Callable[[], HttpResponse]) -> HttpResponse:
-    """Ask, and once more where no answer came or the server is in trouble."""
+def retry_once(ask: Callable[[], HttpResponse]) -> HttpResponse:
+    """Request, and once more where the server did not answer or had an internal error."""
     with contextlib.suppress(ServerUnreachable):
         answer = ask()
         if answer.status < 500:
@@ -245,13 +239,13 @@ def patiently(ask: Callable[[], HttpResponse]) -> HttpResponse:
 
 
 def without_password(url: str) -> str:
-    """An address fit for showing and keeping: no user, no password, no fragment."""
+    """Return an address without user, password and fragment, fit for showing and storing."""
     split = urlsplit(url)
     return urlunsplit((split.scheme, split.netloc.rpartition("@")[2], split.path, split.query, ""))
 
 
 def refusal(answer: HttpResponse, url: str, fix: str) -> ConfigError:
-    """What to raise where a server answered and did not give what was asked for."""
+    """Return the error for a response that is not the wanted one."""
     status = answer.status
     where = without_password(url)
     if status in (401, 403, 407):
@@ -283,7 +277,7 @@ def _gathered(pieces: Iterator[bytes] | Sequence[bytes], heard: OnBytes) -> byte
 
 
 def _from_disk(url: str, headers: Mapping[str, str], want: int) -> HttpResponse:
-    """An index or a wheel in a folder of this machine answers like a server."""
+    """Answer for an index or a wheel in a local folder, as a server would."""
     path = Path(url2pathname(urlsplit(url).path))
     path = path / "index.html" if path.is_dir() else path
     asked = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("Range", ""))
@@ -307,7 +301,7 @@ def _tls(cert: str) -> ssl.SSLContext:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost reason: what requests and urllib wrap around it says nothing to a person."""
+    """Return the innermost reason: the layers of requests and urllib around it explain nothing."""
     inner = error if isinstance(error, OSError | ValueError | HTTPException) else error.__context__ or error
     for _ in range(8):
         args = [each for each in (getattr(inner, "reason", None), *inner.args) if isinstance(each, BaseException)]
@@ -320,7 +314,7 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """pip's warnings on retries are for pip's own terminal; ours says what became of it."""
+    """Silence pip's warnings on retries, which are for pip's own terminal."""
     logger = logging.getLogger("pip")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -332,7 +326,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _importable_pip() -> Iterator[None]:
-    """An environment made without pip still has the one that Python brings along for new environments."""
+    """Make pip importable in an environment without it: Python bundles one for new environments."""
     bundled = None
     if importlib.util.find_spec("pip") is None and (found := importlib.util.find_spec("ensurepip")) and found.origin:
         bundled = next((str(wheel) for wheel in Path(found.origin).parent.glob("_bundled/pip-*.whl")), None)
@@ -348,9 +342,9 @@ def _importable_pip() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_distutils() -> Iterator[None]:
-    """Leave the process with the distutils it would have had: importing pip sets setuptools' own aside for good.
+    """Restore the process's distutils: importing pip disables setuptools' own for good.
 
-    Whoever imported setuptools afterwards, as torch does, would stop at an assertion of its.
+    A later import of setuptools, as torch does, would fail at one of its assertions.
     """
     before = {name for name in sys.modules if name.partition(".")[0] == "distutils"}
     try:
@@ -370,7 +364,7 @@ _ACCEPT: Final = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simp
 class WheelLink:
     """A wheel on an index.
 
-    url:       where it lies, without user and password
+    url:       its address, without user and password
     size:      its bytes, where the index says
     version:   the version in its name, with a local part such as "+cu129" where it has one
     yanked:    whether the project has withdrawn it
@@ -384,7 +378,7 @@ class WheelLink:
 
 
 class PackageIndex:
-    """The distribution ``vllm`` on all indexes that pip is set to use; each is asked once."""
+    """The distribution ``vllm`` on all indexes that pip uses; each is requested once."""
 
     def __init__(self, asked: HttpClient | None = None, *, distribution: str = "vllm") -> None:
         self.distribution = distribution
@@ -394,16 +388,16 @@ class PackageIndex:
 
     @cached_property
     def client(self) -> HttpClient:
-        """What the index was asked by; wheels are asked for by the same."""
+        """The client for the index and its wheels."""
         return self._asked or client()
 
     def versions(self, *, pre: bool = False) -> list[str]:
-        """The releases that have a wheel, oldest first; with ``pre`` also pre-releases. Local parts are left out."""
+        """Return the releases that have a wheel, oldest first, without local parts; with ``pre`` also pre-releases."""
         offered = {Version(Version(link.version).public) for link in self._links if not link.yanked}
         return [str(version) for version in sorted(offered) if pre or not version.is_prerelease]
 
     def wheel(self, version: str) -> WheelLink:
-        """A wheel of a release, best one for Linux on x86-64: their Python files are the same."""
+        """Return a wheel of a release, preferably for Linux on x86-64: the Python files of all are the same."""
         wanted = parsed(version)
         links = [link for link in self._links if _is(link, wanted)]
         if not links:
@@ -434,7 +428,7 @@ class PackageIndex:
 
     def _page(self, url: str) -> Iterator[WheelLink]:
         try:
-            answer = patiently(lambda: self.client.get(url, {"Accept": _ACCEPT}))
+            answer = retry_once(lambda: self.client.get(url, {"Accept": _ACCEPT}))
         except ServerUnreachable as error:
             raise ConfigError(
                 f"the package index cannot be reached: {error}",
@@ -462,13 +456,13 @@ class PackageIndex:
 
 
 def by_hand(version: str = "") -> str:
-    """The next step that always works."""
+    """Return the next step that always works."""
     pinned = f"vllm=={version}" if version else "vllm"
     return f"download the wheel elsewhere (`pip download --no-deps {pinned}`) and name it with --wheel"
 
 
 def parsed(version: str) -> Version:
-    """The number of a release; ConfigError where it is none."""
+    """Parse the number of a release; ConfigError where it is none."""
     try:
         return Version(version)
     except InvalidVersion as error:
@@ -476,13 +470,13 @@ def parsed(version: str) -> Version:
 
 
 def number_of(version: str) -> str:
-    """A release as the index calls it: three numbers, and nothing of what it was built for."""
+    """Return a release as the index writes it: three numbers, without a build tag."""
     found = parsed(version)
     return f"{found.public}.0" if found.public == f"{found.major}.{found.minor}" else found.public
 
 
 def nearest(wanted: Version, versions: list[str]) -> str:
-    """Of sorted versions, the one that shares most of the number, and of those the one just below."""
+    """Return the version among sorted ones that shares most of the number, preferably the one just below."""
 
     if versions and wanted > Version(versions[-1]):
         return versions[-1]
@@ -515,7 +509,7 @@ def _links(answer: HttpResponse, url: str) -> Iterator[WheelLink]:
     for address, size, yanked in rows:
         target = without_password(urljoin(url, address))
         filename = unquote(urlsplit(target).path.rpartition("/")[2])
-        # A page from the network has no business with this machine's files.
+        # A page from the network must not make us read local files.
         foreign = urlsplit(target).scheme not in ("http", "https") and urlsplit(url).scheme != "file"
         if foreign or not filename.endswith(".whl"):
             continue
@@ -547,7 +541,7 @@ def _from_html(text: str) -> Iterator[tuple[str, int | None, bool]]:
 
 
 class _Anchors(HTMLParser):
-    """The links of a page, and the address that they are relative to where the page names one."""
+    """The links of a page, and the address that they are relative to, where the page names one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,10 @@
-"""X"""
+"""Where a release's sources come from: a wheel on the package index, read by ranges and cached on this machine.
+
+Of the 300 MB of a wheel of vLLM its Python files are 11 MB, and the few that a patch needs some 100 KB. A folder for
+each release holds the wheel's directory and the Python files that were read. Files are written by renaming and verified
+against the directory whenever they are read: a killed process leaves nothing that another would mistake for a complete
+file, and several processes may fill one folder at once.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +33,8 @@ from vllm_graft.audit.releases.package_index import (
     by_hand,
     client,
     number_of,
-    patiently,
     refusal,
+    retry_once,
     without_password,
 )
 from vllm_graft.errors import ConfigError
@@ -36,13 +42,13 @@ from vllm_graft.files import cache_folder, replace_file
 from vllm_graft.patching.upstream.sources import DAMAGE, File, Source, Tree, module_of, text_of
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that came, and with all that will come."""
+"""Called with the bytes that arrived, and with their total."""
 
 TAIL: Final = 768 << 10
-"""What is asked for first, from the end: the directory of a wheel of vLLM has 0.6 MB, so that one request has it."""
+"""The bytes at the end that are requested first: the directory of a wheel of vLLM has 0.6 MB."""
 
 GAP: Final = 256 << 10
-"""Members with less than this between them are asked for together: a request takes as long as so many bytes."""
+"""Members with a smaller gap are requested together: a request takes as long as the transfer of the gap."""
 
 
 class ByteSpan(NamedTuple):
@@ -53,17 +59,17 @@ class ByteSpan(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where they end."""
+        """The position after the last byte."""
         return self.first + len(self.data)
 
 
 class RemoteWheel:
     """A wheel at an address, which is read by ranges; a ``Source``.
 
-    requests:  how many were made
-    bytes:     how many came
+    requests:  the number of requests made
+    bytes:     the number of bytes received
 
-    ``directory`` may be given where it was kept from another time, together with ``size``.
+    ``directory`` may be given from the cache, together with ``size``.
     """
 
     def __init__(
@@ -88,7 +94,7 @@ class RemoteWheel:
 
     @property
     def size(self) -> int:
-        """The bytes of the whole wheel."""
+        """The size of the whole wheel."""
         if self._size is None:
             # Not by asking for the last bytes without a position, which some servers do not understand.
             self._span(0, 1)
@@ -97,20 +103,20 @@ class RemoteWheel:
 
     @property
     def directory(self) -> ByteSpan:
-        """The end of the wheel from its directory on, for keeping."""
+        """The end of the wheel from its directory on, for the cache."""
         first = self._archive.start_dir
         return ByteSpan(first, self._file.part(first, self.size))
 
     def modules(self) -> list[str]:
-        """The dotted names of all modules of ``vllm``, sorted."""
+        """Return the dotted names of all modules of ``vllm``, sorted."""
         return sorted(self._members)
 
     def member(self, module: str) -> zipfile.ZipInfo | None:
-        """What the directory says of a module: name, size and checksum."""
+        """Return a module's entry in the directory: name, size and checksum."""
         return self._members.get(module)
 
     def read(self, module: str) -> File | None:
-        """A module of ``vllm``; one that was not fetched before is fetched now."""
+        """Read a module of ``vllm``, fetching it where necessary."""
         member = self._members.get(module)
         if member is None:
             return None
@@ -120,11 +126,11 @@ class RemoteWheel:
         return File(path, text_of(self._held[module]), member.filename.endswith("/__init__.py"))
 
     def fetch(self, modules: Iterable[str]) -> None:
-        """Get many modules in few requests and hold them; names that the wheel does not have are passed over."""
+        """Fetch modules in few requests and hold them; names that the wheel does not have are skipped."""
         self._held.update(self.each(name for name in modules if name not in self._held))
 
     def each(self, modules: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """The same, one by one in the order of the wheel and without holding them; each is whole and checked."""
+        """Yield modules in the order of the wheel without holding them; each is complete and verified."""
         groups = list(self._groups({name for name in modules if name in self._members}))
         total = sum(end - first for first, end, _ in groups)
         done = 0
@@ -143,7 +149,7 @@ class RemoteWheel:
             done += end - first
 
     def _groups(self, modules: set[str]) -> Iterator[tuple[int, int, list[str]]]:
-        """What to ask for: neighbours together."""
+        """Yield the ranges to request, with neighbouring members in one."""
         members = sorted(modules, key=lambda name: self._members[name].header_offset)
         first = end = 0
         names: list[str] = []
@@ -181,7 +187,7 @@ class RemoteWheel:
 
     @cached_property
     def _ends(self) -> dict[int, int]:
-        """Where a member ends at the latest, by where it begins: its own header does not say before it is read."""
+        """The latest end of each member by its start: its own header does not tell before it is read."""
         begins = sorted({info.header_offset for info in self._archive.infolist()})
         return dict(pairwise([*begins, self._archive.start_dir]))
 
@@ -195,7 +201,7 @@ class RemoteWheel:
         return data
 
     def _span(self, first: int, end: int, heard: Callable[[int], None] = lambda count: None) -> bytes:
-        """Bytes ``first`` to ``end``; a connection that breaks is tried again once."""
+        """Request the bytes ``first`` to ``end``, once more where the connection breaks."""
         headers = {"Range": f"bytes={first}-{end - 1}", "Cache-Control": "no-cache"}
 
         def ask() -> HttpResponse:
@@ -208,7 +214,7 @@ class RemoteWheel:
             return answer
 
         try:
-            answer = patiently(ask)
+            answer = retry_once(ask)
         except ServerUnreachable as error:
             raise ConfigError(
                 f"the server of the wheel cannot be reached or breaks off: {error}",
@@ -252,7 +258,7 @@ class RemoteWheel:
 
 
 class _Ranged(io.RawIOBase):
-    """A file on a server, as ``zipfile`` wants it: its end is here, spans are for a while, the rest is asked for."""
+    """A remote file for ``zipfile``: its end and some spans are in memory, the rest is requested."""
 
     def __init__(self, ask: Callable[[int, int], bytes], size: int, tail: ByteSpan) -> None:
         self._ask = ask
@@ -262,7 +268,7 @@ class _Ranged(io.RawIOBase):
 
     @contextmanager
     def holding(self, span: ByteSpan) -> Iterator[None]:
-        """Have some bytes here as long as they are needed."""
+        """Hold some bytes in memory for a while."""
         self._spans.append(span)
         try:
             yield
@@ -270,7 +276,7 @@ class _Ranged(io.RawIOBase):
             self._spans.remove(span)
 
     def part(self, first: int, end: int) -> bytes:
-        """Bytes ``first`` to ``end``, from here or from the server."""
+        """Return the bytes ``first`` to ``end``, from memory or from the server."""
         for span in self._spans:
             if span.first <= first and end <= span.end:
                 return span.data[first - span.first : end - span.first]
@@ -305,20 +311,20 @@ class _Ranged(io.RawIOBase):
 
 
 MARK: Final = "whole.json"
-"""The file that says of a tree what it held when it was laid out."""
+"""The file with the number and size of a tree's files when it was unpacked."""
 
 _FORMAT: Final = 1
 _LEFT_OVER_S: Final = 3600
 _NAMED: Final = 5
 
 
-def release(
+def open_release(
     version: str, *, offline: bool = False, progress: Progress | None = None, index: PackageIndex | None = None
 ) -> Source:
-    """A release of vLLM to read from: a tree that the test matrix fetched, else what is kept, else by ranges.
+    """Open the sources of a release: a tree that the test matrix fetched, else the cached wheel, filled by ranges.
 
-    ``offline`` asks no server. ``progress`` is called with the bytes that came and all that will. Give the same
-    ``index`` for several releases, and it is asked once. ConfigError where the release does not exist or cannot be had.
+    ``offline`` contacts no server. ``progress`` is called with the bytes that arrived and their total. Several releases
+    may share an ``index``, which is then requested once. ConfigError where the release is not available.
     """
     number = number_of(version)
     tree = cache_folder() / "sources" / number
@@ -329,8 +335,8 @@ def release(
     return kept
 
 
-def versions() -> list[str]:
-    """The releases of which something is kept, oldest first."""
+def cached_versions() -> list[str]:
+    """Return the releases that have something in the cache, oldest first."""
     folders = [*cache_folder().glob("sources/*"), *cache_folder().glob("wheels/*")]
     found: set[Version] = set()
     for folder in folders:
@@ -340,7 +346,7 @@ def versions() -> list[str]:
 
 
 def is_whole(tree: Path) -> bool:
-    """Whether all that the test matrix unpacked into a folder is still there, by the mark that it left."""
+    """Return whether a tree still holds everything that the test matrix unpacked into it, by its mark."""
     try:
         mark = json.loads((tree / MARK).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -349,7 +355,7 @@ def is_whole(tree: Path) -> bool:
 
 
 def content(tree: Path) -> dict[str, int]:
-    """How many files there are, and their bytes; what Python compiled later is left out of account."""
+    """Count the files and their bytes, without those that Python compiled later."""
     files = (file for file in tree.rglob("*") if file.suffix != ".pyc" and file.name != MARK and file.is_file())
     sizes = [file.stat().st_size for file in files]
     return {"files": len(sizes), "bytes": sum(sizes)}
@@ -375,15 +381,15 @@ class CachedWheel:
         self._online = False
 
     def open(self) -> None:
-        """Make sure that the release exists and its modules are known; ConfigError where it cannot be had."""
+        """Make sure that the release exists and its modules are known; ConfigError where it is not available."""
         self._known()
 
     def modules(self) -> list[str]:
-        """The dotted names of all modules of ``vllm``, sorted."""
+        """Return the dotted names of all modules of ``vllm``, sorted."""
         return self._known().modules()
 
     def read(self, module: str) -> File | None:
-        """A module of ``vllm``; one that is not kept is fetched."""
+        """Read a module of ``vllm``, fetching it where it is not cached."""
         member = self._known().member(module)
         data = self._content(member) if member is not None else None
         if member is not None and data is None:
@@ -395,14 +401,14 @@ class CachedWheel:
         return File(str(self._path(member)), text_of(data), member.filename.endswith("/__init__.py"))
 
     def fetch(self, modules: Iterable[str]) -> None:
-        """Keep these modules, in few requests; those that are kept cost nothing, unknown names are passed over."""
+        """Cache modules in few requests; cached ones cost nothing, unknown names are skipped."""
         known = ((name, self._known().member(name)) for name in modules)
         missing = [name for name, member in known if member is not None and self._content(member) is None]
         for _ in self._fetched(missing) if missing else ():
             pass
 
     def _fetched(self, modules: list[str]) -> Iterator[tuple[str, bytes]]:
-        """Modules from the server, each kept before it is given."""
+        """Yield modules from the server, each after it was cached."""
         if self._offline:
             raise self._missing(modules)
         wheel = self._connected()
@@ -412,13 +418,13 @@ class CachedWheel:
             yield name, data
 
     def _known(self) -> RemoteWheel:
-        """The wheel as far as its directory goes; the server is asked only where none is kept."""
+        """Return the wheel with its directory; the server is asked only where none is cached."""
         if self._wheel is None:
             self._wheel = self._directory() or self._connected()
         return self._wheel
 
     def _connected(self) -> RemoteWheel:
-        """The wheel on the index, with its directory kept."""
+        """Return the wheel on the index, and cache its directory."""
         if self._wheel is not None and self._online:
             return self._wheel
         if self._offline:
@@ -457,7 +463,7 @@ class CachedWheel:
         self._write(self.folder / "directory", json.dumps(head).encode() + b"\n" + end.data)
 
     def _directory(self) -> RemoteWheel | None:
-        """The kept directory as a wheel at no address; None where there is none that can be used."""
+        """Return the cached directory as a wheel without an address; None where there is none that can be used."""
         try:
             line, _, data = (self.folder / "directory").read_bytes().partition(b"\n")
             head = json.loads(line)
@@ -474,7 +480,7 @@ class CachedWheel:
         return self.folder / "files" / member.filename
 
     def _content(self, member: ZipInfo) -> bytes | None:
-        """The kept bytes of a member, or None where they are not there or not the right ones."""
+        """Return the cached bytes of a member; None where they are missing or damaged."""
         try:
             data = self._path(member).read_bytes()
         except OSError:
@@ -494,7 +500,7 @@ class CachedWheel:
 
     @cached_property
     def _parts(self) -> Path:
-        """Where files are written before they are renamed; what a killed process left there goes after an hour."""
+        """The folder for files before they are renamed; leftovers of a killed process are removed after an hour."""
         folder = self.folder / "parts"
         folder.mkdir(parents=True, exist_ok=True)
         for file in folder.iterdir():

@@ -1,4 +1,11 @@
-"""X"""
+"""A report as one page: no script, nothing loaded from elsewhere, readable without colours.
+
+What needs action comes first: the number of findings, and each with its next step. Below is the matrix of names and
+releases, one row for a name however many files use it, with unchanged rows folded away.
+
+Each changed cell of the matrix is a link into the line below its row. Following it, a browser opens the ``<details>``
+around the target by itself; one that does not still scrolls there, and the line opens by hand.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +45,7 @@ def parts(diff: str) -> Iterator[tuple[DiffPart, list[str]]]:
 
 
 def changed_lines(diff: str) -> tuple[int, int]:
-    """How many lines are new and how many are gone."""
+    """Return how many lines are new and how many are gone."""
     kinds = [part for part, _ in _told(diff)]
     return kinds.count("added"), kinds.count("removed")
 
@@ -131,7 +138,7 @@ tbody th,thead th:first-child{min-width:9.6rem;max-width:46vw}tbody th span{disp
 
 
 def style() -> str:
-    """The rules for a ``<style>`` element."""
+    """Return the rules for a ``<style>`` element."""
     tones = "".join(f".{tone}{{color:var(--{tone});background:var(--{tone}-bg)}}" for tone in get_args(Tone))
     return f"{variables(':root')}{_RULES}{tones}"
 
@@ -148,7 +155,7 @@ _TONES: Final[dict[Level, str]] = {"error": "bad", "warning": "body", "info": "n
 
 
 def html(report: Report, title: str = "vLLM audit", when: str = "") -> str:
-    """The page. ``when`` is the time of the audit, in words: a renderer has no clock."""
+    """Return the page. ``when`` is the time of the audit, in words: a renderer has no clock."""
     first, rest = summary(report)
     pieces = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -178,7 +185,7 @@ def _package(reading: PackageUses) -> str:
 
 
 def _levels(found: list[Finding]) -> str:
-    """How many findings there are at each level."""
+    """Return how many findings there are at each level."""
     numbers = Counter(finding.level for finding in found)
     chips = [
         f'<li class="{tone}">{_text(count(numbers[level], _LEVELS[level]))}</li>' for level, tone in _TONES.items()
@@ -187,7 +194,7 @@ def _levels(found: list[Finding]) -> str:
 
 
 def _chips(report: Report) -> str:
-    """How often each verdict was given."""
+    """Return how often each verdict was given."""
     found = totals(report)
     shown = [(word, found[state]) for state, word in WORDS.items() if found[state]]
     chips = [
@@ -225,7 +232,7 @@ def _table(report: Report, lines: list[str]) -> str:
 
 
 def _merged(report: Report, rows: Sequence[ReportRow]) -> list[list[ReportRow]]:
-    """The rows with those of one name together, where each release says the same of it wherever it is used."""
+    """Return the rows with those of one name together, where each release says the same of it wherever it is used."""
     found: dict[object, list[ReportRow]] = {}
     for row in rows:
         declared = row.use.patch.name if row.use.patch is not None else ""
@@ -235,7 +242,7 @@ def _merged(report: Report, rows: Sequence[ReportRow]) -> list[list[ReportRow]]:
 
 
 def _head(report: Report) -> str:
-    """The releases, and of how many rows each asks for a look."""
+    """Return the releases, and of how many rows each asks for a look."""
     columns = [
         f'<th scope="col">{_text(release)}<small>{asking(report, release):,} of {len(report.rows):,}</small></th>'
         for release in report.releases
@@ -270,12 +277,12 @@ def _places(alike: list[ReportRow]) -> str:
 
 
 def _broken(name: str) -> str:
-    """A name that may go on in another line after a dot or a colon."""
+    """Return a name that may go on in another line after a dot or a colon."""
     return re.sub("([.:])", r"\1<wbr>", _text(name))
 
 
 def _opens(cell: Cell) -> bool:
-    """Whether there is more to say of a cell than its word does."""
+    """Return whether there is more to say of a cell than its word does."""
     verdict = cell.verdict
     if verdict.state in ("same", "absent"):
         return bool(cell.diff or verdict.detail or verdict.now)
@@ -297,7 +304,7 @@ def _owner(use: Use) -> str:
 
 
 def _declared(use: Use) -> str:
-    """What the patch says of itself."""
+    """Return what the patch says of itself."""
     if use.patch is None:
         return ""
     said = {
@@ -334,7 +341,7 @@ def _diff(diff: str) -> str:
 
 
 def _findings(found: list[Finding]) -> Iterator[str]:
-    """The findings, those at level info folded; one that is the same in many places stands there once."""
+    """Yield the findings, those at level info folded; one that is the same in many places stands there once."""
     if not found:
         return
     yield f'<h2 id="findings">{_text(count(len(found), "finding"))}</h2>'
@@ -349,7 +356,7 @@ def _findings(found: list[Finding]) -> Iterator[str]:
 
 
 def _alike(found: list[Finding]) -> Iterator[tuple[Finding, list[str], list[str]]]:
-    """Each finding once, with all that releases say of it, and all places that they say it of."""
+    """Yield each finding once, with all that releases say of it, and all places that they say it of."""
     places: dict[Finding, list[str]] = {}
     for finding in found:
         places.setdefault(replace(finding, where=""), []).append(finding.where)
@@ -383,7 +390,7 @@ def _legend() -> str:
 
 
 def _prose(words: str) -> str:
-    """A sentence; what stands between backticks is code."""
+    """Return a sentence; what stands between backticks is code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", _text(words))
 
 

@@ -38,7 +38,7 @@ _LONGEST: Final = 300
 
 
 def markdown(report: Report, limit: int = LIMIT) -> str:
-    """A comment of at most so many characters; what does not fit is left out, the least bad first, and a note says so.
+    """Write a comment within a limit of characters; what does not fit is left out, the least bad first, with a note.
 
     The matrix may take half of the room, the findings half of what it leaves, and the diffs the rest.
     """
@@ -58,7 +58,7 @@ def markdown(report: Report, limit: int = LIMIT) -> str:
 
 
 def _fit(pieces: Sequence[str], room: int) -> tuple[list[str], int]:
-    """The first pieces, as many as there is room for, and how many are left out."""
+    """Return the first pieces, as many as there is room for, and how many are left out."""
     taken: list[str] = []
     for piece in pieces:
         room -= len(piece) + 2
@@ -73,7 +73,7 @@ def _size(pieces: Sequence[str]) -> int:
 
 
 def _tables(report: Report, room: int) -> tuple[list[str], int]:
-    """The matrix of each package, and how many rows were left out."""
+    """Return the matrix of each package, and how many rows were left out."""
     found = groups(report)
     tables, missing = [], 0
     for group in found:
@@ -113,7 +113,7 @@ def _finding(finding: Finding) -> str:
 
 
 def _diffs(report: Report) -> list[tuple[ReportRow, Cell]]:
-    """Every cell with a diff that asks for a look, the worst first."""
+    """Return every cell with a diff that asks for a look, the worst first."""
     rows = [row for group in groups(report) for row in group.changed]
     found = [(row, cell) for row in rows for cell in cells(report, row) if cell.diff]
     shown = [(row, cell) for row, cell in found if asks(row.use, cell.verdict.state)]
@@ -145,12 +145,12 @@ def _step(cell: Cell) -> str:
 
 
 def _ticks(words: str) -> int:
-    """The longest run of backticks."""
+    """Return the longest run of backticks."""
     return max(map(len, re.findall("`+", words)), default=0)
 
 
 def _code(words: str) -> str:
-    """A code span, whatever it holds."""
+    """Return a code span, whatever it holds."""
     words = _short(words)
     if not words:
         return ""
@@ -160,12 +160,12 @@ def _code(words: str) -> str:
 
 
 def _cell(words: str) -> str:
-    """What stands in a cell of a table, where a bar ends the cell even in code."""
+    """Return what stands in a cell of a table, where a bar ends the cell even in code."""
     return words.replace("|", "\\|")
 
 
 def _prose(words: str) -> str:
-    """A sentence: what stands between backticks is code, all else plain words."""
+    """Return a sentence: what stands between backticks is code, all else plain words."""
     pieces = re.split("`([^`]+)`", _short(words))
     return "".join(_code(piece) if index % 2 else _plain(piece) for index, piece in enumerate(pieces))
 

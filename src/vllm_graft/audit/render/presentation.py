@@ -1,4 +1,4 @@
-"""X"""
+"""What every renderer shares: the word and colour of each state, the order of rows, and the summary."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ _RANKS: Final[Mapping[VerdictState, int]] = {state: len(WORDS) - index for index
 
 
 def weight(state: VerdictState) -> int:
-    """How much a state asks for a look: more is worse."""
+    """Return how much a state asks for a look: more is worse."""
     return _RANKS[state]
 
 
 def count(number: int, thing: str) -> str:
-    """A number and what is counted, in the plural unless it is one."""
+    """Return a number and what is counted, in the plural unless it is one."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
@@ -143,25 +143,25 @@ class PackageRows:
 
 
 def label(use: Use) -> str:
-    """The name that is used, without the "vllm." that all of them begin with."""
+    """Return the name that is used, without the "vllm." that all of them begin with."""
     return use.name.removeprefix("vllm.")
 
 
 def cells(report: Report, row: ReportRow) -> list[Cell]:
-    """A cell for each column of the report, not judged where the row has none."""
+    """Return a cell for each column of the report, not judged where the row has none."""
     known = {cell.release: cell for cell in row.cells}
     return [known.get(release) or Cell(release, "", Verdict("")) for release in report.releases]
 
 
 def asks(use: Use, state: VerdictState) -> bool:
-    """Whether a state asks for a look. That a name is in no release is well for who adds it or provides for that."""
+    """Return whether a state needs attention; a missing name does not where the code adds it or provides for that."""
     if state == "absent":
         return use.way != "add" and not use.guarded
     return state not in ("same", "")
 
 
 def groups(report: Report) -> list[PackageRows]:
-    """The rows by package; packages and rows with the worst first, and as they came where they are alike."""
+    """Return the rows by package; packages and rows with the worst first, and as they came where they are alike."""
     titles = {reading.package: f"{reading.package} {reading.version}".strip() for reading in report.packages}
     packages = dict.fromkeys([*titles, *(row.package for row in report.rows)])
     found = [_group(report, titles.get(package, package), package) for package in packages]
@@ -170,18 +170,18 @@ def groups(report: Report) -> list[PackageRows]:
 
 
 def by_worth(report: Report) -> list[ReportRow]:
-    """All rows with the worst first, whichever package they are of."""
+    """Return all rows with the worst first, whichever package they are of."""
     return sorted(report.rows, key=lambda row: _worth(report, row), reverse=True)
 
 
 def findings(report: Report) -> list[Finding]:
-    """All findings, files that could not be read among them, the worst first."""
+    """Return all findings, files that could not be read among them, the worst first."""
     unread = [finding for reading in report.packages for finding in reading.unread]
     return worst_first(dict.fromkeys([*report.findings, *unread]))
 
 
 def totals(report: Report) -> Counter[VerdictState]:
-    """How often each state was given."""
+    """Return how often each state was given."""
     return Counter(cell.verdict.state for row in report.rows for cell in cells(report, row))
 
 
@@ -202,14 +202,14 @@ def against(report: Report) -> str:
 
 
 def compared(report: Report) -> str:
-    """What the releases are compared with."""
+    """Return what the releases are compared with."""
     if report.base:
         return f"compared with {report.base}"
     return "each compared with the release before"
 
 
 def summary(report: Report) -> tuple[str, str]:
-    """What matters most in a few words, and the rest of the sentence."""
+    """Return what matters most in a few words, and the rest of the sentence."""
     packages = len({*(row.package for row in report.rows), *(reading.package for reading in report.packages)})
     uses = len(report.rows)
     if not uses:
@@ -227,7 +227,7 @@ def printable(words: str) -> str:
 
 
 def one_line(words: str) -> str:
-    """The same with single spaces, and none at its ends."""
+    """Return the same with single spaces, and none at its ends."""
     return " ".join(printable(words).split())
 
 

@@ -28,7 +28,7 @@ text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",mon
 
 
 def svg(report: Report, rows: int = 8, caption: str = "") -> str:
-    """The picture: so many rows, taken evenly from the worst to the unchanged so that they stand for all.
+    """Return the picture: so many rows, taken evenly from the worst to the unchanged so that they stand for all.
 
     Without a caption the sentence that sums the report up stands below.
     """
@@ -72,14 +72,14 @@ def _row(report: Report, row: ReportRow, top: int) -> list[str]:
 
 
 def _keyed(report: Report, shown: Sequence[ReportRow]) -> str:
-    """What the words that occur mean, as one line."""
+    """Return what the words that occur mean, as one line."""
     states = {cell.verdict.state for row in shown for cell in cells(report, row)}
     told = [f"{word.short} {word.brief}" for state, word in WORDS.items() if state in states and word.brief]
     return ",  ".join(told)
 
 
 def _short(name: str) -> str:
-    """A name that fits its column: a long one loses its beginning."""
+    """Return a name that fits its column: a long one loses its beginning."""
     most = int((_LABEL - 8) / _CHARACTER)
     return name if len(name) <= most else f"…{name[len(name) - most + 1 :]}"
 

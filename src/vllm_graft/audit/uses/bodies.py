@@ -23,7 +23,7 @@ _KNOWN: Final = "graft_contents"
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What one function holds, whatever it is used for: attributes and keywords, each with its line.
+    """The attributes and keywords in one function, each with its line.
 
     read:      the attributes that it reads from its first parameter
     stored:    those that it sets there, in no function inside that has a parameter of that name
@@ -42,7 +42,7 @@ class _Contents:
 
 @dataclass(frozen=True, slots=True)
 class BodyDependencies:
-    """What a body leans on, each with the first line that it stands in.
+    """What a body depends on, each with its first line.
 
     attributes:  what it reads from the object it is given, without what the package itself puts there
     keywords:    what it passes by name to the function that it wraps or overrides
@@ -53,7 +53,7 @@ class BodyDependencies:
 
 
 def body_dependencies(use: Use) -> BodyDependencies:
-    """What the body of a use leans on; nothing where reading found no body."""
+    """Return what the body of a use depends on; empty where there is no body."""
     if use.body is None:
         return BodyDependencies()
     held = body_contents(use.body)
@@ -65,7 +65,7 @@ def body_dependencies(use: Use) -> BodyDependencies:
 
 
 def body_contents(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _Contents:
-    """Look through a function once: several rules ask, and a walk through a long one takes milliseconds."""
+    """Search a function once: several rules need the result, and a long function takes milliseconds."""
     known: _Contents | None = body.__dict__.get(_KNOWN)
     if known is None:
         known = body.__dict__[_KNOWN] = _Contents(*_read(body), frozenset(_set(body)), tuple(_passed(body)))
@@ -80,7 +80,7 @@ def _first_lines(found: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def _attributes(use: Use, held: _Contents) -> Iterator[tuple[str, int]]:
-    """The attributes read from the first parameter; one that the body asks for beforehand it does not lean on."""
+    """Yield the attributes read from the first parameter, without those that the body tests for beforehand."""
     for name, line in held.read:
         magic = name.startswith("__") and name.endswith("__")
         own = name in use.own or name in held.stored or name in held.asked
@@ -125,7 +125,7 @@ def _set(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Iterator[
 
 
 def _with_the_same(body: ast.AST, first: str) -> Iterator[ast.AST]:
-    """The nodes of a body in which the parameter still is what it was: functions inside may have one of that name."""
+    """Yield the nodes of a body in which the parameter is the same: nested functions may have one of that name."""
     left = children(body)
     while left:
         node = left.pop()
@@ -142,7 +142,7 @@ def _passed(body: ast.AST) -> Iterator[tuple[str, str, int]]:
 
 
 def _original(called: ast.expr) -> str | None:
-    """Which method of ``super()`` a call goes to; empty for ``call``, ``original`` and the like, None for no such."""
+    """Return the method of ``super()`` that is called; empty for ``call``, ``original`` and the like, else None."""
     if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Call):
         return called.attr if dotted(called.value.func) == "super" else None
     return "" if _ORIGINAL.search(dotted(called).rpartition(".")[2].lower()) else None

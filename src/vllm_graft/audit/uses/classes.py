@@ -1,4 +1,4 @@
-"""X"""
+"""Subclasses of vLLM's classes: their bases, their own attributes, and their calls of inherited methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_graft.patching.upstream.scopes import dotted
 
 
 class OwnAttributes:
-    """For each class of vLLM that is patched, and each subclass of one, the attributes that are the package's own."""
+    """The attributes that the package itself defines on patched classes of vLLM and on subclasses."""
 
     def __init__(self, founds: Sequence[FileUses]) -> None:
         self._targets: dict[Name, set[str]] = {}
@@ -28,11 +28,11 @@ class OwnAttributes:
                     names.update(_stored(own))
 
     def of_target(self, target: Name) -> frozenset[str]:
-        """The names that patches put on the class around a target, and those that they set on its objects."""
+        """Return the names that patches set on the class around a target and on its instances."""
         return frozenset(self._targets.get(_class_around(target), ()))
 
     def of_class(self, cls: LocalDef) -> frozenset[str]:
-        """The names that a class of the package and its own bases define, and those that their methods set."""
+        """Return the names that a class of the package and its own bases define, and those that their methods set."""
         if cls not in self._classes:
             self._classes[cls] = frozenset(_defined(cls, ()))
         return self._classes[cls]
@@ -55,7 +55,7 @@ def _defined(cls: LocalDef, seen: tuple[LocalDef, ...]) -> Iterator[str]:
 
 
 def _stored(own: LocalDef) -> frozenset[str]:
-    """The attributes that a function sets on its first parameter."""
+    """Return the attributes that a function sets on its first parameter."""
     return body_contents(own.function).set if own.function is not None else frozenset()
 
 
@@ -64,7 +64,7 @@ _BARE: Final = frozenset({"abc.ABC", "typing.Generic", "typing.Protocol", "built
 
 
 class ClassHierarchy:
-    """The classes of one package, as they derive from each other and from vLLM's."""
+    """The classes of one package, deriving from each other and from vLLM's."""
 
     def __init__(self, founds: Sequence[FileUses]) -> None:
         self._normal: dict[LocalDef, tuple[Name, ...]] = {}
@@ -77,7 +77,7 @@ class ClassHierarchy:
                 self._derived.update(own for base in one.cls.bases for own in local_defs(base))
 
     def calls(self, found: FileUses, ownership: OwnAttributes) -> Iterator[Use]:
-        """The calls on ``self`` and ``super()`` that go to a method of vLLM's."""
+        """Yield the calls on ``self`` and ``super()`` that go to a method of vLLM's."""
         for called in found.methods:
             if not self.is_sealed(called.cls):
                 continue
@@ -98,7 +98,7 @@ class ClassHierarchy:
                 )
 
     def _owners(self, called: MethodCall) -> Iterator[Name]:
-        """The classes of vLLM that may have the method, in the order that Python looks through them."""
+        """Yield the classes of vLLM that may have the method, in the order that Python looks through them."""
         for one in _above(called.cls, ()):
             if isinstance(one, Name) and one.is_vllm:
                 yield one
@@ -106,7 +106,7 @@ class ClassHierarchy:
                 return
 
     def is_sealed(self, cls: LocalDef) -> bool:
-        """Whether all bases of a class are known: one from elsewhere may have what vLLM's classes do not."""
+        """Return whether all bases of a class are known: one from elsewhere may have what vLLM's classes lack."""
         if cls not in self._sealed:
             above = list(_above(cls, ()))
             names = [one for one in above if isinstance(one, Name)]
@@ -115,11 +115,11 @@ class ClassHierarchy:
         return self._sealed[cls]
 
     def is_made(self, cls: LocalDef) -> bool:
-        """Whether the package itself makes objects of a class, so that it says what its constructor is given."""
+        """Return whether the package itself instantiates a class, and so decides on the arguments."""
         return cls in self._made
 
     def is_concrete(self, cls: LocalDef) -> bool:
-        """Whether objects of a class are to be made: it is not abstract, has no subclass, and all bases are known."""
+        """Return whether a class is meant to be instantiated: not abstract, without subclasses, all bases known."""
         assert isinstance(cls.node, ast.ClassDef)
         if cls in self._derived or _is_abstract(cls.node):
             return False
@@ -127,13 +127,13 @@ class ClassHierarchy:
         return self.is_sealed(cls) and direct.isdisjoint({"abc.ABC", "typing.Protocol"})
 
     def owners(self, subclass: Subclass) -> tuple[tuple[str, str], ...]:
-        """The other classes of vLLM that a class derives from, which may define what one of them leaves open."""
+        """Return the other classes of vLLM that a class derives from, which may define abstract methods."""
         targets = self._normal.get(subclass.cls, ())
         return tuple((name.module, name.qualname) for name in targets if name != subclass.target)
 
 
 def _above(cls: LocalDef, below: tuple[LocalDef, ...]) -> Iterator[Value | None]:
-    """What a class derives from, the nearest first; None for a base that is not known."""
+    """Yield what a class derives from, the nearest first; None for a base that is not known."""
     for base in cls.bases:
         if len(base) != 1:
             yield None
@@ -145,7 +145,7 @@ def _above(cls: LocalDef, below: tuple[LocalDef, ...]) -> Iterator[Value | None]
 
 
 def _is_abstract(node: ast.ClassDef) -> bool:
-    """Whether a class leaves methods to others itself, or says by its name or metaclass that it is a base."""
+    """Return whether a class has abstract methods of its own, or a metaclass."""
     if any(keyword.arg == "metaclass" for keyword in node.keywords):
         return True
     return any(
@@ -157,7 +157,7 @@ def _is_abstract(node: ast.ClassDef) -> bool:
 
 
 def upstream(cls: LocalDef, seen: tuple[LocalDef, ...] = ()) -> Iterator[tuple[Name, Values]]:
-    """The classes of vLLM that a class derives from, each with all that its base can be."""
+    """Yield the classes of vLLM that a class derives from, each with all that its base can be."""
     for base in cls.bases:
         yield from ((name, base) for name in vllm_names(base))
         for own in local_defs(base):

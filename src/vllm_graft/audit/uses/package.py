@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 
 class PackageReader:
-    """The files of one package, and what they use."""
+    """Reads the files of one package for its uses of vLLM."""
 
     def __init__(self, name: str, files: list[SourceFile], progress: Progress | None = None) -> None:
         self.name = name
@@ -51,11 +51,11 @@ class PackageReader:
         self._packages = frozenset(above for name in self._modules for above in upwards(name))
 
     def is_module(self, name: str) -> bool:
-        """Whether a name is one of the package's modules, or of the packages above them."""
+        """Return whether a name is one of the package's modules, or of the packages above them."""
         return name in self._packages
 
     def uses(self) -> Iterator[Use]:
-        """Every use of vLLM, in the order of files and lines."""
+        """Yield every use of vLLM, in the order of files and lines."""
         founds = self._walked()
         ownership = OwnAttributes(founds)
         around = self._around(founds)
@@ -85,7 +85,7 @@ class PackageReader:
             found.forget()
 
     def _around(self, founds: list[FileUses]) -> dict[SourceFile, UseGuard]:
-        """The files that the package imports behind tests only, as ``if OLD: from . import patch_old``, with these."""
+        """Return the guards of files that are imported behind tests only: ``if OLD: from . import patch_old``."""
         importing: dict[SourceFile, list[tuple[Condition, ...]]] = {}
         for found in founds:
             for name, guard in found.imported:
@@ -98,11 +98,11 @@ class PackageReader:
         }
 
     def _file(self, name: str) -> SourceFile | None:
-        """The file of the module that a name is, or is in."""
+        """Return the file of the module that a name is, or is in."""
         return self._modules.get(name) or self._modules.get(name.rpartition(".")[0])
 
     def follow(self, name: Name) -> Values | None:
-        """What a name in one of the package's modules stands for; None for other packages, and for modules."""
+        """Return what a name in one of the package's modules stands for; None for other packages, and for modules."""
         if name.module.partition(".")[0] not in self.tops:
             return None
         parts = name.dotted.split(".")
@@ -113,7 +113,7 @@ class PackageReader:
         return None
 
     def _once_inside(self, name: Name, file: SourceFile, parts: list[str]) -> Values:
-        """What a name stands for in a file; nothing where two modules import it from each other."""
+        """Resolve a name in a file; empty where two modules import it from each other."""
         if name in self._following:
             return ()
         self._following.add(name)
@@ -139,7 +139,7 @@ class PackageReader:
         return value
 
     def _walked(self) -> list[FileUses]:
-        """What every file holds that speaks of vLLM, or of something of the package that does."""
+        """Walk every file that mentions vLLM, or something of the package that does."""
         total = 2 * len(self.files)
         for number, file in enumerate(self.files):
             self._report(number, total)
@@ -217,13 +217,13 @@ class PackageReader:
         )
 
     def _leaning(self) -> list[SourceFile]:
-        """The files that do not name vLLM, and may reach it through a module of the package that does."""
+        """Return the files that do not mention vLLM, but may reach it through a module that does."""
         carriers = self._carriers()
         left = [file for file in self.files if file not in self._walkers]
         return [file for file in left if not carriers.isdisjoint(file.words_of_imports)]
 
     def _carriers(self) -> set[bytes]:
-        """The last part of the name of every module that has something of vLLM's, or derived from it."""
+        """Return the last part of the name of every module with something of vLLM's, or derived from it."""
         found: set[bytes] = set()
         for file, walker in self._walkers.items():
             names = walker.state.scope.module().names if walker is not None else {}

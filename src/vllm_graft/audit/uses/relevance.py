@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from vllm_graft.audit.uses.classes import upstream
 from vllm_graft.audit.uses.resolver import VERBS, PackageModules
@@ -51,7 +51,7 @@ _ASKING: Final = re.compile(r"version|\bhasattr\b|\bgetattr\b|\bfind_spec\b|\bsi
 
 
 def _kept_tests(cls: LocalDef, deep: int = 4) -> set[str]:
-    """The attributes under which methods of a class and of its bases have kept tests so far; another may end that."""
+    """Return the attributes in which methods of a class and its bases have stored tests so far."""
     found = set(cls.inside.tests) if cls.inside is not None else set()
     for base in cls.bases if deep else ():
         for own in base:
@@ -68,29 +68,16 @@ def _is_config(word: str) -> bool:
     return word.endswith("_config") and not word.startswith(VERBS)
 
 
-class PackageReader(PackageModules, Protocol):
-    """The modules of the package that is read, with the names that they go by."""
-
-    @property
-    def tops(self) -> Collection[str]:
-        """The first words of its modules' names."""
-        ...
-
-    def is_module(self, name: str) -> bool:
-        """Whether a name is one of its modules, or of the packages above them."""
-        ...
-
-
 class Relevance:
-    """Tells of the functions of one package whether they are to be walked."""
+    """Decides which functions of a package are walked."""
 
-    def __init__(self, package: PackageReader, short: int) -> None:
+    def __init__(self, package: PackageModules, short: int) -> None:
         self._package = package
         self._short = short
         self._known: dict[tuple[Scope, str], tuple[bool, bool]] = {}
 
     def concerns(self, own: LocalDef) -> bool:
-        """Whether a walk through a function's body could find anything of vLLM."""
+        """Return whether a walk through a function's body could find anything of vLLM."""
         node = own.node
         assert isinstance(node, Function)
         cls = own.inside.method_of if own.inside is not None else None
@@ -113,7 +100,7 @@ class Relevance:
         return any(leads or (short and tests) for leads, tests in self._outside(own.scope.module(), words))
 
     def _outside(self, module: Scope, words: Collection[str]) -> Iterator[tuple[bool, bool]]:
-        """Of each word that its module gives a meaning: whether it leads to vLLM, and whether it may be a test."""
+        """Yield for each word that the module binds whether it leads to vLLM, and whether it may be a test."""
         for word in {*(module.names.keys() & words), *(module.declared.keys() & words)}:
             key = module, word
             if key not in self._known:

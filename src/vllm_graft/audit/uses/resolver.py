@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final, Protocol
 
 from vllm_graft.audit.uses.syntax import statements
@@ -54,8 +54,17 @@ IMPORTERS: Final = frozenset({"importlib.import_module", "builtins.__import__"})
 class PackageModules(Protocol):
     """The modules of the package that is read."""
 
+    @property
+    def tops(self) -> Collection[str]:
+        """The first words of their names."""
+        ...
+
+    def is_module(self, name: str) -> bool:
+        """Return whether a name is one of the modules, or of the packages above them."""
+        ...
+
     def follow(self, name: Name) -> Values | None:
-        """What a name in one of them stands for; None where it is a name of another package, or a module."""
+        """Return what a name in one of them stands for; None for names of other packages, and for modules."""
         ...
 
 
@@ -85,16 +94,16 @@ class Resolver:
         }
 
     def value(self, node: ast.expr | None, scope: Scope) -> Values:
-        """The alternatives that an expression stands for, empty where reading cannot tell."""
+        """Return the alternatives that an expression stands for; empty where the source does not show them."""
         way = self._ways.get(type(node)) if node is not None else None
         return way(node, scope) if way is not None else ()
 
     def dotted(self, node: ast.expr, scope: Scope) -> str:
-        """The full name of a function or class outside the package, such as "unittest.mock.patch"; empty if none."""
+        """Return the full name of a function or class outside the package, such as "unittest.mock.patch"."""
         return dotted_of(self.value(node, scope))
 
     def attribute(self, value: Values, name: str) -> Values:
-        """What an attribute of a value stands for."""
+        """Return what an attribute of a value stands for."""
         return self._inside(value[0], name) if len(value) == 1 else union(*(self._inside(one, name) for one in value))
 
     def _inside(self, one: Value, name: str) -> Values:
@@ -116,7 +125,7 @@ class Resolver:
         return found if found is not None else self.attribute(union(*one.bases), name)
 
     def _kept(self, cls: LocalDef, name: str, deep: int = 4) -> Values:
-        """The outcome of a test that a method of a class, or of one that it derives from, keeps on its object."""
+        """Return the outcome of a test that a method of a class or of its bases stores on its object."""
         if cls.inside is not None and name in cls.inside.tests:
             return cls.inside.tests[name]
         above = [own for base in cls.bases for own in base if isinstance(own, LocalDef)] if deep else []
@@ -140,7 +149,7 @@ class Resolver:
         return self.attribute(self.value(node.value, scope), node.attr) or guessed(node.attr)
 
     def annotated(self, node: ast.expr | None, scope: Scope) -> Values:
-        """The object of one class of vLLM that an annotation promises; nothing where it is a choice of several."""
+        """Return the instance of a class of vLLM that an annotation promises; empty for a choice of several."""
         found = tuple(dict.fromkeys(self._promised(node, scope)))
         return found if len(found) == 1 else ()
 
@@ -191,7 +200,7 @@ class Resolver:
         return union(*found)
 
     def _result(self, called: str, node: ast.Call, scope: Scope) -> Values:
-        """What a call of a known function gives back."""
+        """Return what a call of a known function returns."""
         first = node.args[0] if node.args else None
         if called in IMPORTERS:
             return tuple(Name(module) for module in self.imported(called, node, scope))
@@ -216,7 +225,7 @@ class Resolver:
         return self.value(first, scope) if called in _PASSED_ON else ()
 
     def imported(self, called: str, node: ast.Call, scope: Scope) -> list[str]:
-        """The modules that a call of ``import_module`` or ``__import__`` gives back."""
+        """Return the modules that a call of ``import_module`` or ``__import__`` returns."""
         given = {keyword.arg: keyword.value for keyword in node.keywords}
         names = list(texts_in(self.value(node.args[0] if node.args else given.get("name"), scope)))
         if called == "builtins.__import__":
@@ -226,13 +235,13 @@ class Resolver:
         return [f"{package[0]}{name}" if name.startswith(".") and package else name for name in names]
 
     def _dressed(self, node: ast.Call, scope: Scope) -> Values:
-        """``wraps(original)(function)`` and other decorators called by hand."""
+        """Resolve ``wraps(original)(function)`` and other decorators called by hand."""
         if not isinstance(node.func, ast.Call) or len(node.args) != 1:
             return ()
         return tuple(one for one in self.value(node.args[0], scope) if isinstance(one, LocalDef))
 
     def _view(self, node: ast.Call, scope: Scope) -> Values:
-        """``items()``, ``keys()`` and ``values()`` of a dictionary that is spelled out."""
+        """Resolve ``items()``, ``keys()`` and ``values()`` of a dictionary that the source spells out."""
         if not isinstance(node.func, ast.Attribute):
             return ()
         tables = [one for one in self.value(node.func.value, scope) if isinstance(one, MappingValue)]
@@ -276,12 +285,12 @@ class Resolver:
 
 
 def dotted_of(value: Values) -> str:
-    """The full name of what is none of the package's own, the first where there are several; empty for none."""
+    """Return the full name of what is none of the package's own, the first where there are several; empty for none."""
     return next((one.dotted for one in value if isinstance(one, Name)), "")
 
 
 def guessed(name: str) -> Values:
-    """What a variable or attribute of vLLM's usual names is, where nothing else says it: ``model_config``."""
+    """Guess a variable or attribute by vLLM's usual names where nothing else tells: ``model_config``."""
     if name == "vllm_config":
         return (Instance(CONFIG, (), guessed=True),)
     named = name.endswith("_config") and not name.startswith(VERBS)
@@ -289,13 +298,13 @@ def guessed(name: str) -> Values:
 
 
 def is_class(qualname: str) -> bool:
-    """Whether a name is written as vLLM writes those of classes."""
+    """Return whether a name is written as vLLM writes names of classes."""
     last = qualname.rpartition(".")[2].lstrip("_")
     return last[:1].isupper() and not (last.isupper() and "_" in last)
 
 
 def _constructed(called: Name) -> Values:
-    """The object that a class of vLLM makes, and the configuration that its functions give."""
+    """Return the instance that a class of vLLM creates, or the configuration that its functions return."""
     if not called.is_vllm or isinstance(called, PartialName):
         return ()
     if called.qualname in _CONFIG_GETTERS:
@@ -304,7 +313,7 @@ def _constructed(called: Name) -> Values:
 
 
 def _made(maker: LocalDef) -> Values:
-    """The function that a function of the package makes and gives back."""
+    """Return the inner function that a function of the package returns."""
     if not isinstance(maker.node, Function) or maker.inside is None:
         return ()
     returned = [one.value for one in statements(maker.node.body) if isinstance(one, ast.Return)]
@@ -313,7 +322,7 @@ def _made(maker: LocalDef) -> Values:
 
 
 def entry_of(holder: Name, key: str) -> Name | None:
-    """What an entry of ``sys.modules`` or of a namespace stands for; None where the holder is something else."""
+    """Return what an entry of ``sys.modules`` or of a namespace stands for; None for other holders."""
     if holder.dotted == "sys.modules":
         return Name(key)
     above, _, last = holder.qualname.rpartition(".")
@@ -321,7 +330,7 @@ def entry_of(holder: Name, key: str) -> Name | None:
 
 
 def items_of(value: Values) -> list[Values]:
-    """What a loop over a value goes through, where the source spells it out."""
+    """Return the items that a loop over a value goes through, where the source spells them out."""
     found: list[Values] = []
     for one in value:
         if isinstance(one, SequenceValue):

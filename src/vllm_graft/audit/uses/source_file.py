@@ -54,12 +54,12 @@ class SourceFile:
 
     @property
     def data(self) -> bytes:
-        """What stands in it; read anew each time, so that a large package is not held in memory as text, too."""
+        """Its content, read each time, so that a large package is not also held in memory as text."""
         return self.path.read_bytes()
 
     @cached_property
     def names_vllm(self) -> bool:
-        """Whether the word stands in it, and not only as part of a longer one such as ``vllm_ascend``."""
+        """Whether it has the word "vllm", and not only as part of a longer one such as ``vllm_ascend``."""
         return _WORD.search(self.data) is not None
 
     @cached_property
@@ -69,11 +69,11 @@ class SourceFile:
 
     @property
     def text(self) -> str:
-        """The same as text, in the encoding that it declares."""
+        """Its content as text, in the encoding that it declares."""
         return importlib.util.decode_source(self.data)
 
     def cut(self, first: int, last: int) -> str:
-        """Its lines from one to another, both included."""
+        """Return its lines from one to another, both included."""
         text, starts = _lined(self)
         # A file that has become shorter meanwhile has nothing there.
         return text[starts[first - 1] : starts[min(last, len(starts) - 1)]] if first < len(starts) else ""
@@ -102,14 +102,14 @@ class SourceFile:
         return known
 
     def forget_tree(self) -> None:
-        """Let go of the syntax tree, and of what walks need of its functions, once it has been walked."""
+        """Drop the syntax tree and what only a walk needs of its functions, once it has been walked."""
         self.__dict__.pop("tree", None)
         slim(self._functions)
         self._functions = []
 
     @cached_property
     def module(self) -> str:
-        """What Python calls it when it runs: its name from the top-level package on."""
+        """The name that Python imports it by, from the top-level package on."""
         folder = self.path.parent
         parts = [] if self.is_package else [self.path.stem]
         while (folder / "__init__.py").is_file() and folder.parent != folder:
@@ -120,7 +120,7 @@ class SourceFile:
 
 @functools.lru_cache(maxsize=_TEXTS)
 def _lined(file: SourceFile) -> tuple[str, list[int]]:
-    """The text of a file, and where its lines begin as the parser counts them: a form feed ends none."""
+    """Return the text of a file, and where its lines begin as the parser counts them: a form feed ends none."""
     text = file.text
     return text, [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
 
@@ -133,18 +133,18 @@ def upwards(name: str) -> Iterator[str]:
 
 
 def files_below(folder: Path, base: Path) -> list[SourceFile]:
-    """The Python files in a folder, without hidden and built ones and without vLLM's own package."""
+    """Return the Python files in a folder, without hidden and built ones and without vLLM's own package."""
     return [source_file(path, base) for path in _paths(folder)]
 
 
 def is_test(inside: PurePath) -> bool:
-    """Whether a file is one of a package's tests, by its path below the package's root."""
+    """Return whether a file is one of a package's tests, by its path below the package's root."""
     folders, name = inside.parts[:-1], inside.name
     return any(one in _TESTS for one in folders) or name == "conftest.py" or bool(_TEST_FILE.fullmatch(name))
 
 
 def source_file(path: Path, base: Path) -> SourceFile:
-    """One file, shown and named from ``base`` on."""
+    """Return one file, shown and named from ``base`` on."""
     inside = path.relative_to(base)
     parts = inside.parent.parts if path.name == "__init__.py" else (*inside.parent.parts, path.stem)
     return SourceFile(path, inside.as_posix(), ".".join(parts))
@@ -163,7 +163,7 @@ def _left_out(folder: Path) -> bool:
 
 
 def is_vllm(folder: Path) -> bool:
-    """Whether it is the package of vLLM itself; a plugin may have a subpackage of that name."""
+    """Return whether it is the package of vLLM itself; a plugin may have a subpackage of that name."""
     return (
         folder.name == "vllm" and (folder / "__init__.py").is_file() and not (folder.parent / "__init__.py").is_file()
     )

@@ -1,4 +1,9 @@
-"""X"""
+"""Syntax trees: the names that a function binds, and functions whose bodies are parsed on demand.
+
+The trees of a large package do not fit into memory, their outlines do. An outline is a function without its body, which
+is parsed again when needed; only the last few bodies are held. Name, parameters, decorators and place stay as they were
+parsed, so that an outline can take the place of a function's node.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ _SIMPLE: Final = frozenset(
 
 
 def parameters(args: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
-    """Every parameter in order, with its default."""
+    """Yield every parameter in order, with its default."""
     positional = [*args.posonlyargs, *args.args]
     without = len(positional) - len(args.defaults)
     yield from zip((one.arg for one in positional), [None] * without + list(args.defaults), strict=True)
@@ -35,7 +40,7 @@ def parameters(args: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
 
 
 def first_parameter(node: Function | ast.Lambda) -> str:
-    """The parameter that is the object: the first, or wrapt's ``instance``."""
+    """Return the parameter that is the object: the first, or wrapt's ``instance``."""
     names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
     if names[:2] == ["wrapped", "instance"]:
         return "instance"
@@ -43,7 +48,7 @@ def first_parameter(node: Function | ast.Lambda) -> str:
 
 
 def statements(body: Sequence[ast.stmt], *, scopes: bool = False) -> Iterator[ast.stmt]:
-    """The statements of a body with those inside them; of functions and classes only if ``scopes`` says so."""
+    """Yield the statements of a body and those inside them; inside functions and classes only with ``scopes``."""
     left = list(body)
     while left:
         node = left.pop()
@@ -54,7 +59,7 @@ def statements(body: Sequence[ast.stmt], *, scopes: bool = False) -> Iterator[as
 
 
 def nodes(root: ast.AST) -> Iterator[ast.AST]:
-    """A node and all below it in the order of ``ast.walk``, but for those that only say how a name is used."""
+    """Yield a node and all below it in the order of ``ast.walk``, without contexts such as ``Load``."""
     left = [root]
     for node in left:
         yield node
@@ -62,7 +67,7 @@ def nodes(root: ast.AST) -> Iterator[ast.AST]:
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes directly below another as ``ast.iter_child_nodes`` has them, but for those that say how it is used."""
+    """Return the nodes directly below another as ``ast.iter_child_nodes`` does, without contexts such as ``Load``."""
     found: list[ast.AST] = []
     for name in node._fields:
         value = getattr(node, name, None)
@@ -74,7 +79,7 @@ def children(node: ast.AST) -> list[ast.AST]:
 
 
 def blocks(node: ast.stmt) -> list[list[ast.stmt]]:
-    """The blocks of statements that stand directly in a statement."""
+    """Return the blocks of statements that stand directly in a statement."""
     found: list[list[ast.stmt]] = [
         block for name in ("body", "orelse", "finalbody") if (block := getattr(node, name, None))
     ]
@@ -82,7 +87,7 @@ def blocks(node: ast.stmt) -> list[list[ast.stmt]]:
 
 
 def local_names(node: Function | ast.Lambda | ast.If) -> set[str]:
-    """The names that the statements of a body bind, whether or not that has happened yet when they are read."""
+    """Return the names that the statements of a body bind, whether or not that has happened yet when they are read."""
     if isinstance(node, ast.Lambda):
         return set()
     known: frozenset[str] | None = node.__dict__.get("locals")
@@ -150,7 +155,7 @@ _STORING: Final = frozenset(
 
 
 class Outline:
-    """What both kinds of outlines share: a body that is parsed when it is asked for.
+    """A function without its body, which is parsed on demand.
 
     file:    the file that the function stands in
     locals:  the names that its body binds
@@ -186,7 +191,7 @@ class AsyncFunctionDef(Outline, ast.AsyncFunctionDef):
 
 
 def parse(text: str) -> ast.Module:
-    """The syntax tree of a text, without the warnings that a compiler would give."""
+    """Return the syntax tree of a text, without the warnings that a compiler would give."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -195,7 +200,7 @@ def parse(text: str) -> ast.Module:
 
 @dataclass(frozen=True, slots=True)
 class FileOutline:
-    """What was in the bodies of a file's functions: attributes that they set, and import statements, all of the file's.
+    """A file's functions, the attributes that their bodies set, and all import statements of the file.
 
     functions:  the outlines
     """
@@ -238,7 +243,7 @@ def _outlined(node: Function, file: SourceFile) -> Function:
 
 
 def slim(functions: Iterable[Function]) -> None:
-    """Let go of what only their definition needs: annotations, and the names that their bodies bind."""
+    """Drop what only the definition of functions needs: annotations, and the names that their bodies bind."""
     for node in functions:
         node.returns = None
         node.__dict__.pop("locals", None)
@@ -249,7 +254,7 @@ def slim(functions: Iterable[Function]) -> None:
 
 
 def _stored(node: ast.stmt) -> Iterator[str]:
-    """The attributes that a statement gives a value, as a walk notes them: a counter that goes up is none."""
+    """Yield the attributes that a statement sets, as a walk records them: a counter that goes up is none."""
     targets: Sequence[ast.expr | None] = ()
     if isinstance(node, ast.Assign):
         targets = node.targets
@@ -275,17 +280,17 @@ def _stored(node: ast.stmt) -> Iterator[str]:
 
 
 def is_outline(node: ast.AST) -> bool:
-    """Whether a node stands for a function whose body is parsed when it is asked for."""
+    """Return whether a node is a function whose body is parsed on demand."""
     return isinstance(node, Outline)
 
 
 def first_line(node: Function | ast.ClassDef) -> int:
-    """The line that a definition begins with, decorators included."""
+    """Return the line that a definition begins with, decorators included."""
     return min([node.lineno, *(one.lineno for one in node.decorator_list)])
 
 
 def whole(node: Function) -> Function:
-    """A function with all that it has: an outline parsed again."""
+    """Return a function with its body: an outline is parsed again."""
     return _whole(node) if isinstance(node, Outline) and "statements" not in node.__dict__ else node
 
 

@@ -41,18 +41,18 @@ class Name:
         return f"{self.module}.{self.qualname}" if self.qualname else self.module
 
     def inside(self, attribute: str) -> Name:
-        """The name of an attribute."""
+        """Return the name of an attribute."""
         return Name(self.module, f"{self.qualname}.{attribute}" if self.qualname else attribute)
 
 
 @dataclass(frozen=True, slots=True)
 class PartialName(Name):
-    """A name of a function some of whose arguments are given already, by ``functools.partial`` or a bound method."""
+    """The name of a function with some arguments applied, by ``functools.partial`` or a bound method."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """An object of a class of vLLM, or what attributes lead to from there.
+    """An instance of a class of vLLM, or an attribute reached from one.
 
     guessed:  whether only the name of a variable or an attribute says so
     """
@@ -64,7 +64,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """What a method of a class of the package is called on."""
+    """The object that a method of a class of the package is called on."""
 
     cls: LocalDef
 
@@ -110,7 +110,7 @@ class LocalDef:
     unwalked: Callable[[], None] | None = field(default=None, repr=False)
 
     def complete(self) -> None:
-        """Walk through the body if that has been put off: the names in it count where it stands for one of vLLM."""
+        """Walk through the body if that was deferred: its names matter once it replaces a name of vLLM."""
         if self.unwalked is not None:
             walk, self.unwalked = self.unwalked, None
             walk()
@@ -123,7 +123,7 @@ class LocalDef:
 
 @dataclass(frozen=True, slots=True)
 class ConditionValue:
-    """The outcome of a test of the version or for a name, kept under a name: ``OLD = vllm_version_is("0.28.0")``."""
+    """The outcome of a test for a version or a name, stored in a variable: ``OLD = vllm_version_is("0.28.0")``."""
 
     node: ast.expr
     scope: Scope = field(repr=False)
@@ -131,7 +131,7 @@ class ConditionValue:
 
 @dataclass(frozen=True, slots=True)
 class FlagValue:
-    """A constant that is set where ``guard`` lets it: ``HAS_X = True`` after an import in a ``try``."""
+    """A constant that is set behind ``guard``: ``HAS_X = True`` after an import in a ``try``."""
 
     value: bool | None
     guard: UseGuard
@@ -160,7 +160,7 @@ class Scope:
         """Of a method's body: the class."""
 
     def find(self, name: str) -> Values | None:
-        """What a name stands for here; None where no scope binds it, so that it is a builtin."""
+        """Return what a name stands for here; None where no scope binds it, so that it is a builtin."""
         if name in self.names:
             return self.names[name]
         above = self.parent
@@ -172,7 +172,7 @@ class Scope:
         return None
 
     def annotated(self, name: str) -> Values:
-        """What a name stands for in an annotation."""
+        """Return what a name stands for in an annotation."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.declared:
@@ -189,7 +189,7 @@ class Scope:
             other.names[name] = union(other.names.get(name, ()), value)
 
     def method(self) -> LocalDef | None:
-        """The class whose method this is the body of, or stands in the body of."""
+        """Return the class whose method this is the body of, or stands in the body of."""
         scope: Scope | None = self
         while scope is not None and scope.kind == "function":
             if scope.method_of is not None:
@@ -198,7 +198,7 @@ class Scope:
         return None
 
     def module(self) -> Scope:
-        """The scope of the module."""
+        """Return the scope of the module."""
         scope = self
         while scope.parent is not None:
             scope = scope.parent
@@ -206,22 +206,22 @@ class Scope:
 
 
 def union(*values: Values) -> Values:
-    """All alternatives, each once."""
+    """Return all alternatives, each once."""
     if len(values) == 1:
         return values[0]
     return tuple(dict.fromkeys(one for value in values for one in value))
 
 
 def vllm_names(value: Values) -> Iterator[Name]:
-    """Those alternatives that are names of vLLM."""
+    """Return the alternatives that are names of vLLM."""
     return (one for one in value if isinstance(one, Name) and one.is_vllm)
 
 
 def texts_in(value: Values) -> Iterator[str]:
-    """Those alternatives that are strings."""
+    """Return the alternatives that are strings."""
     return (one.text for one in value if isinstance(one, TextValue))
 
 
 def local_defs(value: Values) -> Iterator[LocalDef]:
-    """Those alternatives that are functions or classes of the package."""
+    """Return the alternatives that are functions or classes of the package."""
     return (one for one in value if isinstance(one, LocalDef))
