@@ -46,7 +46,7 @@ def main() -> int:
     link = index.wheel(asked.version)
     row("index lookup", f"{time.perf_counter() - began:.2f}", str(len(index.client.indexes)), "-")
 
-    remote = RemoteWheel(link.url, version=link.version, size=link.size, asked=index.client)
+    remote = RemoteWheel(link.url, version=link.version, size=link.size, http=index.client)
     measured("directory", remote, remote.modules)
     measured(f"{len(asked.modules)} modules", remote, lambda: remote.fetch(asked.modules))
     measured(f"all {len(remote.modules())} modules", remote, lambda: remote.fetch(remote.modules()))

@@ -176,29 +176,28 @@ class Use:
     way:       how; see ``Way``
     module:    the module of vLLM that the code names, such as "vllm.v1.core.sched.scheduler"
     qualname:  the name in it, such as "Scheduler.schedule"; empty for the module itself
-    file:      the file that it stands in, as it was found
-    line:      and the line
-    owner:     what it belongs to in the package: a patch, or the class or function around it; empty at the top level
-    guard:     what stands around it: tests of the version or for a name, a ``try`` that catches a name's absence
-    alternatives: the names of vLLM that the code has in the same place where this one is missing
-    fallback:  whether it has something of its own in that place
-    body:      the function that stands in the place of upstream's, where reading finds it
-    body_file: the file that it stands in
+    file, line: where the use is
+    owner:     the patch, class or function around it in the package; empty at the top level
+    guard:     the tests and handlers around it
+    alternatives: the names of vLLM that the code uses instead where this one is missing
+    fallback:  whether it uses something of its own instead
+    body:      the function that replaces upstream's, where the source shows it
+    body_file: the file of that function
     source:    its text, decorators included
-    patch:     what the patch says of itself, where it is a ``VLLMPatch``
-    own:       the attributes that the package itself puts on the object that the body is given
+    patch:     its declaration, where it is a ``VLLMPatch``
+    own:       the attributes that the package itself sets on the object that the body gets
     branches:  the tests in the file of the body
-    passed:    of an imported name: whether it is handed on as a value, so that calls of it are not all in sight
-    arguments: of a call: what it passes
-    bound:     of a call: whether it goes through an object or ``super()``, so that the first parameter is given
-    path:      the attributes that lead from an object of the class to what is called or read
-    guessed:   whether only the name of a variable, such as ``model_config``, says what the object is
+    passed:    of an imported name: whether it is passed on as a value, so that not all calls of it are in sight
+    arguments: of a call: its arguments
+    bound:     of a call: whether it goes through an object or ``super()``, which fills the first parameter
+    path:      the attributes that lead from an instance of the class to what is called or read
+    guessed:   whether only the name of a variable, such as ``model_config``, shows what the object is
     above:     of a call: whether it goes to ``super()``
-    owners:    of a method that is called: where else it may come from, as the bases stand in order; of a subclass: the
+    owners:    of a method that is called: its other possible owners, in the order of the bases; of a subclass: the
                other classes of vLLM that it derives from
-    mixed:     of a subclass and its methods: whether a base from elsewhere may have what vLLM's classes do not
+    mixed:     of a subclass and its methods: whether a base from elsewhere may have what vLLM's classes lack
     made:      of a subclass and its methods: whether the package itself calls the constructor
-    concrete:  of a subclass: whether objects of it are made, so that it has to define every abstract method
+    concrete:  of a subclass: whether it is instantiated, so that it has to define every abstract method
     """
 
     way: Way
@@ -249,13 +248,13 @@ class Use:
         return f"{self.file}:{self.line}"
 
     def without_tree(self) -> Use:
-        """Return the use without syntax trees, and of its guard only that there is one, for a report that is kept."""
+        """Return the use without syntax trees and conditions, for the cache; its guard only tells that there is one."""
         guard = UseGuard(caught=frozenset({"worked out"})) if self.guard else UseGuard()
         return replace(self, body=None, guard=guard, branches=())
 
     @property
     def guarded(self) -> bool:
-        """Whether the code itself has something to say of the name's absence, or of the releases it runs in."""
+        """Whether the code provides for the name's absence, or restricts the releases it runs in."""
         return bool(self.guard) or bool(self.alternatives) or self.fallback
 
     @property
@@ -266,11 +265,11 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class PackageUses:
-    """What was read of one package: its uses of vLLM, and the files that could not be read.
+    """The uses of vLLM in one package, and the files that could not be read.
 
-    package:   the name it was asked for by
-    files:     how many were read
-    tests:     how many of its tests were left out
+    package:   the name or path that it was located by
+    files:     the number of files read
+    tests:     the number of its tests left out
     version:   that of the distribution, where there is one
     base:      the release of vLLM that it pins; empty where it does not
     allowed:   the releases that it allows, such as ">=0.24,<0.29"; empty where there is no upper bound
@@ -290,15 +289,15 @@ class PackageUses:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one name: a state, in words, and where it is now if that is another place."""
+    """The change of one name: its state, the details in words, and its new place if it has one."""
 
     state: VerdictState
     detail: str = ""
     now: str = ""
     standing: Standing = "runs"
-    """What becomes of the code itself in the newer release."""
+    """Whether the code itself runs in the newer release."""
     fitted: bool = True
-    """Whether a release is known that the code worked in, where it does not now."""
+    """Where the code does not work: whether it did in a known release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,12 +308,12 @@ class Cell:
     since: str
     verdict: Verdict
     diff: str = field(default="", repr=False)
-    """What upstream changed, as a unified diff, where its source could be read."""
+    """Upstream's change as a unified diff, where its source could be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One use, and a cell for each release it was held against."""
+    """One use, with a cell for each release."""
 
     package: str
     use: Use
@@ -323,7 +322,7 @@ class ReportRow:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that an audit found.
+    """The result of an audit.
 
     releases:  the columns
     base:      the release that verdicts compare with; empty where each column compares with the one before

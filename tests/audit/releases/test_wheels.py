@@ -27,7 +27,7 @@ def read(site, wheel):
 
     def put(data=None, **given):
         site.files[PATH] = wheel() if data is None else data
-        return RemoteWheel(f"{site.url}{PATH}", version="9.1.0", asked=client(), **given)
+        return RemoteWheel(f"{site.url}{PATH}", version="9.1.0", http=client(), **given)
 
     return put
 
@@ -167,7 +167,7 @@ def test_a_connection_that_breaks_is_tried_again_once(read, site, kind, modules)
 def test_a_server_that_is_gone_is_told(kind, site):
     """Connection refused."""
     with pytest.raises(ConfigError, match=r"breaks off: .*[Cc]onnection refused"):
-        RemoteWheel("http://127.0.0.1:9/vllm.whl", asked=client()).modules()
+        RemoteWheel("http://127.0.0.1:9/vllm.whl", http=client()).modules()
 
 
 NAME = "vllm-9.1.0-cp38-abi3-manylinux_2_28_x86_64.whl"

@@ -15,16 +15,16 @@ from vllm_graft.audit.render.presentation import (
     PAPER,
     WORDS,
     Tone,
-    asking,
-    asks,
+    attention_count,
     cells,
     count,
     findings,
     groups,
-    label,
+    needs_attention,
     one_line,
+    short_name,
+    state_counts,
     summary,
-    totals,
     weight,
 )
 from vllm_graft.findings import Finding
@@ -74,8 +74,8 @@ def test_text_can_be_read_on_the_page(screen, ink):
 def test_rows_are_grouped_by_package_and_the_worst_is_first(report):
     found = groups(report)
     assert [group.title for group in found] == ["beta", "alpha 1.2"]
-    assert [label(row.use) for row in found[0].changed] == ["v1.worker:Worker.stop", "v1.queue:make_queue"]
-    assert [label(row.use) for row in found[1].changed] == [
+    assert [short_name(row.use) for row in found[0].changed] == ["v1.worker:Worker.stop", "v1.queue:make_queue"]
+    assert [short_name(row.use) for row in found[1].changed] == [
         "v1.sched:Scheduler.__init__",
         "v1.sched:Scheduler.schedule",
     ]
@@ -97,7 +97,7 @@ def test_a_release_without_a_cell_is_not_judged(report):
 
 @pytest.mark.parametrize(("more", "asked"), [({}, True), ({"fallback": True}, False), ({"way": "add"}, False)])
 def test_a_name_in_no_release_is_well_for_who_adds_or_guards_it(make, more, asked):
-    assert asks(make("alpha", "vllm.a:b", "absent", **more).use, "absent") is asked
+    assert needs_attention(make("alpha", "vllm.a:b", "absent", **more).use, "absent") is asked
 
 
 def test_the_summary_counts_uses_and_names_releases(report):
@@ -118,8 +118,8 @@ def test_a_report_may_have_no_columns(report):
 
 
 def test_counts_by_state_and_by_release(report):
-    assert totals(report) == {"same": 3, "body": 2, "extended": 1, "": 3, "broken": 1, "gone": 1, "moved": 1}
-    assert [asking(report, release) for release in report.releases] == [2, 4]
+    assert state_counts(report) == {"same": 3, "body": 2, "extended": 1, "": 3, "broken": 1, "gone": 1, "moved": 1}
+    assert [attention_count(report, release) for release in report.releases] == [2, 4]
 
 
 def test_files_that_could_not_be_read_are_findings_and_each_is_named_once(report):

@@ -380,16 +380,16 @@ class WheelLink:
 class PackageIndex:
     """The distribution ``vllm`` on all indexes that pip uses; each is requested once."""
 
-    def __init__(self, asked: HttpClient | None = None, *, distribution: str = "vllm") -> None:
+    def __init__(self, http: HttpClient | None = None, *, distribution: str = "vllm") -> None:
         self.distribution = distribution
-        self._asked = asked
+        self._http = http
         self._failures: list[ConfigError] = []
         self._lacking: list[ConfigError] = []
 
     @cached_property
     def client(self) -> HttpClient:
         """The client for the index and its wheels."""
-        return self._asked or client()
+        return self._http or client()
 
     def versions(self, *, pre: bool = False) -> list[str]:
         """Return the releases that have a wheel, oldest first, without local parts; with ``pre`` also pre-releases."""

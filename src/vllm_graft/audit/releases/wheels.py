@@ -78,7 +78,7 @@ class RemoteWheel:
         *,
         version: str = "",
         size: int | None = None,
-        asked: HttpClient | None = None,
+        http: HttpClient | None = None,
         directory: ByteSpan | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -87,7 +87,7 @@ class RemoteWheel:
         self.requests = 0
         self.bytes = 0
         self._size = size
-        self._asked = asked
+        self._http = http
         self._directory = directory
         self._progress = progress or (lambda done, total: None)
         self._held: dict[str, bytes] = {}
@@ -226,7 +226,7 @@ class RemoteWheel:
 
     @cached_property
     def _client(self) -> HttpClient:
-        return self._asked or client()
+        return self._http or client()
 
     def _check(self, answer: HttpResponse, first: int, end: int) -> None:
         if answer.status == 200:
@@ -440,7 +440,7 @@ class CachedWheel:
             link.url,
             version=self.version,
             size=size,
-            asked=self._index.client,
+            http=self._index.client,
             directory=directory,
             progress=self._progress,
         )

@@ -17,20 +17,20 @@ from dataclasses import replace
 from html import escape
 from typing import Final, Literal, get_args
 
-from vllm_graft.audit.model import Cell, PackageUses, Report, ReportRow, Use
+from vllm_graft.audit.model import Cell, Report, ReportRow, Use
 from vllm_graft.audit.render.presentation import (
     WORDS,
     Tone,
-    asking,
+    attention_count,
     cells,
-    compared,
+    comparison,
     count,
     findings,
     groups,
-    label,
     printable,
+    short_name,
+    state_counts,
     summary,
-    totals,
     variables,
 )
 from vllm_graft.findings import Finding, Level
@@ -144,11 +144,11 @@ def style() -> str:
 
 
 _FITS: Final = 8
-"""So many releases fit a desktop's width; with more the matrix scrolls in its box, and its head cannot stay in view."""
+"""The number of releases that fit a desktop's width; with more the matrix scrolls, and its head cannot stay in view."""
 
 _ELEMENTS: Final[dict[DiffPart, str]] = {"head": "i", "hunk": "b", "added": "ins", "removed": "del", "context": "span"}
 _LISTED: Final = 3
-"""So many places of one finding are in view; more are folded."""
+"""The number of places of one finding that are in view; more are folded."""
 
 _LEVELS: Final[dict[Level, str]] = {"error": "error", "warning": "warning", "info": "note"}
 _TONES: Final[dict[Level, str]] = {"error": "bad", "warning": "body", "info": "none"}
@@ -173,19 +173,17 @@ def html(report: Report, title: str = "vLLM audit", when: str = "") -> str:
 
 
 def _packages(report: Report, when: str) -> str:
-    lines = [_package(reading) for reading in report.packages]
+    lines = []
+    for one in report.packages:
+        base = f", made for vLLM {one.base}" if one.base else ""
+        files = f", {count(one.files, 'file')} read" if one.files else ""
+        lines.append(_text(f"{one.package} {one.version}".strip() + base + files))
     lines += [_text(when)] if when else []
     return f'<p class="soft">{"<br>".join(lines)}</p>' if lines else ""
 
 
-def _package(reading: PackageUses) -> str:
-    base = f", made for vLLM {reading.base}" if reading.base else ""
-    files = f", {count(reading.files, 'file')} read" if reading.files else ""
-    return _text(f"{reading.package} {reading.version}".strip() + base + files)
-
-
 def _levels(found: list[Finding]) -> str:
-    """Return how many findings there are at each level."""
+    """Write the number of findings at each level."""
     numbers = Counter(finding.level for finding in found)
     chips = [
         f'<li class="{tone}">{_text(count(numbers[level], _LEVELS[level]))}</li>' for level, tone in _TONES.items()
@@ -194,8 +192,8 @@ def _levels(found: list[Finding]) -> str:
 
 
 def _chips(report: Report) -> str:
-    """Return how often each verdict was given."""
-    found = totals(report)
+    """Write the number of cells with each verdict."""
+    found = state_counts(report)
     shown = [(word, found[state]) for state, word in WORDS.items() if found[state]]
     chips = [
         f'<li class="{word.tone}">{number:,} {word.short if word.tone != "ok" else "unchanged"}</li>'
@@ -232,7 +230,7 @@ def _table(report: Report, lines: list[str]) -> str:
 
 
 def _merged(report: Report, rows: Sequence[ReportRow]) -> list[list[ReportRow]]:
-    """Return the rows with those of one name together, where each release says the same of it wherever it is used."""
+    """Group the rows of one name, where each release has the same verdict wherever the name is used."""
     found: dict[object, list[ReportRow]] = {}
     for row in rows:
         declared = row.use.patch.name if row.use.patch is not None else ""
@@ -242,18 +240,16 @@ def _merged(report: Report, rows: Sequence[ReportRow]) -> list[list[ReportRow]]:
 
 
 def _head(report: Report) -> str:
-    """Return the releases, and of how many rows each asks for a look."""
-    columns = [
-        f'<th scope="col">{_text(release)}<small>{asking(report, release):,} of {len(report.rows):,}</small></th>'
-        for release in report.releases
-    ]
-    return f'<th scope="col"><small>{_text(compared(report))}</small></th>{"".join(columns)}'
+    """Write the releases, and the number of rows that need attention in each."""
+    counts = {release: f"{attention_count(report, release):,} of {len(report.rows):,}" for release in report.releases}
+    columns = [f'<th scope="col">{_text(release)}<small>{words}</small></th>' for release, words in counts.items()]
+    return f'<th scope="col"><small>{_text(comparison(report))}</small></th>{"".join(columns)}'
 
 
 def _row(report: Report, alike: list[ReportRow], anchor: str) -> str:
-    """One name, and all places that use it."""
+    """Write one name, and all places that use it."""
     row = alike[0]
-    module, colon, name = label(row.use).rpartition(":")
+    module, colon, name = short_name(row.use).rpartition(":")
     title = f"<span>{_broken(module + colon)}</span><b>{_broken(name)}</b>"
     found = [(f"{anchor}-{index}", cell) for index, cell in enumerate(cells(report, row), 1)]
     words = "".join(_cell(cell, anchor) for anchor, cell in found)

@@ -11,14 +11,14 @@ from vllm_graft.audit.model import Cell, Report, ReportRow
 from vllm_graft.audit.render.presentation import (
     WORDS,
     PackageRows,
-    asks,
     cells,
     count,
     findings,
     groups,
-    label,
+    needs_attention,
     one_line,
     printable,
+    short_name,
     summary,
     weight,
 )
@@ -94,13 +94,13 @@ def _tables(report: Report, room: int) -> tuple[list[str], int]:
 def _row(report: Report, row: ReportRow) -> str:
     words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
     where = f"<br><sub>{row.use.way} {_cell(_code(row.use.where))}</sub>"
-    return f"| {_cell(_code(label(row.use)))}{where} | " + " | ".join(words) + " |"
+    return f"| {_cell(_code(short_name(row.use)))}{where} | " + " | ".join(words) + " |"
 
 
 def _folded(group: PackageRows) -> str:
     if not group.folded:
         return ""
-    names = [f"- {_code(label(row.use))} {row.use.way}" for row in [*group.unchanged, *group.unjudged]]
+    names = [f"- {_code(short_name(row.use))} {row.use.way}" for row in [*group.unchanged, *group.unjudged]]
     shown, cut = _fit(names, 8_000)
     shown += [f"- and {cut:,} more"] if cut else []
     return f"<details><summary>{group.folded}</summary>\n\n" + "\n".join(shown) + "\n\n</details>"
@@ -116,7 +116,7 @@ def _diffs(report: Report) -> list[tuple[ReportRow, Cell]]:
     """Return every cell with a diff that asks for a look, the worst first."""
     rows = [row for group in groups(report) for row in group.changed]
     found = [(row, cell) for row in rows for cell in cells(report, row) if cell.diff]
-    shown = [(row, cell) for row, cell in found if asks(row.use, cell.verdict.state)]
+    shown = [(row, cell) for row, cell in found if needs_attention(row.use, cell.verdict.state)]
     return sorted(shown, key=lambda pair: weight(pair[1].verdict.state), reverse=True)
 
 
@@ -126,7 +126,7 @@ def _diff(row: ReportRow, cell: Cell) -> str:
     more = f"{count(len(lines) - DIFF_LINES, 'more line')} of this diff left out." if len(lines) > DIFF_LINES else ""
     fence = "`" * max(3, 1 + _ticks(shown))
     verdict = cell.verdict
-    name = escape(_short(label(row.use)), quote=False)
+    name = escape(_short(short_name(row.use)), quote=False)
     title = f"<code>{name}</code> {WORDS[verdict.state].short}, {_step(cell)}"
     now = f"Now: {_code(verdict.now)}" if verdict.now else ""
     pieces = [

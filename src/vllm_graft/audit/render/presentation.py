@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -98,7 +98,7 @@ PAPER: Final[Mapping[str, ColourPair]] = {
 
 
 def variables(selector: str) -> str:
-    """Rules that set the colours as variables: ``--body`` for text, ``--body-bg`` behind it, ``--ink``, ``--paper``."""
+    """Write rules that set the colours as variables: ``--body`` for text, ``--body-bg`` behind it, ``--ink``."""
     light = _declarations(LIGHT, 0)
     dark = _declarations(DARK, 1)
     return f"{selector}{{{light}}}\n@media (prefers-color-scheme:dark){{{selector}{{{dark}}}}}"
@@ -115,24 +115,24 @@ class PackageRows:
     """The rows of one package, each list with the worst first.
 
     title:      the package, with its version where that is known
-    changed:    rows of which some release asks for a look
-    unchanged:  rows that were judged, and no release asks for one
-    unjudged:   rows on which there is no verdict at all
+    changed:    rows that need attention in some release
+    unchanged:  rows that were judged and need none
+    unjudged:   rows without any verdict
     """
 
     title: str
-    changed: Sequence[ReportRow]
-    unchanged: Sequence[ReportRow]
-    unjudged: Sequence[ReportRow]
+    changed: list[ReportRow]
+    unchanged: list[ReportRow]
+    unjudged: list[ReportRow]
 
     @property
     def rows(self) -> list[ReportRow]:
-        """All of them."""
+        """All rows."""
         return [*self.changed, *self.unchanged, *self.unjudged]
 
     @property
     def folded(self) -> str:
-        """How many rows ask for no look, in words; empty if none."""
+        """The number of rows that need no attention, in words; empty if none."""
         absent = sum(any(cell.verdict.state == "absent" for cell in row.cells) for row in self.unchanged)
         numbers = {
             "unchanged": len(self.unchanged) - absent,
@@ -142,7 +142,7 @@ class PackageRows:
         return ", ".join(f"{number:,} {words}" for words, number in numbers.items() if number)
 
 
-def label(use: Use) -> str:
+def short_name(use: Use) -> str:
     """Return the name that is used, without the "vllm." that all of them begin with."""
     return use.name.removeprefix("vllm.")
 
@@ -153,7 +153,7 @@ def cells(report: Report, row: ReportRow) -> list[Cell]:
     return [known.get(release) or Cell(release, "", Verdict("")) for release in report.releases]
 
 
-def asks(use: Use, state: VerdictState) -> bool:
+def needs_attention(use: Use, state: VerdictState) -> bool:
     """Return whether a state needs attention; a missing name does not where the code adds it or provides for that."""
     if state == "absent":
         return use.way != "add" and not use.guarded
@@ -164,14 +164,20 @@ def groups(report: Report) -> list[PackageRows]:
     """Return the rows by package; packages and rows with the worst first, and as they came where they are alike."""
     titles = {reading.package: f"{reading.package} {reading.version}".strip() for reading in report.packages}
     packages = dict.fromkeys([*titles, *(row.package for row in report.rows)])
-    found = [_group(report, titles.get(package, package), package) for package in packages]
-    filled = [group for group in found if group.rows]
-    return sorted(filled, key=lambda group: _worth(report, group.rows[0]), reverse=True)
+    found = {package: PackageRows(titles.get(package, package), [], [], []) for package in packages}
+    for row in worst_first_rows(report):
+        group, states = found[row.package], [cell.verdict.state for cell in cells(report, row)]
+        if any(needs_attention(row.use, state) for state in states):
+            group.changed.append(row)
+        else:
+            (group.unchanged if any(states) else group.unjudged).append(row)
+    filled = [group for group in found.values() if group.rows]
+    return sorted(filled, key=lambda group: _badness(report, group.rows[0]), reverse=True)
 
 
-def by_worth(report: Report) -> list[ReportRow]:
+def worst_first_rows(report: Report) -> list[ReportRow]:
     """Return all rows with the worst first, whichever package they are of."""
-    return sorted(report.rows, key=lambda row: _worth(report, row), reverse=True)
+    return sorted(report.rows, key=lambda row: _badness(report, row), reverse=True)
 
 
 def findings(report: Report) -> list[Finding]:
@@ -180,32 +186,20 @@ def findings(report: Report) -> list[Finding]:
     return worst_first(dict.fromkeys([*report.findings, *unread]))
 
 
-def totals(report: Report) -> Counter[VerdictState]:
+def state_counts(report: Report) -> Counter[VerdictState]:
     """Return how often each state was given."""
     return Counter(cell.verdict.state for row in report.rows for cell in cells(report, row))
 
 
-def asking(report: Report, release: str) -> int:
-    """Of how many rows one release asks for a look."""
-    return sum(
-        asks(row.use, cell.verdict.state) for row in report.rows for cell in row.cells if cell.release == release
-    )
+def attention_count(report: Report, release: str) -> int:
+    """Count the rows that need attention in one release."""
+    found = [(row.use, cell.verdict.state) for row in report.rows for cell in row.cells if cell.release == release]
+    return sum(needs_attention(use, state) for use, state in found)
 
 
-def against(report: Report) -> str:
-    """Which releases, and what they are compared with."""
-    if not report.releases:
-        return "no release of vLLM"
-    first, last = report.releases[0], report.releases[-1]
-    span = f"vLLM {first}" if len(report.releases) == 1 else f"vLLM {first} to {last}"
-    return f"{span}, {compared(report)}"
-
-
-def compared(report: Report) -> str:
+def comparison(report: Report) -> str:
     """Return what the releases are compared with."""
-    if report.base:
-        return f"compared with {report.base}"
-    return "each compared with the release before"
+    return f"compared with {report.base}" if report.base else "each compared with the release before"
 
 
 def summary(report: Report) -> tuple[str, str]:
@@ -215,7 +209,9 @@ def summary(report: Report) -> tuple[str, str]:
     if not uses:
         return "No use of vLLM was found", f" in {count(packages, 'package')}."
     need = sum(len(group.changed) for group in groups(report))
-    rest = f", in {count(packages, 'package')} held against {against(report)}."
+    span = f"vLLM {' to '.join(dict.fromkeys((report.releases[0], report.releases[-1])))}" if report.releases else ""
+    against = f"{span}, {comparison(report)}" if span else "no release of vLLM"
+    rest = f", in {count(packages, 'package')} held against {against}."
     some = f"{need:,}" if need else "None"
     verb = "needs" if need < 2 else "need"
     return f"{some} of {count(uses, 'use')} of vLLM {verb} a look", rest
@@ -231,22 +227,7 @@ def one_line(words: str) -> str:
     return " ".join(printable(words).split())
 
 
-def _group(report: Report, title: str, package: str) -> PackageRows:
-    changed, unchanged, unjudged = [], [], []
-    for row in by_worth(report):
-        if row.package != package:
-            continue
-        states = [cell.verdict.state for cell in cells(report, row)]
-        if any(asks(row.use, state) for state in states):
-            changed.append(row)
-        elif any(states):
-            unchanged.append(row)
-        else:
-            unjudged.append(row)
-    return PackageRows(title, changed, unchanged, unjudged)
-
-
-def _worth(report: Report, row: ReportRow) -> tuple[bool, int, int]:
+def _badness(report: Report, row: ReportRow) -> tuple[bool, int, int]:
     states = [cell.verdict.state for cell in cells(report, row)]
     weights = [weight(state) for state in states]
-    return any(asks(row.use, state) for state in states), max(weights, default=0), sum(weights)
+    return any(needs_attention(row.use, state) for state in states), max(weights, default=0), sum(weights)

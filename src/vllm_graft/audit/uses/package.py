@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from vllm_graft.audit.model import Condition, Use, UseGuard
@@ -19,7 +19,7 @@ from vllm_graft.audit.uses.walk_state import FileUses, WalkState
 from vllm_graft.audit.uses.walker import Walker
 from vllm_graft.findings import Finding
 
-_KEPT: Final = frozenset({"__init__", "__call__", "__post_init__", "__new__"})
+_PUBLIC_SPECIAL: Final = frozenset({"__init__", "__call__", "__post_init__", "__new__"})
 """Methods of Python's own naming that upstream's classes define for their users."""
 
 _DEEP: Final = 20
@@ -56,35 +56,35 @@ class PackageReader:
 
     def uses(self) -> Iterator[Use]:
         """Yield every use of vLLM, in the order of files and lines."""
-        founds = self._walked()
-        ownership = OwnAttributes(founds)
-        around = self._around(founds)
+        founds = self._walk_files()
+        own = OwnAttributes(founds)
+        guards_of_files = self._guards_of_files(founds)
         branches = {found.file.shown: found.branches for found in founds}
-        family = ClassHierarchy(founds)
+        hierarchy = ClassHierarchy(founds)
         stored = frozenset(name for found in founds for name in found.stored)
         for found in founds:
-            uses = [*found.imports(), *self._subclasses(found, ownership, family)]
-            uses += [*found.calls, *family.calls(found, ownership)]
-            # What the package itself puts on an object it does not lean on vLLM for.
+            uses = [*found.imports(), *self._subclasses(found, own, hierarchy)]
+            uses += [*found.calls, *hierarchy.calls(found, own)]
+            # For an attribute that the package itself sets it does not depend on vLLM.
             uses += [use for use in found.reads if stored.isdisjoint(use.path)]
             try:
-                uses += self._puts(found, ownership)
+                uses += self._replacements(found, own)
             except RecursionError as error:
                 self._refuse(found.file, error)
-            # A loop over names and several ways to one function come past the same place more than once.
+            # Loops over names, and several ways to one function, pass the same place more than once.
             once = {
                 (use.way, use.name, use.line, use.arguments, use.patch and use.patch.releases, use.guard): use
                 for use in uses
             }
-            guard = around.get(found.file, UseGuard())
+            guard = guards_of_files.get(found.file, UseGuard())
             for use in sorted(once.values(), key=lambda use: use.line):
                 inside = branches.get(use.body_file or use.file, ())
-                yield dataclasses.replace(use, guard=guard.and_also(use.guard), branches=inside)
+                yield replace(use, guard=guard.and_also(use.guard), branches=inside)
         for found in founds:
-            # Conditions that are still to be worked out keep the walks alive.
+            # Conditions that are not evaluated yet keep the walks alive.
             found.forget()
 
-    def _around(self, founds: list[FileUses]) -> dict[SourceFile, UseGuard]:
+    def _guards_of_files(self, founds: list[FileUses]) -> dict[SourceFile, UseGuard]:
         """Return the guards of files that are imported behind tests only: ``if OLD: from . import patch_old``."""
         importing: dict[SourceFile, list[tuple[Condition, ...]]] = {}
         for found in founds:
@@ -138,14 +138,14 @@ class PackageReader:
             value = self._resolver.attribute(value, part)
         return value
 
-    def _walked(self) -> list[FileUses]:
+    def _walk_files(self) -> list[FileUses]:
         """Walk every file that mentions vLLM, or something of the package that does."""
         total = 2 * len(self.files)
         for number, file in enumerate(self.files):
             self._report(number, total)
             if file.names_vllm:
                 self._walk_after_its_imports(file)
-        while more := self._leaning():
+        while more := self._dependents():
             for file in more:
                 self._walk(file)
         relevance = Relevance(self, guards.SHORT)
@@ -216,30 +216,25 @@ class PackageReader:
             )
         )
 
-    def _leaning(self) -> list[SourceFile]:
+    def _dependents(self) -> list[SourceFile]:
         """Return the files that do not mention vLLM, but may reach it through a module that does."""
-        carriers = self._carriers()
-        left = [file for file in self.files if file not in self._walkers]
-        return [file for file in left if not carriers.isdisjoint(file.words_of_imports)]
-
-    def _carriers(self) -> set[bytes]:
-        """Return the last part of the name of every module with something of vLLM's, or derived from it."""
-        found: set[bytes] = set()
+        # The last part of the name of every module with something of vLLM's, or derived from it.
+        carriers: set[bytes] = set()
         for file, walker in self._walkers.items():
             names = walker.state.scope.module().names if walker is not None else {}
             if any(_is_upstream(value) for value in names.values()):
-                found.add((file.path.parent.name if file.is_package else file.path.stem).encode())
-        return found
+                carriers.add((file.path.parent.name if file.is_package else file.path.stem).encode())
+        left = [file for file in self.files if file not in self._walkers]
+        return [file for file in left if not carriers.isdisjoint(file.words_of_imports)]
 
-    def _puts(self, found: FileUses, ownership: OwnAttributes) -> Iterator[Use]:
-        for put in found.assignments:
-            if put.patch is not None:
-                hook = f"{put.target.module}:{put.target.qualname}"
-                reviewed = self.locks.reviewed(found.file, put.patch.name, hook)
-                put.patch = dataclasses.replace(put.patch, reviewed=reviewed)
-            yield dataclasses.replace(patches.use_of(put, found, self._resolver), own=ownership.of_target(put.target))
+    def _replacements(self, found: FileUses, own: OwnAttributes) -> Iterator[Use]:
+        for one in found.assignments:
+            if one.patch is not None:
+                hook = f"{one.target.module}:{one.target.qualname}"
+                one.patch = replace(one.patch, reviewed=self.locks.reviewed(found.file, one.patch.name, hook))
+            yield replace(patches.use_of(one, found, self._resolver), own=own.of_target(one.target))
 
-    def _subclasses(self, found: FileUses, ownership: OwnAttributes, family: ClassHierarchy) -> Iterator[Use]:
+    def _subclasses(self, found: FileUses, own: OwnAttributes, hierarchy: ClassHierarchy) -> Iterator[Use]:
         for one in found.subclasses:
             whole = Use(
                 way="subclass",
@@ -252,21 +247,21 @@ class PackageReader:
                 alternatives=tuple((name.module, name.qualname) for name in one.alternatives),
                 fallback=one.fallback,
                 source=patches.source(one.cls),
-                own=ownership.of_class(one.cls),
-                concrete=family.is_concrete(one.cls),
-                mixed=not family.is_sealed(one.cls),
-                made=family.is_made(one.cls),
-                owners=family.owners(one),
+                own=own.of_class(one.cls),
+                concrete=hierarchy.is_concrete(one.cls),
+                mixed=not hierarchy.is_sealed(one.cls),
+                made=hierarchy.is_made(one.cls),
+                owners=hierarchy.owners(one),
             )
             yield whole
             for name, (method, line, guard) in one.methods.items():
-                if name in _KEPT or not (name.startswith("__") and name.endswith("__")):
+                if name in _PUBLIC_SPECIAL or not (name.startswith("__") and name.endswith("__")):
                     yield _override(whole, name, method, line, guard)
 
 
 def _override(subclass: Use, name: str, method: LocalDef, line: int, guard: UseGuard) -> Use:
     method.complete()
-    return dataclasses.replace(
+    return replace(
         subclass,
         way="override",
         qualname=f"{subclass.qualname}.{name}".strip("."),

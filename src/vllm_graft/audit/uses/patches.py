@@ -325,10 +325,10 @@ def _hook(
         # Of ``limit = replace(5)`` the 5.
         expr = expr.args[0]
     state.assign(attributes(target, [member.name]), member.line, expr, way=way, value=member.value, by="call")
-    for put in state.found.assignments[before:]:
-        put.patch = patch
-        put.owner = owner if patch is not None else ".".join((*state.owner, owner))
-        put.guard = put.guard.and_also(member.guard)
+    for assignment in state.found.assignments[before:]:
+        assignment.patch = patch
+        assignment.owner = owner if patch is not None else ".".join((*state.owner, owner))
+        assignment.guard = assignment.guard.and_also(member.guard)
 
 
 def _said(state: WalkState, node: ast.ClassDef) -> PatchDeclaration:
@@ -383,25 +383,25 @@ def _last(node: ast.expr) -> str:
     return dotted(node).rpartition(".")[2]
 
 
-def use_of(put: Assignment, found: FileUses, resolver: Resolver) -> Use:
+def use_of(assignment: Assignment, found: FileUses, resolver: Resolver) -> Use:
     """Return the use that an assignment makes, once all functions have been walked."""
-    owns = list(local_defs(put.value)) or list(local_defs(resolver.value(put.expr, put.scope)))
+    owns = list(local_defs(assignment.value)) or list(local_defs(resolver.value(assignment.expr, assignment.scope)))
     for each in owns:
         each.complete()
-    own = owns[0] if owns and put.way != "delete" else None
+    own = owns[0] if owns and assignment.way != "delete" else None
     return Use(
-        way=put.way or _way(put, owns, found, resolver),
-        module=put.target.module,
-        qualname=put.target.qualname,
+        way=assignment.way or _way(assignment, owns, found, resolver),
+        module=assignment.target.module,
+        qualname=assignment.target.qualname,
         file=found.file.shown,
-        line=put.line,
-        owner=put.owner,
-        guard=put.guard,
-        alternatives=tuple((one.module, one.qualname) for one in put.alternatives),
+        line=assignment.line,
+        owner=assignment.owner,
+        guard=assignment.guard,
+        alternatives=tuple((one.module, one.qualname) for one in assignment.alternatives),
         body=own.function if own is not None else None,
         body_file=own.file.shown if own is not None else "",
         source=source(own) if own is not None else "",
-        patch=put.patch,
+        patch=assignment.patch,
     )
 
 
@@ -413,23 +413,23 @@ def source(own: LocalDef) -> str:
     return own.file.cut(first, own.node.end_lineno or first)
 
 
-def _way(put: Assignment, owns: list[LocalDef], found: FileUses, resolver: Resolver) -> Way:
+def _way(assignment: Assignment, owns: list[LocalDef], found: FileUses, resolver: Resolver) -> Way:
     functions = [own for own in owns if own.function is not None]
-    if put.handed or (put.by == "first" and not functions):
+    if assignment.handed or (assignment.by == "first" and not functions):
         return "wrap"
-    if put.by == "call" and any("call" in own.defaults for own in functions):
+    if assignment.by == "call" and any("call" in own.defaults for own in functions):
         return "wrap"
-    reader = _OriginalSearch(put, found, resolver)
+    reader = _OriginalSearch(assignment, found, resolver)
     return "wrap" if any(reader.calls(own) for own in functions) else "replace"
 
 
 class _OriginalSearch:
     """Looks for calls of the original in its replacements."""
 
-    def __init__(self, put: Assignment, found: FileUses, resolver: Resolver) -> None:
-        self.target = put.target
-        self.attribute = put.target.qualname.rpartition(".")[2]
-        self.by = put.by
+    def __init__(self, assignment: Assignment, found: FileUses, resolver: Resolver) -> None:
+        self.target = assignment.target
+        self.attribute = assignment.target.qualname.rpartition(".")[2]
+        self.by = assignment.by
         self.found = found
         self.resolver = resolver
 

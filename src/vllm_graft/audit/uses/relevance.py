@@ -50,13 +50,13 @@ _ASKING: Final = re.compile(r"version|\bhasattr\b|\bgetattr\b|\bfind_spec\b|\bsi
 """What a test for a name or a version is written with."""
 
 
-def _kept_tests(cls: LocalDef, deep: int = 4) -> set[str]:
+def _stored_tests(cls: LocalDef, deep: int = 4) -> set[str]:
     """Return the attributes in which methods of a class and its bases have stored tests so far."""
     found = set(cls.inside.tests) if cls.inside is not None else set()
     for base in cls.bases if deep else ():
         for own in base:
             if isinstance(own, LocalDef):
-                found |= _kept_tests(own, deep - 1)
+                found |= _stored_tests(own, deep - 1)
     return found
 
 
@@ -85,7 +85,7 @@ class Relevance:
             return True
         text = own.file.cut(first_line(node), node.end_lineno or node.lineno)
         words = _words(text)
-        if cls is not None and not words.isdisjoint(_kept_tests(cls)):
+        if cls is not None and not words.isdisjoint(_stored_tests(cls)):
             return True
         if not words.isdisjoint(_TELLING) or any(map(_is_config, words)):
             return True

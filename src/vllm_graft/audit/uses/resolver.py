@@ -108,11 +108,11 @@ class Resolver:
 
     def _inside(self, one: Value, name: str) -> Values:
         if isinstance(one, Name):
-            return self._followed(one.inside(name))
+            return self._follow(one.inside(name))
         if isinstance(one, Instance):
             return (Instance(one.cls, (*one.path, name), one.guessed),)
         if isinstance(one, Receiver):
-            return self._kept(one.cls, name)
+            return self._stored_test(one.cls, name)
         if not isinstance(one, LocalDef):
             return ()
         if one.function is not None:
@@ -124,14 +124,14 @@ class Resolver:
         found = one.inside.names.get(name) if one.inside is not None else None
         return found if found is not None else self.attribute(union(*one.bases), name)
 
-    def _kept(self, cls: LocalDef, name: str, deep: int = 4) -> Values:
+    def _stored_test(self, cls: LocalDef, name: str, deep: int = 4) -> Values:
         """Return the outcome of a test that a method of a class or of its bases stores on its object."""
         if cls.inside is not None and name in cls.inside.tests:
             return cls.inside.tests[name]
         above = [own for base in cls.bases for own in base if isinstance(own, LocalDef)] if deep else []
-        return next((found for own in above if (found := self._kept(own, name, deep - 1))), ())
+        return next((found for own in above if (found := self._stored_test(own, name, deep - 1))), ())
 
-    def _followed(self, name: Name) -> Values:
+    def _follow(self, name: Name) -> Values:
         found = self._modules.follow(name)
         return (name,) if found is None else found
 
@@ -142,8 +142,8 @@ class Resolver:
         if not found:
             return guessed(node.id)
         if len(found) == 1:
-            return self._followed(found[0]) if isinstance(found[0], Name) else found
-        return union(*(self._followed(one) if isinstance(one, Name) else (one,) for one in found))
+            return self._follow(found[0]) if isinstance(found[0], Name) else found
+        return union(*(self._follow(one) if isinstance(one, Name) else (one,) for one in found))
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Values:
         return self.attribute(self.value(node.value, scope), node.attr) or guessed(node.attr)
@@ -175,7 +175,7 @@ class Resolver:
         if isinstance(node, ast.Attribute):
             return self.attribute(self._named(node.value, scope), node.attr)
         found = scope.annotated(node.id) if isinstance(node, ast.Name) else ()
-        return union(*(self._followed(one) if isinstance(one, Name) else (one,) for one in found))
+        return union(*(self._follow(one) if isinstance(one, Name) else (one,) for one in found))
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Values:
         found: list[Values] = []
@@ -192,11 +192,11 @@ class Resolver:
         found: list[Values] = []
         for one in called:
             if isinstance(one, Name):
-                found.append(self._result(one.dotted, node, scope) or _constructed(one))
+                found.append(self._result(one.dotted, node, scope) or _instance_of(one))
             elif isinstance(one, LocalDef):
-                found.append(_made(one))
+                found.append(_returned_function(one))
         if not called:
-            found += [self._dressed(node, scope), self._view(node, scope)]
+            found += [self._decorated(node, scope), self._view(node, scope)]
         return union(*found)
 
     def _result(self, called: str, node: ast.Call, scope: Scope) -> Values:
@@ -234,7 +234,7 @@ class Resolver:
         package = list(texts_in(self.value(node.args[1] if len(node.args) > 1 else given.get("package"), scope)))
         return [f"{package[0]}{name}" if name.startswith(".") and package else name for name in names]
 
-    def _dressed(self, node: ast.Call, scope: Scope) -> Values:
+    def _decorated(self, node: ast.Call, scope: Scope) -> Values:
         """Resolve ``wraps(original)(function)`` and other decorators called by hand."""
         if not isinstance(node.func, ast.Call) or len(node.args) != 1:
             return ()
@@ -303,7 +303,7 @@ def is_class(qualname: str) -> bool:
     return last[:1].isupper() and not (last.isupper() and "_" in last)
 
 
-def _constructed(called: Name) -> Values:
+def _instance_of(called: Name) -> Values:
     """Return the instance that a class of vLLM creates, or the configuration that its functions return."""
     if not called.is_vllm or isinstance(called, PartialName):
         return ()
@@ -312,7 +312,7 @@ def _constructed(called: Name) -> Values:
     return (Instance(called),) if is_class(called.qualname) else ()
 
 
-def _made(maker: LocalDef) -> Values:
+def _returned_function(maker: LocalDef) -> Values:
     """Return the inner function that a function of the package returns."""
     if not isinstance(maker.node, Function) or maker.inside is None:
         return ()

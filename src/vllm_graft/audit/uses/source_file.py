@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from vllm_graft.audit.uses.syntax import outline, parse, slim
+from vllm_graft.audit.uses.syntax import drop_definition_details, outline, parse
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import absolute
 
@@ -104,7 +104,7 @@ class SourceFile:
     def forget_tree(self) -> None:
         """Drop the syntax tree and what only a walk needs of its functions, once it has been walked."""
         self.__dict__.pop("tree", None)
-        slim(self._functions)
+        drop_definition_details(self._functions)
         self._functions = []
 
     @cached_property

@@ -225,7 +225,7 @@ def outline(tree: ast.Module, file: SourceFile) -> FileOutline:
                         imports.append(cast("ast.Import | ast.ImportFrom", one))
                     elif type(one) in _STORING:
                         stored.update(_stored(one))
-                block[place] = _outlined(node, file)
+                block[place] = _outline_of(node, file)
                 functions.append(cast("Function", block[place]))
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 imports.append(node)
@@ -234,7 +234,7 @@ def outline(tree: ast.Module, file: SourceFile) -> FileOutline:
     return FileOutline(functions, frozenset(stored), imports)
 
 
-def _outlined(node: Function, file: SourceFile) -> Function:
+def _outline_of(node: Function, file: SourceFile) -> Function:
     kind = FunctionDef if isinstance(node, ast.FunctionDef) else AsyncFunctionDef
     found: Function = kind(name=node.name, args=node.args, body=[], decorator_list=[])
     found.__dict__ = {name: value for name, value in node.__dict__.items() if name != "body"}
@@ -242,7 +242,7 @@ def _outlined(node: Function, file: SourceFile) -> Function:
     return found
 
 
-def slim(functions: Iterable[Function]) -> None:
+def drop_definition_details(functions: Iterable[Function]) -> None:
     """Drop what only the definition of functions needs: annotations, and the names that their bodies bind."""
     for node in functions:
         node.returns = None
@@ -255,20 +255,13 @@ def slim(functions: Iterable[Function]) -> None:
 
 def _stored(node: ast.stmt) -> Iterator[str]:
     """Yield the attributes that a statement sets, as a walk records them: a counter that goes up is none."""
-    targets: Sequence[ast.expr | None] = ()
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, ast.AnnAssign):
-        targets = [node.target] if node.value is not None else []
-    elif isinstance(node, ast.AugAssign):
-        targets = [node.target] if not isinstance(node.value, ast.Constant) else []
-    elif isinstance(node, ast.For | ast.AsyncFor):
-        targets = [node.target]
-    elif isinstance(node, ast.With | ast.AsyncWith):
-        targets = [item.optional_vars for item in node.items]
-    elif isinstance(node, ast.Delete):
-        targets = [one for one in node.targets if isinstance(one, ast.Attribute)]
-    left = list(targets)
+    left = list(_targets(node))
+    if isinstance(node, ast.Delete):
+        left = [one for one in node.targets if isinstance(one, ast.Attribute)]
+    elif isinstance(node, ast.AnnAssign) and node.value is None:
+        left = []
+    elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
+        left = []
     while left:
         one = left.pop()
         if isinstance(one, ast.Attribute):
