@@ -113,7 +113,7 @@ class ReleasePair:
             return Verdict("", f"it does not run in {self.new.version}, by a test for a name", standing=stands)
         if found.state not in ("", "misfit") and self.old_facts.standing(use.guard) == "skipped":
             return Verdict("same", f"the code is not for {self.old.version}")
-        return replace(found, standing=stands)
+        return replace(found, standing=stands) if stands != found.standing else found
 
     def _missing(self, use: Use, found: Verdict, stands: Standing) -> Verdict:
         """Judge a missing name: no loss where the code has something else in its place."""
@@ -223,7 +223,9 @@ def normalize(use: Use, releases: Sequence[Release]) -> Use:
     ways = [(release, module, rest) for release in releases for module, rest in _splits(release, use)]
     there = [way for way in ways if way[0].shape(way[1], ".".join(way[2][:1])) is not None]
     _, module, rest = there[0] if there else max(ways, key=lambda way: len(way[1]))
-    return replace(use, module=module, qualname=".".join(rest)) if there or len(module) > len(use.module) else use
+    if (module, ".".join(rest)) == (use.module, use.qualname) or not (there or len(module) > len(use.module)):
+        return use
+    return replace(use, module=module, qualname=".".join(rest))
 
 
 def _splits(release: Release, use: Use) -> Iterator[tuple[str, Sequence[str]]]:

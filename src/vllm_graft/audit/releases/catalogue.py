@@ -73,6 +73,7 @@ class CatalogueRelease(Release):
         self._pages = pages
         self._bit = bit
         self._modules: dict[str, CatalogueModule | None] = {}
+        self._definers: dict[str, list[str]] = {}
         super().__init__(Walk(self._module, CatalogueModule.item, CatalogueItem.inside, lambda item: item.module))
 
     def _module_names(self, module: str) -> Iterable[str] | None:
@@ -90,7 +91,9 @@ class CatalogueRelease(Release):
 
     def definers(self, method: str) -> list[str]:
         """Return every class that defines a method, as "module:Class"."""
-        return self._pages.definers(method, self._bit)
+        if method not in self._definers:
+            self._definers[method] = self._pages.definers(method, self._bit)
+        return self._definers[method]
 
     def calls(self, method: str) -> list[CallSite]:
         """Return vLLM's own calls of a method that show what they pass; empty where they are not known."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from vllm_graft.audit.model import Use
-from vllm_graft.audit.uses.syntax import children, first_parameter, nodes
+from vllm_graft.audit.uses.syntax import CHILDLESS, children, first_parameter, nodes
 from vllm_graft.patching.upstream.fingerprint import Function
 from vllm_graft.patching.upstream.scopes import dotted
 
@@ -68,7 +68,7 @@ def body_contents(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> 
     """Search a function once: several rules need the result, and a long function takes milliseconds."""
     known: _BodyContents | None = body.__dict__.get(_KNOWN)
     if known is None:
-        known = body.__dict__[_KNOWN] = _BodyContents(*_read(body), frozenset(_set(body)), tuple(_passed(body)))
+        known = body.__dict__[_KNOWN] = _search(body)
     return known
 
 
@@ -88,11 +88,11 @@ def _attributes(use: Use, held: _BodyContents) -> Iterator[tuple[str, int]]:
             yield name, line
 
 
-def _read(
-    body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
-) -> tuple[tuple[tuple[str, int], ...], frozenset[str], frozenset[str]]:
+def _search(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyContents:
     first = first_parameter(body)
-    stored, asked, read = set(), set(), []
+    read: list[tuple[str, int]] = []
+    passed: list[tuple[str, str, int]] = []
+    stored, asked, assigned = set[str](), set[str](), set[str]()
     for node in _same_receiver(body, first):
         if isinstance(node, ast.Attribute):
             if _is(node.value, first):
@@ -101,27 +101,21 @@ def _read(
                 else:
                     stored.add(node.attr)
         elif isinstance(node, ast.Call) and len(node.args) > 1 and _is(node.args[0], first):
-            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
-            called = dotted(node.func)
-            if not isinstance(name, str):
-                continue
-            if called == "getattr" and len(node.args) == 2:
+            called, name = dotted(node.func), _text(node.args[1])
+            if name is not None and called == "getattr" and len(node.args) == 2:
                 read.append((name, node.lineno))
-            elif called in ("hasattr", "getattr", "setattr"):
+            elif name is not None and called in ("hasattr", "getattr", "setattr"):
                 asked.add(name)
-    return tuple(read), frozenset(stored), frozenset(asked)
-
-
-def _set(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Iterator[str]:
-    first = first_parameter(body)
-    for node in nodes(body) if first else ():
+    for node in nodes(body):
         if isinstance(node, ast.Attribute):
-            if isinstance(node.ctx, ast.Store) and _is(node.value, first):
-                yield node.attr
-        elif isinstance(node, ast.Call) and _is(node.func, "setattr"):
-            key = node.args[1] if len(node.args) > 1 and _is(node.args[0], first) else None
-            if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                yield key.value
+            if first and isinstance(node.ctx, ast.Store) and _is(node.value, first):
+                assigned.add(node.attr)
+        elif isinstance(node, ast.Call):
+            if first and len(node.args) > 1 and _is(node.func, "setattr") and _is(node.args[0], first):
+                assigned.update(filter(None, [_text(node.args[1])]))
+            if node.keywords and (to := _original(node.func)) is not None:
+                passed += [(to, one.arg, one.value.lineno) for one in node.keywords if one.arg]
+    return _BodyContents(tuple(read), frozenset(stored), frozenset(asked), frozenset(assigned), tuple(passed))
 
 
 def _same_receiver(body: ast.AST, first: str) -> Iterator[ast.AST]:
@@ -130,15 +124,14 @@ def _same_receiver(body: ast.AST, first: str) -> Iterator[ast.AST]:
     while left:
         node = left.pop()
         yield node
-        if isinstance(node, Function | ast.Lambda) and first_parameter(node) == first:
-            continue
-        left += children(node)
+        if type(node) not in CHILDLESS and not (
+            isinstance(node, Function | ast.Lambda) and first_parameter(node) == first
+        ):
+            left += children(node)
 
 
-def _passed(body: ast.AST) -> Iterator[tuple[str, str, int]]:
-    for node in nodes(body):
-        if isinstance(node, ast.Call) and node.keywords and (to := _original(node.func)) is not None:
-            yield from ((to, one.arg, one.value.lineno) for one in node.keywords if one.arg)
+def _text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def _original(called: ast.expr) -> str | None:

