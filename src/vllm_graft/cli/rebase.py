@@ -72,7 +72,7 @@ class RebasedCopy:
     names: Sequence[str]
 
     def as_dict(self, *, written: bool) -> dict[str, object]:
-        """The row as JSON shows it; conflicts are lines of the text."""
+        """Return the copy as JSON shows it; conflicts are lines of the text."""
         return {
             "patch": self.copy.owner,
             "upstream": self.copy.upstream,
@@ -91,7 +91,7 @@ class RebasedCopy:
         }
 
     def explain(self) -> Iterator[str]:
-        """What was done and what is left to do, for a person."""
+        """Describe what was done and what is left to do."""
         copied = f"copied from {self.origin.release}: {self.origin.differing} of {self.origin.of_lines} lines differ"
         count = len(self.done.conflicts)
         yield (
@@ -122,7 +122,7 @@ def _copies(args: argparse.Namespace, to: str) -> list[Copy]:
 
 
 def _releases(copies: Iterable[Copy], args: argparse.Namespace) -> dict[str, Finder]:
-    """The releases that a copy may come from: reviewed, in the catalogue, kept here, installed."""
+    """Return the releases that a copy may come from: reviewed, in the catalogue, cached, installed."""
     if args.old:
         finder = Finder(source(args.old, offline=args.offline))
         return {finder.source.version or args.old: finder}
@@ -152,7 +152,7 @@ def _candidates(copies: Iterable[Copy]) -> list[str]:
 
 
 def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Namespace) -> RebasedCopy | None:
-    """Find where a copy comes from, and carry it over; None for what is none."""
+    """Find where a copy comes from, and carry it over; None where it is no copy."""
     found = {release: finder.find(copy.module, copy.qualname) for release, finder in known.items()}
     texts = {release: each.text for release, each in found.items() if each is not None}
     now, to = new.find(copy.module, copy.qualname), new.source.version or args.to
@@ -177,7 +177,7 @@ def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Na
 
 
 def _no_copy(copy: Copy, origin: Origin, *, named: bool) -> None:
-    """An error where it was asked for by name; else a word that it is passed over."""
+    """Raise an error for a function that was named; else print that it is skipped."""
     what = (
         f"it is no copy of {copy.upstream} in any release that can be read; the nearest is {origin.release}, from "
         f"which {origin.differing} lines differ"
@@ -199,7 +199,7 @@ def _there(found: Definition | None, copy: Copy, where: str) -> Definition:
 
 
 def _write(rows: Iterable[RebasedCopy]) -> None:
-    """Put each into its file; those further down a file move with those above."""
+    """Write each into its file; those further down a file move with those above."""
     moved: dict[Path, int] = {}
     for row in rows:
         path = row.copy.path
