@@ -16,9 +16,12 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_graft.audit.model import Report, ReportRow
+from vllm_graft.audit.model import Report, ReportRow, Use
 from vllm_graft.findings import Finding
 from vllm_graft.patching.upstream.fingerprint import Function
+
+_SHORT: Final = 8
+"""Functions of fewer lines are alike by chance."""
 
 _COMMONPLACE: Final = re.compile(r"\s*(?:pass|break|continue|return|return None|raise|\.\.\.|(?:else|try|finally):)")
 
@@ -58,12 +61,13 @@ def nearest(text: str, candidates: Mapping[str, str], *, prefer_old: bool = Fals
     if not distances:
         return Origin("", 0, len(own))
     best = min(sorted(distances, key=_version, reverse=not prefer_old), key=distances.__getitem__)
+    telling = [[line for line in each[1:] if not _COMMONPLACE.fullmatch(line)] for each in (own, texts[best])]
     return Origin(
         release=best,
         differing=distances[best],
         of_lines=len(own),
         others={release: count for release, count in distances.items() if release != best},
-        copied=_is_copy(own, texts[best]),
+        copied=2 * _common(*telling) > _differing(*telling),
         own=len(own) - _common(own, texts[best]),
     )
 
@@ -75,7 +79,11 @@ def oldest(releases: Iterable[str]) -> str:
 
 def canonical_lines(text: str) -> list[str]:
     """Return the lines of one or several functions that count; SyntaxError where it is not Python."""
-    tree = ast.Module(body=[_bare(node) for node in statements(text)], type_ignores=[])
+    body = statements(text)
+    for node in body:
+        if isinstance(node, Function):
+            node.name, node.decorator_list = "_", []
+    tree = ast.Module(body=[_Bare().visit(node) for node in body], type_ignores=[])
     return ast.unparse(ast.fix_missing_locations(tree)).splitlines()
 
 
@@ -87,22 +95,8 @@ def statements(text: str) -> list[ast.stmt]:
     return block.body if isinstance(block, ast.If) else [block]
 
 
-def _bare(node: ast.stmt) -> ast.stmt:
-    if isinstance(node, Function):
-        node.name = "_"
-        node.decorator_list = []
-    bare: ast.stmt = _Bare().visit(node)
-    return bare
-
-
 class _Bare(ast.NodeTransformer):
     """Removes what does not count."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         return ast.arg(arg=node.arg)
@@ -112,7 +106,7 @@ class _Bare(ast.NodeTransformer):
             return None
         return ast.Assign(targets=[node.target], value=self.visit(node.value), lineno=node.lineno)
 
-    def _function(self, node: Function) -> ast.AST:
+    def visit_FunctionDef(self, node: Function) -> ast.AST:
         if ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
         node.returns = None
@@ -122,6 +116,8 @@ class _Bare(ast.NodeTransformer):
         node.body = node.body or [ast.Pass()]
         return node
 
+    visit_AsyncFunctionDef = visit_FunctionDef
+
 
 def _differing(one: Sequence[str], other: Sequence[str]) -> int:
     return len(one) + len(other) - 2 * _common(one, other)
@@ -130,13 +126,7 @@ def _differing(one: Sequence[str], other: Sequence[str]) -> int:
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
     if one == other:
         return len(one)
-    blocks = difflib.SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
-    return sum(block.size for block in blocks)
-
-
-def _is_copy(one: Sequence[str], other: Sequence[str]) -> bool:
-    ours, theirs = ([line for line in each[1:] if not _COMMONPLACE.fullmatch(line)] for each in (one, other))
-    return 2 * _common(ours, theirs) > _differing(ours, theirs)
+    return sum(block.size for block in difflib.SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks())
 
 
 def _version(release: str) -> Version:
@@ -144,10 +134,6 @@ def _version(release: str) -> Version:
         return Version(release)
     except InvalidVersion:
         return Version("0.dev0")
-
-
-_SHORT: Final = 8
-"""Functions of fewer lines are alike by chance."""
 
 
 def copies(
@@ -161,11 +147,10 @@ def copies(
         upstream = {release: text(release, use.module, use.qualname) for release in releases}
         origin = nearest(use.source, {release: found for release, found in upstream.items() if found is not None})
         if origin.copied:
-            yield row, origin, _finding(row, origin, report.releases[-1], upstream)
+            yield row, origin, _finding(use, origin, report.releases[-1], upstream)
 
 
-def _finding(row: ReportRow, origin: Origin, newest: str, upstream: dict[str, str | None]) -> Finding:
-    use = row.use
+def _finding(use: Use, origin: Origin, newest: str, upstream: dict[str, str | None]) -> Finding:
     behind = origin.release != newest and upstream.get(newest) != upstream.get(origin.release)
     what = f"it is a copy of {origin.release}'s: {origin.own} of its {origin.of_lines} lines are its own"
     if left_out := origin.differing - origin.own:

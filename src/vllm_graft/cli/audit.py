@@ -124,8 +124,8 @@ def _cached_report(
         return stored
     uses = [_package_uses(args, package, library, (base, *against)) for package in packages]
     for release in (base, *against):
-        library.ahead(release, modules_of(uses))
-    known = library.before(against[-1]) if against else ()
+        library.prefetch(release, modules_of(uses))
+    known = library.older_than(against[-1]) if against else ()
     report = audit(uses, base, against, steps=args.matrix, known=known)
     if key is not None:
         _store("the report", lambda: cache.store(key, report))

@@ -16,7 +16,7 @@ def walked(write):
     def walked(text, **modules):
         located = locate(write(text, **modules))
         package = PackageReader(located.package, located.files)
-        package._walked()
+        package._walk_files()
         scope = next(file for file in located.files if file.name == "plug.main").scope
         owns = {name: own for name, value in scope.names.items() for own in local_defs(value)}
         for cls in [own for own in owns.values() if own.function is None]:

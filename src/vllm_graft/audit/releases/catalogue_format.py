@@ -246,7 +246,7 @@ def _entry(letter: str, first: str, body: str, before: OutlineEntry | None, mark
             tuple(bases.split(",")) if bases else (),
             tuple(sorted(attributes)),
             class_marks,
-            tuple(_field(word) for word in listed.split()),
+            tuple(f"kw {word[1:]}" if word.startswith("*") else word for word in listed.split()),
         )
     if letter == "v":
         return OutlineEntry("value")
@@ -261,10 +261,6 @@ def _signature(written: str) -> tuple[str, ...]:
     """Parse the parameters of a function; functions with the same ones share them."""
     tokens = ["!", *written.split(",")] if not written.startswith("!") else written.split(",")
     return tuple(sys.intern(_SHORT.get(token, token)) for token in tokens if token)
-
-
-def _field(word: str) -> str:
-    return f"kw {word[1:]}" if word.startswith("*") else word
 
 
 def dump(contents: CatalogueContents) -> str:

@@ -61,7 +61,12 @@ class Library:
         """Return a release; ConfigError where it is not available."""
         if name == INSTALLED:
             return self._installed()
-        version = self._latest() if name == LATEST else self._listed(name)
+        if name == LATEST:
+            version = self.catalogue.releases[-1] if self._offline else self._index.versions()[-1]
+        else:
+            # However it is written: 0.32, v0.32.0, 0.32.0+cpu.
+            alike = (known for known in self.catalogue.releases if same_release(name, known))
+            version = next(alike, "") or number_of(name)
         if self._sources.get(version) is None and version in self.catalogue.releases:
             return self.catalogue.release(version)
         found = self._source(version)
@@ -86,12 +91,12 @@ class Library:
                 return self._index.versions()
         return wheels.cached_versions()
 
-    def before(self, release: Release) -> list[Release]:
+    def older_than(self, release: Release) -> list[Release]:
         """Return the releases of the catalogue that are older than one, the newest first."""
         known = [self.catalogue.release(version) for version in reversed(self.catalogue.releases)]
         return [one for one in known if is_older(one.version, release.version)]
 
-    def ahead(self, release: Release, modules: Iterable[str]) -> None:
+    def prefetch(self, release: Release, modules: Iterable[str]) -> None:
         """Fetch modules of a remote release together."""
         if isinstance(release, SourceRelease):
             fetch(release.source, modules)
@@ -115,16 +120,12 @@ class Library:
     def _source(self, version: str) -> SourceRelease | None:
         installed = Installed()
         if self._sources.get(version) is None and installed.version and same_release(installed.version, version):
-            # It is on the disk: no server need be asked, and without one it can be had.
+            # It is on the disk: no server is needed.
             self._sources[version] = SourceRelease(installed, version)
         if self._sources.get(version) is None:
             source = wheels.open_release(version, offline=self._offline, progress=self._progress, index=self._index)
             self._sources[version] = SourceRelease(source, version)
         return self._sources[version]
-
-    def _listed(self, name: str) -> str:
-        """Return the number of a release, however it is written: 0.32, v0.32.0, 0.32.0+cpu."""
-        return next((known for known in self.catalogue.releases if same_release(name, known)), number_of(name))
 
     def _installed(self) -> Release:
         source = Installed()
@@ -133,8 +134,3 @@ class Library:
         if source.version in self.catalogue.releases:
             return self.catalogue.release(source.version)
         return self.add(source)
-
-    def _latest(self) -> str:
-        if self._offline:
-            return self.catalogue.releases[-1]
-        return self._index.versions()[-1]

@@ -113,7 +113,7 @@ def _finding(finding: Finding) -> str:
 
 
 def _diffs(report: Report) -> list[tuple[ReportRow, Cell]]:
-    """Return every cell with a diff that asks for a look, the worst first."""
+    """Return every cell with a diff that needs attention, the worst first."""
     rows = [row for group in groups(report) for row in group.changed]
     found = [(row, cell) for row in rows for cell in cells(report, row) if cell.diff]
     shown = [(row, cell) for row, cell in found if needs_attention(row.use, cell.verdict.state)]
@@ -127,21 +127,12 @@ def _diff(row: ReportRow, cell: Cell) -> str:
     fence = "`" * max(3, 1 + _ticks(shown))
     verdict = cell.verdict
     name = escape(_short(short_name(row.use)), quote=False)
-    title = f"<code>{name}</code> {WORDS[verdict.state].short}, {_step(cell)}"
-    now = f"Now: {_code(verdict.now)}" if verdict.now else ""
-    pieces = [
-        f"<details><summary>{title}</summary>",
-        _prose(verdict.detail),
-        now,
-        f"{fence}diff\n{shown}\n{fence}",
-        more,
-    ]
-    return "\n\n".join([*filter(None, pieces), "</details>"])
-
-
-def _step(cell: Cell) -> str:
     step = f"{cell.since} → {cell.release}" if cell.since else cell.release
-    return _silent(escape(one_line(step), quote=False))
+    step = _silent(escape(one_line(step), quote=False))
+    title = f"<details><summary><code>{name}</code> {WORDS[verdict.state].short}, {step}</summary>"
+    now = f"Now: {_code(verdict.now)}" if verdict.now else ""
+    pieces = [title, _prose(verdict.detail), now, f"{fence}diff\n{shown}\n{fence}", more]
+    return "\n\n".join([*filter(None, pieces), "</details>"])
 
 
 def _ticks(words: str) -> int:
@@ -150,7 +141,7 @@ def _ticks(words: str) -> int:
 
 
 def _code(words: str) -> str:
-    """Return a code span, whatever it holds."""
+    """Write a code span, whatever it holds."""
     words = _short(words)
     if not words:
         return ""
@@ -160,23 +151,23 @@ def _code(words: str) -> str:
 
 
 def _cell(words: str) -> str:
-    """Return what stands in a cell of a table, where a bar ends the cell even in code."""
+    """Escape bars, which end the cell of a table even in code."""
     return words.replace("|", "\\|")
 
 
 def _prose(words: str) -> str:
-    """Return a sentence: what stands between backticks is code, all else plain words."""
+    """Write a sentence, with code between backticks."""
     pieces = re.split("`([^`]+)`", _short(words))
     return "".join(_code(piece) if index % 2 else _plain(piece) for index, piece in enumerate(pieces))
 
 
 def _plain(words: str) -> str:
-    """Words that are no markup."""
+    """Escape markup."""
     return _silent(re.sub(r"([\\`*_\[\]|~])", r"\\\1", escape(printable(words), quote=False)))
 
 
 def _silent(words: str) -> str:
-    """Words in which GitHub finds no user and no issue to link to: an empty comment stands after the sign."""
+    """Keep GitHub from linking users and issues, by an empty comment after the sign."""
     return re.sub("([@#])", r"\1<!-- -->", words)
 
 

@@ -47,7 +47,9 @@ def svg(report: Report, rows: int = 8, caption: str = "") -> str:
     for index, row in enumerate(shown):
         body += _row(report, row, _HEAD + index * _LINE)
     below = _HEAD + len(shown) * _LINE + 26
-    tones = [_keyed(report, shown)] if shown else []
+    states = {cell.verdict.state for row in shown for cell in cells(report, row)}
+    told = [f"{word.short} {word.brief}" for state, word in WORDS.items() if state in states and word.brief]
+    tones = [",  ".join(told)] if shown else []
     said = textwrap.wrap(printable(caption or "".join(summary(report))), int((width - 2 * _EDGE) / 7.3))
     body += [_text(line, _EDGE, below + 19 * number, "t") for number, line in enumerate(said)]
     below += 19 * len(said) + 4
@@ -56,7 +58,7 @@ def svg(report: Report, rows: int = 8, caption: str = "") -> str:
 
 
 def _sample(report: Report, rows: int) -> list[ReportRow]:
-    """Rows at equal distances in the order of harm; a name is shown once."""
+    """Return rows at equal distances from the worst to the unchanged; a name is shown once."""
     names = {short_name(row.use): row for row in reversed(worst_first_rows(report))}
     known = list(reversed(names.values()))
     if len(known) <= rows or rows < 2:
@@ -78,13 +80,6 @@ def _row(report: Report, row: ReportRow, top: int) -> list[str]:
         pieces.append(f'<rect class="{word.tone}-bg" x="{left}" y="{top + 2}" width="{_CELL - 4}" height="21" rx="3"/>')
         pieces.append(_text(word.short, _centre(index), top + 17, f"c {word.tone}"))
     return pieces
-
-
-def _keyed(report: Report, shown: Sequence[ReportRow]) -> str:
-    """Return what the words that occur mean, as one line."""
-    states = {cell.verdict.state for row in shown for cell in cells(report, row)}
-    told = [f"{word.short} {word.brief}" for state, word in WORDS.items() if state in states and word.brief]
-    return ",  ".join(told)
 
 
 def _short(name: str) -> str:

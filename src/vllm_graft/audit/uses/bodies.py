@@ -57,11 +57,11 @@ def body_dependencies(use: Use) -> BodyDependencies:
     if use.body is None:
         return BodyDependencies()
     held = body_contents(use.body)
-    attributes = _first_lines(_attributes(use, held)) if "." in use.qualname and not _is_static(use.body) else {}
-    last = use.qualname.rpartition(".")[2]
-    return BodyDependencies(
-        attributes, _first_lines((word, line) for name, word, line in held.passed if name in ("", last))
-    )
+    decorators = use.body.decorator_list if isinstance(use.body, Function) else []
+    static = any(dotted(one) in ("staticmethod", "classmethod") for one in decorators)
+    attributes = _first_lines(_attributes(use, held)) if use.container and not static else {}
+    passed = ((word, line) for name, word, line in held.passed if name in ("", use.attribute))
+    return BodyDependencies(attributes, _first_lines(passed))
 
 
 def body_contents(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyContents:
@@ -139,12 +139,6 @@ def _original(called: ast.expr) -> str | None:
     if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Call):
         return called.attr if dotted(called.value.func) == "super" else None
     return "" if _ORIGINAL.search(dotted(called).rpartition(".")[2].lower()) else None
-
-
-def _is_static(body: ast.AST) -> bool:
-    return isinstance(body, Function) and any(
-        dotted(one) in ("staticmethod", "classmethod") for one in body.decorator_list
-    )
 
 
 def _is(node: ast.expr, name: str) -> bool:

@@ -64,10 +64,6 @@ def _words(text: str) -> set[str]:
     return set(text.translate(_APART).split())
 
 
-def _is_config(word: str) -> bool:
-    return word.endswith("_config") and not word.startswith(VERBS)
-
-
 class Relevance:
     """Decides which functions of a package are walked."""
 
@@ -87,7 +83,9 @@ class Relevance:
         words = _words(text)
         if cls is not None and not words.isdisjoint(_stored_tests(cls)):
             return True
-        if not words.isdisjoint(_TELLING) or any(map(_is_config, words)):
+        # A configuration is recognized by the usual names of its variables.
+        is_config = any(word.endswith("_config") and not word.startswith(VERBS) for word in words)
+        if is_config or not words.isdisjoint(_TELLING):
             return True
         if (not words.isdisjoint(_OPENING) or text.count("def") > 1) and _STATEMENT.search(text, text.find("def ") + 4):
             return True

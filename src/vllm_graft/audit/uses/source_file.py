@@ -154,12 +154,10 @@ def _paths(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix == ".py":
             yield path
-        elif path.is_dir() and not path.is_symlink() and not _left_out(path):
+            continue
+        skipped = path.name.startswith(".") or path.name in _SKIPPED
+        if path.is_dir() and not path.is_symlink() and not skipped and not is_vllm(path):
             yield from _paths(path)
-
-
-def _left_out(folder: Path) -> bool:
-    return folder.name.startswith(".") or folder.name in _SKIPPED or is_vllm(folder)
 
 
 def is_vllm(folder: Path) -> bool:
