@@ -127,9 +127,9 @@ def drift(folder: Path) -> dict[str, Any]:
 
 def picture(folder: Path, file: Path) -> None:
     """Ten of the functions over the releases in the catalogue."""
-    from vllm_graft.audit.auditing import audit
     from vllm_graft.audit.releases.catalogue import Catalogue
     from vllm_graft.audit.render import svg
+    from vllm_graft.audit.report import audit
     from vllm_graft.audit.uses import read
 
     catalogue = Catalogue.shipped()

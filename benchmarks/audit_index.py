@@ -13,9 +13,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from vllm_graft.audit.releases.client import client
-from vllm_graft.audit.releases.index import Index
-from vllm_graft.audit.releases.remote import Remote
+from vllm_graft.audit.releases.package_index import PackageIndex, client
+from vllm_graft.audit.releases.wheels import RemoteWheel
 from vllm_graft.sources import Tree
 
 TARGETS = (
@@ -41,13 +40,13 @@ def main() -> int:
 
     row("step", "seconds", "requests", "MB")
     began = time.perf_counter()
-    index = Index(client())
+    index = PackageIndex(client())
     row("session", f"{time.perf_counter() - began:.2f}", "-", "-")
     began = time.perf_counter()
     link = index.wheel(asked.version)
     row("index lookup", f"{time.perf_counter() - began:.2f}", str(len(index.client.indexes)), "-")
 
-    remote = Remote(link.url, version=link.version, size=link.size, asked=index.client)
+    remote = RemoteWheel(link.url, version=link.version, size=link.size, http=index.client)
     measured("directory", remote, remote.modules)
     measured(f"{len(asked.modules)} modules", remote, lambda: remote.fetch(asked.modules))
     measured(f"all {len(remote.modules())} modules", remote, lambda: remote.fetch(remote.modules()))

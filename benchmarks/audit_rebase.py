@@ -21,7 +21,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from vllm_graft.audit.provenance import nearest
+from vllm_graft.audit.copies import nearest
 from vllm_graft.audit.rebase import rebase
 from vllm_graft.cli.patches import source
 from vllm_graft.sources.finder import find

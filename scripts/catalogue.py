@@ -11,19 +11,19 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vllm_graft.audit.releases.catalogue import FILE, Builder
-from vllm_graft.audit.releases.kept import release
-from vllm_graft.audit.releases.sourced import fetch
+from vllm_graft.audit.releases.catalogue import FILE, CatalogueBuilder
+from vllm_graft.audit.releases.source_release import fetch
+from vllm_graft.audit.releases.wheels import open_release
 from vllm_graft.cli.model import ProgressLine
 from vllm_graft.errors import GraftError
 
 SEVEN = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
 
 
-def read_into(builder: Builder, version: str) -> None:
+def read_into(builder: CatalogueBuilder, version: str) -> None:
     """Add one release and print progress."""
     line = ProgressLine()
-    source = release(version, progress=lambda done, size: line(f"fetching {version}", done, size))
+    source = open_release(version, progress=lambda done, size: line(f"fetching {version}", done, size))
     fetch(source, source.modules())
     builder.add(version, source, lambda done, size: line(f"reading {version}", done, size))
 
@@ -35,7 +35,7 @@ def main() -> int:
     args = parser.parse_args()
     wanted = args.add.split(",") if args.add else SEVEN
     try:
-        builder = Builder(FILE if args.add else None)
+        builder = CatalogueBuilder(FILE if args.add else None)
         for version in wanted:
             if version in builder.releases:
                 print(f"catalogue: it has {version} already", file=sys.stderr)

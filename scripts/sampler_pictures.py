@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 
 import torch
 
-from vllm_graft.audit.render.colours import variables
+from vllm_graft.audit.render.presentation import variables
 from vllm_graft.bindings.sampling.guarded import GuardedSampler
 from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
 from vllm_graft.bindings.sampling.step import HostStep, Tokens

@@ -23,7 +23,7 @@ from pathlib import Path
 from advice import advice
 from repair_metadata import BUILD, write_metadata
 
-from vllm_graft.audit.releases.kept import MARK, content, is_whole
+from vllm_graft.audit.releases.wheels import MARK, content, is_whole
 from vllm_graft.files import cache_folder
 
 KEPT = (".py", ".json", ".jinja", ".sh")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.audit.releases.catalogue import Builder, Catalogue
-from vllm_graft.audit.releases.shape import Release
-from vllm_graft.audit.releases.sourced import Sourced
-from vllm_graft.sources.origins import ModuleText as File
+from vllm_graft.audit.releases.catalogue import Catalogue, CatalogueBuilder
+from vllm_graft.audit.releases.release import Release
+from vllm_graft.audit.releases.source_release import SourceRelease
+from vllm_graft.sources.origins import ModuleText
 
 
 class Made:
@@ -23,16 +23,16 @@ class Made:
     def modules(self) -> list[str]:
         return list(self._modules)
 
-    def read(self, module: str) -> File | None:
+    def read(self, module: str) -> ModuleText | None:
         text = self._modules.get(module)
-        return File(f"{module}.py", text, module == "vllm") if text is not None else None
+        return ModuleText(f"{module}.py", text, module == "vllm") if text is not None else None
 
 
 def releases(way: str, folder: Path, *made: Made) -> list[Release]:
     """Releases read as they are, or out of a catalogue that was built of them and written."""
     if way == "source":
-        return [Sourced(each) for each in made]
-    builder = Builder()
+        return [SourceRelease(each) for each in made]
+    builder = CatalogueBuilder()
     for each in made:
         builder.add(each.version, each)
     builder.write(folder / "catalogue.xz")

@@ -11,10 +11,10 @@ from hashlib import sha256
 
 import pytest
 
-from vllm_graft.audit.auditing import audit
-from vllm_graft.audit.cache import ReportCache, _Unpickler, key_of
+from vllm_graft.audit.cache import ReportCache, _Unpickler, report_key
 from vllm_graft.audit.releases.catalogue import Catalogue
-from vllm_graft.audit.releases.sourced import Sourced
+from vllm_graft.audit.releases.source_release import SourceRelease
+from vllm_graft.audit.report import audit
 from vllm_graft.audit.uses import locate, read_files
 from vllm_graft.sources.origins import Tree
 
@@ -42,7 +42,7 @@ def folder(tmp_path):
 
 
 def key(folder, releases, steps=False):
-    return key_of([locate(folder)], *releases, steps=steps)
+    return report_key([locate(folder)], *releases, steps=steps)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_report_on_a_folder_of_vllm_is_not_kept(folder, releases, tmp_path):
     """Its content may change under one number."""
     (tmp_path / "tree" / "vllm").mkdir(parents=True)
     (tmp_path / "tree" / "vllm" / "__init__.py").write_text("")
-    tree = Sourced(Tree(tmp_path / "tree", "9.9"), "9.9")
+    tree = SourceRelease(Tree(tmp_path / "tree", "9.9"), "9.9")
     assert key(folder, (releases[0], [tree])) is None
 
 
@@ -123,7 +123,7 @@ def test_a_file_that_would_run_code_is_refused(tmp_path):
 def test_a_file_reaches_nothing_beyond_the_classes_of_a_report(module, name):
     """A dotted name, and what a permitted module imported, would lead to any code there is."""
     with pytest.raises(pickle.UnpicklingError, match="is no part of a report"):
-        _Unpickler(io.BytesIO()).find_class(module, name)
+        _Unpickler(io.BytesIO(), {}).find_class(module, name)
 
 
 def test_a_dotted_name_runs_nothing(tmp_path):
@@ -148,7 +148,7 @@ def test_many_runs_may_keep_at_once(tmp_path, report):
 
 
 def test_old_reports_go(tmp_path, report, monkeypatch):
-    monkeypatch.setattr("vllm_graft.audit.cache._ENTRIES", 2)
+    monkeypatch.setattr("vllm_graft.audit.cache._REPORTS", 2)
     kept = tmp_path / "kept"
     cache = ReportCache(kept)
     for number in range(4):

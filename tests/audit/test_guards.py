@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from vllm_graft.audit.auditing import audit
+from vllm_graft.audit.report import audit
 from vllm_graft.audit.uses import read
 
 BASE = """

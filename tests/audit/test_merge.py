@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_graft.audit.merge import Merged, merge
+from vllm_graft.audit.merge import MergeResult, merge
 
 texts = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "    break\n", "\n"]), max_size=9).map("".join)
 ragged = st.builds(str.removesuffix, texts, st.sampled_from(["", "\n"]))
@@ -94,7 +94,7 @@ class TestAgainstGit:
         ours = base.replace("    go()", "    if b:\n        break\n\n    go()")
         theirs = base.replace("if a:", "if a > 1:")
         merged = merge(base, ours, theirs)
-        assert merged == Merged(
+        assert merged == MergeResult(
             "while x:\n    if a > 1:\n        break\n\n    if b:\n        break\n\n    go()\n", (), 1, 1
         )
         assert by_git(tmp_path, base, ours, theirs) == (merged.text, 0)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.audit.auditing import audit
 from vllm_graft.audit.releases.catalogue import Catalogue
-from vllm_graft.audit.render.words import WORDS
+from vllm_graft.audit.render.presentation import WORDS
+from vllm_graft.audit.report import audit
 from vllm_graft.audit.uses import read
 
 OURS = Path(__file__).parents[2] / "src" / "vllm_graft"

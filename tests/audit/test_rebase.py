@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.audit.provenance import nearest
+from vllm_graft.audit.copies import nearest
 from vllm_graft.audit.rebase import new_names, rebase
 from vllm_graft.errors import ConfigError
 from vllm_graft.sources import Installed, Tree
@@ -201,7 +201,7 @@ def pick(self, many):
 
     def test_without_ruff_comments_are_lost(self, monkeypatch):
         """Statements are merged as they are."""
-        monkeypatch.setattr("vllm_graft.audit.layout._ruff", lambda: None)
+        monkeypatch.setattr("vllm_graft.audit.rebase._ruff", lambda: None)
         narrow = self.COPY.replace("    ", "  ")
         done = rebase(narrow, self.BASE, self.BASE.replace("last=True", "last=False"))
         assert (done.form, done.conflicts) == ("normalised", ())

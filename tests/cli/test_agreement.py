@@ -17,9 +17,9 @@ from typing import Final
 
 import pytest
 
-from vllm_graft.audit.auditing import audit
 from vllm_graft.audit.releases.library import Library
-from vllm_graft.audit.releases.sourced import Sourced
+from vllm_graft.audit.releases.source_release import SourceRelease
+from vllm_graft.audit.report import audit
 from vllm_graft.audit.uses import read
 from vllm_graft.cli import main
 from vllm_graft.sources.origins import Tree
@@ -188,7 +188,7 @@ def test_all_four_agree_over_releases_that_differ(release, tmp_path, monkeypatch
     assert len(found) == count > 250
     assert 0.2 < sum(bool(one["start"]) for one in found.values()) / count < 0.99
     assert sum(one["sure"] for one in found.values()) / count > 0.75
-    errors = audited(tmp_path / "site" / "generated_patches.py", Sourced(Tree(tmp_path / release)))
+    errors = audited(tmp_path / "site" / "generated_patches.py", SourceRelease(Tree(tmp_path / release)))
     assert "\n".join(disagreements(found, errors)) == ""
 
     monkeypatch.syspath_prepend(str(tmp_path / "site"))

@@ -223,7 +223,7 @@ def test_without_ruff_it_says_that_comments_are_lost(
     status, out, err = rebase("mine.py:Mine.put", "--to", "0.92.0")
     assert "# The usual way." in out
     assert "it is formatted by ruff, comments are kept" in err
-    monkeypatch.setattr("vllm_graft.audit.layout._ruff", lambda: None)
+    monkeypatch.setattr("vllm_graft.audit.rebase._ruff", lambda: None)
     again, out, err = rebase("mine.py:Mine.put", "--to", "0.92.0")
     assert (status, again) == (0, 0)
     assert "comments and line breaks are lost; with ruff installed they are kept: pip install ruff" in err

@@ -1,38 +1,54 @@
-"""Reports kept between runs: an audit of files and releases that have not changed is not done again.
+"""Caches between runs: reports, and the uses that were read from packages.
 
-A report is kept under a key of everything that it depends on: path, size and time of every file that was read, the
-releases, and the audit's own code. Files come into the folder whole, by renaming, so several runs may share it.
+A report is stored under everything that it depends on: path, size and time of each file, the releases, and the audit's
+own code. The uses of a package are stored under the content of its files, so that a fresh checkout finds them, too, and
+another release can be judged without reading the package again. They hold no scopes: the outcome of each test in the
+package is computed beforehand for every release in the catalogue, and other releases need a fresh read.
+
+The key contains a digest of the code, so that what another version of it stored is never loaded.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import io
 import pickle
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from vllm_graft.audit.model import Report, Use
-from vllm_graft.audit.releases.kept import Kept
-from vllm_graft.audit.releases.listed import Listed
-from vllm_graft.audit.releases.shape import Release
-from vllm_graft.audit.releases.sourced import Sourced
-from vllm_graft.audit.uses.locate import Located
-from vllm_graft.audit.uses.locks import lock_of
+from vllm_graft.audit.model import Branch, Condition, PackageUses, PrecomputedCondition, Report, Use, UseGuard
+from vllm_graft.audit.releases.catalogue import CatalogueRelease
+from vllm_graft.audit.releases.release import Release
+from vllm_graft.audit.releases.source_release import SourceRelease
+from vllm_graft.audit.releases.wheels import CachedWheel
+from vllm_graft.audit.uses import PackageFiles, body_contents
+from vllm_graft.audit.uses.patches import lock_of
+from vllm_graft.audit.uses.source_file import SourceFile
+from vllm_graft.audit.verdicts import ReleaseFacts
 from vllm_graft.files import cache_folder, replace_file
 
 _PACKAGE: Final = Path(__file__).parents[1]
-_CODE: Final = ("audit", "patching")
-_CLASSES: Final = frozenset({"vllm_graft.audit.model", "vllm_graft.findings"})
-"""The modules whose classes a report consists of; a file that names any other is refused."""
+_CODE: Final = ("audit", "patching", "sources")
+_CLASSES: Final = frozenset(
+    {
+        "ast",
+        "vllm_graft.audit.model",
+        "vllm_graft.audit.uses.bodies",
+        "vllm_graft.audit.uses.syntax",
+        "vllm_graft.findings",
+    }
+)
+"""The modules whose classes may be stored; a file that names any other is refused."""
 
-_ENTRIES: Final = 64
-"""How many reports are kept; the oldest go first."""
+_REPORTS: Final = 64
+_USES: Final = 24
+"""How many files each cache holds; the oldest are removed first."""
 
 _CHECKSUM: Final = 32
 _BROKEN: Final = (
@@ -40,92 +56,68 @@ _BROKEN: Final = (
 )  # fmt: skip
 
 
-class Folder:
-    """A folder of packed objects, each behind its checksum; files come in whole or not at all."""
-
-    def __init__(self, path: Path, entries: int) -> None:
-        self.path = path
-        self._entries = entries
-
-    def load(self, key: str, unpickler: Callable[[io.BytesIO], pickle.Unpickler]) -> object:
-        """Return what is kept under a key; None where there is nothing, or nothing that can be read."""
-        try:
-            data = (self.path / key).read_bytes()
-            checksum, body = data[:_CHECKSUM], data[_CHECKSUM:]
-            if hashlib.sha256(body).digest() != checksum:
-                return None
-            return unpickler(io.BytesIO(zlib.decompress(body))).load()
-        except _BROKEN:
-            return None
-
-    def store(self, key: str, kept: object, pickler: type[pickle.Pickler]) -> None:
-        """Keep an object; OSError where the folder cannot be written, ValueError where it cannot be packed."""
-        packed = _Packed()
-        try:
-            pickler(packed, protocol=5).dump(kept)
-        except (pickle.PicklingError, TypeError, RecursionError) as error:
-            raise ValueError(str(error)) from error
-        body = packed.finish()
-        self.path.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path / key, hashlib.sha256(body).digest() + body)
-        self._prune()
-
-    def _prune(self) -> None:
-        """Remove the oldest files, and what a killed process left; another run may be doing the same."""
-        found: list[tuple[float, Path]] = []
-        for path in self.path.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                found.append((path.stat().st_mtime, path))
-        for _, path in sorted(found, reverse=True)[self._entries :]:
-            path.unlink(missing_ok=True)
-
-
-class _Packed:
-    """Compresses what is written to it, so that a large object is never packed in memory as a whole."""
-
-    def __init__(self) -> None:
-        self._deflate = zlib.compressobj(1)
-        self._parts: list[bytes] = []
-
-    def write(self, data: bytes) -> int:
-        self._parts.append(self._deflate.compress(data))
-        return len(data)
-
-    def finish(self) -> bytes:
-        return b"".join([*self._parts, self._deflate.flush()])
-
-
 class ReportCache:
-    """The folder of kept reports."""
+    """The folder of stored reports."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_folder() / "reports"
 
     def load(self, key: str) -> Report | None:
-        """Return a kept report; None where there is none, or none that can be read."""
-        report = Folder(self.folder, _ENTRIES).load(key, _Unpickler)
+        """Return a stored report; None where there is none that can be read."""
+        report = _load(self.folder / key, {})
         return report if isinstance(report, Report) else None
 
     def store(self, key: str, report: Report) -> None:
-        """Keep a report; OSError where the folder cannot be written, ValueError where the report cannot be packed."""
-        Folder(self.folder, _ENTRIES).store(key, _without_trees(report), _Pickler)
+        """Store a report; OSError where the folder cannot be written, ValueError where it cannot be pickled."""
+        _store(self.folder / key, _without_trees(report), _REPORTS)
 
 
-def key_of(packages: Sequence[Located], base: Release, against: Sequence[Release], *, steps: bool) -> str | None:
-    """Return what a report of these is kept under; None where a release may change without a change of its number."""
-    releases = [_release(one) for one in (base, *against)]
-    if None in releases:
-        return None
-    parts: list[object] = [sys.version_info[:2], code_digest(), steps, *releases]
+class UsesCache:
+    """The folder of packages' uses, for audits against releases of a catalogue."""
+
+    def __init__(self, releases: Sequence[Release], folder: Path | None = None) -> None:
+        self._releases = releases
+        self._folder = folder or cache_folder() / "readings"
+
+    def load(self, package: PackageFiles, releases: Iterable[Release]) -> PackageUses | None:
+        """Return the uses of a package; None where they are not stored, or not for one of the releases."""
+        known = {release.version for release in self._releases}
+        if not all(isinstance(release, CatalogueRelease) and release.version in known for release in releases):
+            return None
+        found = _load(self._folder / self._key(package), {file.shown: file for file in package.files})
+        return found if isinstance(found, PackageUses) else None
+
+    def store(self, package: PackageFiles, uses: PackageUses) -> None:
+        """Store the uses; OSError where the folder cannot be written, ValueError where they cannot be pickled."""
+        computed = _Precomputation(self._releases)
+        _store(self._folder / self._key(package), replace(uses, uses=tuple(map(computed.use, uses.uses))), _USES)
+
+    def _key(self, package: PackageFiles) -> str:
+        parts: list[object] = [sys.version_info[:2], code_digest(), [release.version for release in self._releases]]
+        parts += [package.package, package.version, package.required, package.tests]
+        for file in package.files:
+            parts += [file.shown, file.name, file.module, _content_digest(file.path)]
+        parts += [(path.name, _content_digest(path)) for path in _locks(package)]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def report_key(
+    packages: Sequence[PackageFiles], base: Release, against: Sequence[Release], *, steps: bool
+) -> str | None:
+    """Return the key of a report; None where a release may change without a change of its number."""
+    parts: list[object] = [sys.version_info[:2], code_digest(), steps]
+    for release in (base, *against):
+        if isinstance(release, CatalogueRelease):
+            parts.append(f"catalogue {release.version}")
+        elif isinstance(release, SourceRelease) and isinstance(release.source, CachedWheel):
+            parts.append(f"index {release.version}")
+        else:
+            return None
     for package in packages:
-        parts += [package.package, package.version, package.required, *_files(package)]
+        parts += [package.package, package.version, package.required]
+        parts += [(file.shown, file.module, _stamp(file.path)) for file in package.files]
+        parts += [(str(path), _stamp(path)) for path in _locks(package)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def _release(release: Release) -> str | None:
-    if isinstance(release, Listed):
-        return f"catalogue {release.version}"
-    return f"index {release.version}" if isinstance(release, Sourced) and isinstance(release.source, Kept) else None
 
 
 def code_digest() -> str:
@@ -139,12 +131,8 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def _files(package: Located) -> Iterator[tuple[object, ...]]:
-    locks: set[Path] = set()
-    for file in package.files:
-        yield file.shown, file.module, _stamp(file.path)
-        locks.add(lock_of(file))
-    yield from ((str(path), _stamp(path)) for path in sorted(locks))
+def _locks(package: PackageFiles) -> list[Path]:
+    return sorted({lock_of(file) for file in package.files})
 
 
 def _stamp(path: Path) -> tuple[str, int, int] | None:
@@ -155,45 +143,147 @@ def _stamp(path: Path) -> tuple[str, int, int] | None:
     return str(path), state.st_size, state.st_mtime_ns
 
 
+def _content_digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
 def _without_trees(report: Report) -> Report:
     """Return the report without syntax trees: they are many times its size, and only judging needs them."""
     bare: dict[int, Use] = {}
 
-    def of(use: Use) -> Use:
-        # A row has the very use of its reading, which is packed once.
+    def without_tree(use: Use) -> Use:
+        # A row refers to the same use as its package, which is pickled once.
         known = bare.get(id(use))
         if known is None:
             known = bare[id(use)] = use.without_tree()
         return known
 
-    packages = [replace(reading, uses=tuple(map(of, reading.uses))) for reading in report.packages]
-    return replace(report, packages=tuple(packages), rows=tuple(replace(row, use=of(row.use)) for row in report.rows))
+    packages = [replace(package, uses=tuple(map(without_tree, package.uses))) for package in report.packages]
+    rows = [replace(row, use=without_tree(row.use)) for row in report.rows]
+    return replace(report, packages=tuple(packages), rows=tuple(rows))
+
+
+class _Precomputation:
+    """Replaces the conditions of uses by their outcomes in some releases."""
+
+    def __init__(self, releases: Sequence[Release]) -> None:
+        self._facts = [ReleaseFacts(release) for release in releases]
+        self._conditions: dict[Condition, PrecomputedCondition] = {}
+        self._guards: dict[UseGuard, UseGuard] = {}
+
+    def use(self, use: Use) -> Use:
+        if use.body is not None:
+            # Stored with the body: the verdicts ask for it, and the file may be gone by then.
+            body_contents(use.body)
+        if use.guard not in self._guards:
+            conditions = tuple(map(self._condition, use.guard.conditions))
+            self._guards[use.guard] = replace(use.guard, conditions=conditions)
+        return replace(use, guard=self._guards[use.guard], branches=tuple(self._branches(use)))
+
+    def _branches(self, use: Use) -> Iterator[Branch]:
+        """Yield the branches that a line of the body may be in."""
+        body = use.body
+        for condition, first, last in use.branches if body is not None else ():
+            if body is not None and first <= (body.end_lineno or body.lineno) and last >= body.lineno:
+                yield self._condition(condition), first, last
+
+    def _condition(self, condition: Condition) -> PrecomputedCondition:
+        if condition not in self._conditions:
+            outcomes = tuple((facts.version, condition.outcome(facts)) for facts in self._facts)
+            self._conditions[condition] = PrecomputedCondition(outcomes, condition.alternative)
+        return self._conditions[condition]
+
+
+def _load(path: Path, files: Mapping[str, SourceFile]) -> object:
+    """Return the object in a file; None where there is none that can be read."""
+    try:
+        data = path.read_bytes()
+        checksum, body = data[:_CHECKSUM], data[_CHECKSUM:]
+        if hashlib.sha256(body).digest() != checksum:
+            return None
+        return _Unpickler(io.BytesIO(zlib.decompress(body)), files).load()
+    except _BROKEN:
+        return None
+
+
+def _store(path: Path, content: object, entries: int) -> None:
+    """Write an object behind its checksum by renaming, because several runs may share the folder."""
+    compressed = _Compressor()
+    try:
+        _Pickler(compressed, protocol=5).dump(content)
+    except (pickle.PicklingError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    body = compressed.finish()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, hashlib.sha256(body).digest() + body)
+    found: list[tuple[float, Path]] = []
+    for other in path.parent.iterdir():
+        # Another run may be removing old files, too.
+        with contextlib.suppress(FileNotFoundError):
+            found.append((other.stat().st_mtime, other))
+    for _, other in sorted(found, reverse=True)[entries:]:
+        other.unlink(missing_ok=True)
+
+
+class _Compressor:
+    """Compresses what is written to it, so that a large object is never pickled in memory as a whole."""
+
+    def __init__(self) -> None:
+        self._deflate = zlib.compressobj(1)
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._parts.append(self._deflate.compress(data))
+        return len(data)
+
+    def finish(self) -> bytes:
+        return b"".join([*self._parts, self._deflate.flush()])
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what the reader would refuse."""
+    """Refuses what ``_Unpickler`` would refuse; writes a source file as its path in the package."""
+
+    def persistent_id(self, obj: object) -> str | None:
+        return obj.shown if isinstance(obj, SourceFile) else None
 
     def reducer_override(self, obj: object) -> Any:
-        """Leave the classes of a report to pickle."""
-        _check(obj if isinstance(obj, type) else type(obj))
+        """Leave permitted classes to pickle."""
+        kind = obj if isinstance(obj, type) else type(obj)
+        if not _is_permitted(kind):
+            raise pickle.PicklingError(_refusal(kind.__module__, kind.__name__))
         return NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes objects of a report's own classes and of no others: the folder may be shared."""
+    """Instantiates the permitted classes only, because others may be able to write to the folder."""
+
+    def __init__(self, data: io.BytesIO, files: Mapping[str, SourceFile]) -> None:
+        super().__init__(data)
+        self._files = files
+
+    def persistent_load(self, pid: object) -> SourceFile:
+        """Return the file of the package with this path."""
+        return self._files[str(pid)]
 
     def find_class(self, module: str, name: str) -> object:
-        """Return one of the classes that a report consists of.
+        """Return a permitted class.
 
         Pickle resolves a dotted name attribute by attribute, and a module also has what it imported: either would lead
         from a permitted module to ``eval``.
         """
         found = None if "." in name or module not in _CLASSES else super().find_class(module, name)
-        if not isinstance(found, type) or found.__module__ != module:
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a report")
+        if not isinstance(found, type) or found.__module__ != module or not _is_permitted(found):
+            raise pickle.UnpicklingError(_refusal(module, name))
         return found
 
 
-def _check(kind: type) -> None:
-    if kind.__module__ not in _CLASSES:
-        raise pickle.PicklingError(f"{kind.__module__}.{kind.__name__} is no part of a report")
+def _is_permitted(kind: type) -> bool:
+    # Of Python's own module for syntax trees only the nodes: it also has ``literal_eval`` and visitors.
+    return kind.__module__ in _CLASSES and (kind.__module__ != "ast" or issubclass(kind, ast.AST))
+
+
+def _refusal(module: str, name: str) -> str:
+    return f"{module}.{name} is no part of a report or of a package's uses"

@@ -19,8 +19,8 @@ _ENDS: Final = re.compile(r"(?<=\n)")
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """The outcome of a merge.
+class MergeResult:
+    """The result of a merge.
 
     text:       the merged text, with git's markers around each conflict
     conflicts:  the lines, from 1, that the conflicts begin at
@@ -36,8 +36,8 @@ class Merged:
     alike: int = 0
 
 
-def merge(base: str, ours: str, theirs: str, *, names: tuple[str, str, str] = NAMES) -> Merged:
-    """Put together what two sides made of ``base``; ``names`` are those of ours, the base and theirs in markers."""
+def merge(base: str, ours: str, theirs: str, *, names: tuple[str, str, str] = NAMES) -> MergeResult:
+    """Merge two versions of ``base``; ``names`` are those of ours, the base and theirs in markers."""
     old, left, right = lines(base), lines(ours), lines(theirs)
     merged: list[str] = []
     conflicts: list[int] = []
@@ -59,11 +59,11 @@ def merge(base: str, ours: str, theirs: str, *, names: tuple[str, str, str] = NA
             conflicts.append(len(merged) + 1)
             merged += _marked(mine, before, yours, names)
     merged += old[done:]
-    return Merged("".join(merged), tuple(conflicts), **taken)
+    return MergeResult("".join(merged), tuple(conflicts), **taken)
 
 
 def lines(text: str) -> list[str]:
-    """The text's lines with their ends, counted as Python's parser counts them: a form feed ends none."""
+    """Split a text into lines with their ends, as Python's parser counts them: a form feed ends none."""
     return [line for line in _ENDS.split(text) if line]
 
 
@@ -88,7 +88,7 @@ class _Region:
 
 
 def _changes(base: Sequence[str], side: Sequence[str]) -> list[_Change]:
-    """What a side changed, in the order of the base."""
+    """Return the changes of a side, in the order of the base."""
     codes = difflib.SequenceMatcher(None, base, side, autojunk=False).get_opcodes()
     found = [_Change(*where) for kind, *where in codes if kind != "equal"]
     starts = [*(change.start for change in found), len(base)]
@@ -96,7 +96,7 @@ def _changes(base: Sequence[str], side: Sequence[str]) -> list[_Change]:
 
 
 def _slid(change: _Change, base: Sequence[str], side: Sequence[str], limit: int) -> _Change:
-    """An insertion or a deletion moved as far down as it means the same.
+    """Move an insertion or a deletion as far down as possible without changing its effect.
 
     Of an inserted "break" and blank line after another, either pair may count as the new one. The choice has to be
     the same on both sides, and the last is git's.
@@ -112,7 +112,7 @@ def _slid(change: _Change, base: Sequence[str], side: Sequence[str], limit: int)
 
 
 def _regions(left: Sequence[_Change], right: Sequence[_Change]) -> Iterator[_Region]:
-    """The changes of both sides, those that touch together."""
+    """Yield the changes of both sides, grouped where they touch."""
     region: _Region | None = None
     for change, of_left in sorted(
         [(one, True) for one in left] + [(one, False) for one in right], key=lambda each: (each[0].start, each[0].stop)
@@ -128,7 +128,7 @@ def _regions(left: Sequence[_Change], right: Sequence[_Change]) -> Iterator[_Reg
 
 
 def _side(changes: Sequence[_Change], region: _Region, side: Sequence[str], before: Sequence[str]) -> list[str]:
-    """What one side has in place of a region."""
+    """Return what one side has in place of a region."""
     if not changes:
         return list(before)
     first, last = changes[0], changes[-1]
@@ -145,6 +145,6 @@ def _marked(ours: list[str], base: list[str], theirs: list[str], names: tuple[st
 
 
 def _close(part: list[str]) -> None:
-    """A last line without an end would run into the marker."""
+    """End the last line, which would run into the marker otherwise."""
     if part and not part[-1].endswith("\n"):
         part[-1] += "\n"

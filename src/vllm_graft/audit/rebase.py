@@ -1,32 +1,148 @@
-"""A copied function carried to another release: what its author changed, merged with what upstream changed since.
+"""Carry a copied function to another release: merge its author's changes with upstream's since.
 
 The copy's own decorators, name and docstring stay out of the merge, and so does its indentation. The merge is one of
-text, so that upstream's comments and line breaks come along. Where that gives more conflicts than there need be,
-because the copy was formatted otherwise, the copy is first laid out as upstream was. Where even that does not help, all
-three are formatted alike by ruff, which keeps comments. Without ruff, statements are merged as ``ast.unparse`` writes
-them, and comments are lost.
+text, so that upstream's comments and line breaks are preserved. Where that gives too many conflicts, because a
+formatter has been over the copy, the copy is first laid out as its origin: statements that both have are written as
+upstream writes them, so that the copy differs only where it means something else. Where even that does not help, all
+three are formatted alike by ruff, which preserves comments. Without ruff, statements are merged as ``ast.unparse``
+writes them, and comments are lost.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import difflib
+import importlib.util
 import io
 import re
+import shutil
+import subprocess
 import symtable
+import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vllm_graft.audit.layout import format_alike, laid_out
-from vllm_graft.audit.merge import Merged, lines, merge
-from vllm_graft.audit.provenance import canonical_lines
+from vllm_graft.audit.copies import canonical_lines
+from vllm_graft.audit.merge import MergeResult, lines, merge
 from vllm_graft.errors import ConfigError
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import bindings
 
-Form = Literal["text", "laid out", "formatted", "normalised"]
+_NARROW: Final = 72
+_WIDE: Final = 160
+"""The shortest and the longest lines that a copy is taken to be formatted with."""
+
+_SKIPPED: Final = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
+_IF: Final = "if x:\n    pass\n"
+_TRY: Final = "try:\n    pass\n"
+_BEFORE: Final = {"elif": _IF, "else": _IF, "except": _TRY, "finally": _TRY}
+"""What has to stand before a clause that is no statement of its own."""
+
+
+def _laid_out(ours: Sequence[str], theirs: Sequence[str]) -> list[str] | None:
+    """Lay ``ours`` out as ``theirs``; None where that would change its meaning, or lose a comment."""
+    mine, other = _statements(ours), _statements(theirs)
+    old, new = ([each.key for each in side] for side in (other, mine))
+    result: list[str] = []
+    for kind, low, high, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        lines, chosen = (theirs, other[low:high]) if kind == "equal" else (ours, mine[first:last])
+        for each in chosen:
+            result += lines[each.start : each.stop]
+    try:
+        same = ast.dump(ast.parse(_plain(result))) == ast.dump(ast.parse(_plain(ours)))
+    except SyntaxError:
+        return None
+    lost = _comments(_plain(ours)) - _comments(_plain(result)) if same else Counter()
+    return result if same and not lost else None
+
+
+def _comments(text: str) -> Counter[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return Counter(token.string.strip() for token in tokens if token.type == tokenize.COMMENT)
+
+
+def format_alike(texts: Sequence[str]) -> list[str] | None:
+    """Format texts with ruff, in lines as long as those of the first; None where there is no ruff.
+
+    Trailing commas do not keep a call in several lines: whether they are there depends on who formatted it before.
+    """
+    ruff = _ruff()
+    if ruff is None:
+        return None
+    longest = max((len(line) for line in texts[0].splitlines() if "#" not in line and '"' not in line), default=0)
+    width = min(max(longest, _NARROW), _WIDE)
+    options = ["--isolated", "--line-length", str(width), "--config", "format.skip-magic-trailing-comma=true"]
+    found: list[str] = []
+    for text in texts:
+        command = [*ruff, "format", *options, "--stdin-filename", "copy.py", "-"]
+        try:
+            done = subprocess.run(command, input=text, capture_output=True, text=True, encoding="utf-8", check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        found.append(done.stdout)
+    return found
+
+
+def _ruff() -> list[str] | None:
+    """Return ruff's command: of this environment, else on the path."""
+    if importlib.util.find_spec("ruff") is not None:
+        return [sys.executable, "-m", "ruff"]
+    path = shutil.which("ruff")
+    return [path] if path is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A simple statement or the head of a compound one: its lines, those of comments before it included."""
+
+    start: int
+    stop: int
+    key: tuple[int, str]
+    """How deep it is indented, and what it says."""
+
+
+def _statements(lines: Sequence[str]) -> list[_Statement]:
+    text = _plain(lines)
+    source = text.split("\n")
+    found: list[_Statement] = []
+    start, depth = 0, 0
+    first: tokenize.TokenInfo | None = None
+    last = ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        depth += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
+        if token.type in _SKIPPED:
+            continue
+        if token.type == tokenize.NEWLINE and first is not None:
+            said = "\n".join(source[first.start[0] - 1 : token.start[0]])[first.start[1] :]
+            key = depth, _meaning(said, first.string, is_head=last == ":")
+            found.append(_Statement(start, token.start[0], key))
+            start, first = token.start[0], None
+        elif token.type != tokenize.ENDMARKER:
+            first, last = first or token, token.string
+    if start < len(lines):
+        found.append(_Statement(start, len(lines), (0, "")))
+    return found
+
+
+def _meaning(said: str, first: str, *, is_head: bool) -> str:
+    """Return what a statement means, whatever its layout; its text where it cannot be parsed alone."""
+    if first == "@":
+        whole = f"{said}\ndef f(): pass"
+    elif is_head:
+        whole = f"{_BEFORE.get(first, '')}{said}\n    pass"
+    else:
+        whole = said
+    try:
+        return ast.dump(ast.parse(whole))
+    except SyntaxError:
+        return said
+
+
+MergeForm = Literal["text", "laid out", "formatted", "normalised"]
 """What was merged: the text as it is; the text, with the statements that the copy shares with upstream written as
 upstream writes them; the text as ruff formats it; or statements without comments and line breaks."""
 
@@ -42,8 +158,8 @@ _DOCSTRING: Final = "__docstring__"
 
 
 @dataclass(frozen=True, slots=True)
-class Rebased:
-    """The outcome.
+class RebaseResult:
+    """The result of carrying a copy over.
 
     text:       the function, indented as the copy was, with git's markers around each conflict
     conflicts:  the lines of the text, from 1, that the conflicts begin at
@@ -56,14 +172,14 @@ class Rebased:
 
     text: str
     conflicts: tuple[int, ...]
-    form: Form
+    form: MergeForm
     ours: int
     theirs: int
     alike: int
     broken: str = ""
 
 
-def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAMES) -> Rebased:
+def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAMES) -> RebaseResult:
     """Carry ``text``, a copy of upstream's function ``base``, to upstream's ``new``."""
     copy, old, now = (_Function.read(each, name) for each, name in zip((text, base, new), names, strict=True))
     own = copy.own_decorators(old)
@@ -72,7 +188,7 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
     docstring = copy.lines[copy.block : copy.after_docstring] if apart else []
     head = copy.lines[:own]
 
-    best: Rebased | None = None
+    best: RebaseResult | None = None
     for form, (ours, before, after) in _forms(*cores):
         done = _finished(form, merge(before, ours, after, names=names), head, docstring, copy.margin)
         if best is None or _badness(done) < _badness(best):
@@ -83,10 +199,10 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
     return best
 
 
-def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tuple[Form, tuple[str, str, str]]]:
-    """The three functions in each form, those that keep more of the text first."""
+def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tuple[MergeForm, tuple[str, str, str]]]:
+    """Yield the three functions in each form, those that preserve more of the text first."""
     yield "text", ("".join(ours), "".join(before), "".join(after))
-    if (laid := laid_out(ours, before, raw=_RAW)) is not None:
+    if (laid := _laid_out(ours, before)) is not None:
         yield "laid out", ("".join(laid), "".join(before), "".join(after))
     formatted = format_alike([_plain(ours), _plain(before), _plain(after)])
     if formatted is None:
@@ -96,12 +212,12 @@ def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tup
         yield "formatted", (mine, old, new)
 
 
-def _badness(done: Rebased) -> tuple[int, bool]:
+def _badness(done: RebaseResult) -> tuple[int, bool]:
     return len(done.conflicts), bool(done.broken)
 
 
 def new_names(text: str, before: str, module: str) -> set[str]:
-    """The global names that a function uses, that it did not use before, and that its module does not have.
+    """Return the global names that a function uses, that it did not use before, and that its module does not have.
 
     None where the text has conflicts, or where the module imports everything from another.
     """
@@ -116,7 +232,7 @@ def new_names(text: str, before: str, module: str) -> set[str]:
 
 
 def _globals(text: str) -> set[str]:
-    """What a function looks up outside of itself; annotations, which need not be evaluated, are left out."""
+    """Return the global names that a function uses, without annotations, which may never be evaluated."""
     tables = [symtable.symtable("\n".join(canonical_lines(text)), "<function>", "exec")]
     found: set[str] = set()
     while tables:
@@ -146,7 +262,7 @@ class _Function:
 
     @classmethod
     def read(cls, text: str, name: str) -> _Function:
-        """Take a function's source apart; ConfigError where it is something else."""
+        """Parse a function's source; ConfigError where it is something else."""
         found = lines(text.replace("\r\n", "\n").lstrip("\n"))
         margin = _indentation(found[0]) if found else ""
         try:
@@ -171,13 +287,13 @@ class _Function:
         return ast.get_docstring(self.node)
 
     def own_decorators(self, base: _Function) -> int:
-        """How many lines on top hold decorators that upstream's function did not have."""
+        """Count the lines at the top with decorators that upstream's function does not have."""
         known = {ast.dump(each) for each in base.node.decorator_list}
         shared = [each.lineno - 1 for each in self.node.decorator_list if ast.dump(each) in known]
         return shared[0] if shared else self.node.lineno - 1
 
     def core(self, name: str, skipped: int, docstring_apart: bool) -> list[str]:
-        """What takes part in a merge: the lines after the first, under another name, with a line for the docstring."""
+        """Return the lines for the merge: under another name, with one line in place of the docstring."""
         core = list(self.lines)
         at = self.node.lineno - 1
         core[at] = re.sub(rf"(\bdef\s+){re.escape(self.node.name)}\b", rf"\g<1>{name}", core[at], count=1)
@@ -187,7 +303,7 @@ class _Function:
 
 
 def _flat(found: Sequence[str], margin: str) -> list[str]:
-    """The lines without the margin."""
+    """Remove the margin from lines."""
     wrapped = "if True:\n" + "".join(found) if margin else "".join(found)
     offset = 2 if margin else 1
     inside = _in_strings(wrapped)
@@ -203,7 +319,7 @@ def _flat(found: Sequence[str], margin: str) -> list[str]:
 
 
 def _in_strings(text: str) -> set[int]:
-    """The lines that begin inside a string; those of docstrings and other strings that nothing uses do not count."""
+    """Return the lines that begin inside a string, without docstrings and other unused strings."""
     inside: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if tokenize.tok_name[token.type].endswith(("STRING", "STRING_MIDDLE")):
@@ -219,7 +335,7 @@ def _plain(flat: Iterable[str]) -> str:
 
 
 def _signature_end(flat: Sequence[str], node: Function) -> int:
-    """The last line of the signature, where its logical line ends."""
+    """Return the last line of the signature, where its logical line ends."""
     for token in tokenize.generate_tokens(io.StringIO(_plain(flat)).readline):
         if token.type == tokenize.NEWLINE and token.start[0] >= node.lineno:
             return token.start[0]
@@ -230,8 +346,10 @@ def _normalised(core: Iterable[str]) -> str:
     return f"{ast.unparse(ast.parse(_plain(core)))}\n"
 
 
-def _finished(form: Form, merged: Merged, head: Sequence[str], docstring: Sequence[str], margin: str) -> Rebased:
-    """The merged function with all that was kept out of the merge."""
+def _finished(
+    form: MergeForm, merged: MergeResult, head: Sequence[str], docstring: Sequence[str], margin: str
+) -> RebaseResult:
+    """Add to the merged function what was left out of the merge."""
     whole = list(head)
     for line in lines(merged.text):
         whole += _moved(docstring, _indentation(line)) if line.strip() == _DOCSTRING else [line]
@@ -243,11 +361,11 @@ def _finished(form: Form, merged: Merged, head: Sequence[str], docstring: Sequen
             ast.parse(_plain(whole))
         except SyntaxError as error:
             broken = f"{error.msg} in line {error.lineno}"
-    return Rebased(text, conflicts, form, merged.ours, merged.theirs, merged.alike, broken)
+    return RebaseResult(text, conflicts, form, merged.ours, merged.theirs, merged.alike, broken)
 
 
 def _moved(block: Sequence[str], indentation: str) -> list[str]:
-    """Lines that begin at another indentation."""
+    """Indent lines anew."""
     before = _indentation(block[0]) if block else ""
     return [indentation + line.removeprefix(before) if line.strip() else line for line in block]
 

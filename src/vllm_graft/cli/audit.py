@@ -18,11 +18,11 @@ from vllm_graft.findings import exit_status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vllm_graft.audit.model import Cell, Reading, Report, Row
+    from vllm_graft.audit.model import Cell, PackageUses, Report, ReportRow
     from vllm_graft.audit.releases.library import Library
-    from vllm_graft.audit.releases.shape import Release
-    from vllm_graft.audit.uses import Located
-    from vllm_graft.audit.uses.requirements import Required
+    from vllm_graft.audit.releases.release import Release
+    from vllm_graft.audit.uses import PackageFiles
+    from vllm_graft.audit.uses.distribution import VllmRequirement
 
 HELP = "say what a vLLM release does to the patches, overrides and imports of packages, without installing it"
 
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Audit, and show it; exit status 1 where something is at level error."""
+    """Audit packages and print the report; exit status 1 if a finding is at level error."""
     from vllm_graft.audit.uses import collector_paused
 
     # Packing and printing a report make many objects, too, and what was read is still alive then.
@@ -73,22 +73,22 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from vllm_graft.audit.releases.library import Library
 
-    _part(args)
+    _split_against(args)
     library = Library(offline=args.offline, progress=_bar("fetching vLLM's sources"))
     packages = _packages(args.package, tests=args.tests)
     against = _against(args, library)
     base, why = _base(args, library, packages, against)
     if args.matrix:
-        against = _after(base, against)
-    report = _report(args, packages, library, base, against)
+        against = _later_than(base, against)
+    report = _cached_report(args, packages, library, base, against)
     if args.copies:
         report = _with_copies(report, base, library)
     _show(args, report, library, why)
     return exit_status(report.findings)
 
 
-def _part(args: argparse.Namespace) -> None:
-    """Take what follows ``--against`` and is no release for a package: it takes several words, the package last."""
+def _split_against(args: argparse.Namespace) -> None:
+    """Move words that are no releases from ``--against``, which takes several words, to the packages."""
     from vllm_graft.audit.releases.library import INSTALLED, LATEST
 
     words = args.against or []
@@ -98,7 +98,7 @@ def _part(args: argparse.Namespace) -> None:
         args.package, args.against = [*args.package, *packages], releases
 
 
-def _packages(names: list[str], *, tests: bool) -> list[Located]:
+def _packages(names: list[str], *, tests: bool) -> list[PackageFiles]:
     from vllm_graft.audit.uses import installed_plugins, locate
 
     names = names or installed_plugins()
@@ -110,45 +110,47 @@ def _packages(names: list[str], *, tests: bool) -> list[Located]:
     return [locate(name, tests=tests) for name in dict.fromkeys(names)]
 
 
-def _report(
-    args: argparse.Namespace, packages: list[Located], library: Library, base: Release, against: list[Release]
+def _cached_report(
+    args: argparse.Namespace, packages: list[PackageFiles], library: Library, base: Release, against: list[Release]
 ) -> Report:
-    """The report, as it was kept where nothing has changed since."""
-    from vllm_graft.audit.auditing import audit, modules_of
-    from vllm_graft.audit.cache import ReportCache, key_of
+    """Return the report, from the cache where nothing has changed since."""
+    from vllm_graft.audit.cache import ReportCache, report_key
+    from vllm_graft.audit.report import audit, modules_of
 
     cache = ReportCache()
-    key = None if args.no_cache else key_of(packages, base, against, steps=args.matrix)
-    kept = cache.load(key) if key is not None else None
-    if kept is not None:
-        return kept
-    readings = [_reading(args, package, library, (base, *against)) for package in packages]
+    key = None if args.no_cache else report_key(packages, base, against, steps=args.matrix)
+    stored = cache.load(key) if key is not None else None
+    if stored is not None:
+        return stored
+    uses = [_package_uses(args, package, library, (base, *against)) for package in packages]
     for release in (base, *against):
-        library.ahead(release, modules_of(readings))
-    known = library.before(against[-1]) if against else ()
-    report = audit(readings, base, against, steps=args.matrix, known=known)
+        library.prefetch(release, modules_of(uses))
+    known = library.older_than(against[-1]) if against else ()
+    report = audit(uses, base, against, steps=args.matrix, known=known)
     if key is not None:
-        _keep("the report", lambda: cache.store(key, report))
+        _store("the report", lambda: cache.store(key, report))
     return report
 
 
-def _reading(args: argparse.Namespace, package: Located, library: Library, releases: tuple[Release, ...]) -> Reading:
-    """What the package uses of vLLM, as it was kept where its files have not changed since."""
-    from vllm_graft.audit.readings import ReadingCache
+def _package_uses(
+    args: argparse.Namespace, package: PackageFiles, library: Library, releases: tuple[Release, ...]
+) -> PackageUses:
+    """Return the uses of a package, from the cache where its files have not changed since."""
+    from vllm_graft.audit.cache import UsesCache
     from vllm_graft.audit.uses import read_files
 
     catalogue = library.catalogue
-    cache = ReadingCache([catalogue.release(version) for version in catalogue.releases])
-    kept = cache.load(package, releases) if not args.no_cache else None
-    if kept is not None:
-        return kept
-    reading = read_files(package, _bar(f"reading {package.package}"))
+    cache = UsesCache([catalogue.release(version) for version in catalogue.releases])
+    stored = cache.load(package, releases) if not args.no_cache else None
+    if stored is not None:
+        return stored
+    uses = read_files(package, _bar(f"reading {package.package}"))
     if not args.no_cache:
-        _keep("the reading", lambda: cache.store(package, reading))
-    return reading
+        _store("the reading", lambda: cache.store(package, uses))
+    return uses
 
 
-def _keep(what: str, store: Callable[[], None]) -> None:
+def _store(what: str, store: Callable[[], None]) -> None:
     try:
         store()
     except (OSError, ValueError) as error:
@@ -169,9 +171,9 @@ def _against(args: argparse.Namespace, library: Library) -> list[Release]:
 
 
 def _base(
-    args: argparse.Namespace, library: Library, packages: list[Located], against: list[Release]
+    args: argparse.Namespace, library: Library, packages: list[PackageFiles], against: list[Release]
 ) -> tuple[Release, str]:
-    """The release that others are compared with, and why it was chosen."""
+    """Return the release that others are compared with, and why it was chosen."""
     if args.base:
         return library.release(args.base), "--base"
     if args.matrix:
@@ -183,7 +185,7 @@ def _base(
     unknown = ""
     for name, one in required:
         if one.by_number:
-            found = _numbered_alike(library, name, one, against)
+            found = _same_number(library, name, one, against)
             if found is not None:
                 return found
             continue
@@ -192,14 +194,14 @@ def _base(
         if newest is not None:
             return library.release(newest), f"the newest {within}"
         unknown = unknown or f"; no release is known here {within}"
-    release, why = _unstated(library, against)
+    release, why = _default_base(library, against)
     return release, f"{why}{unknown}"
 
 
-def _numbered_alike(
-    library: Library, name: str, required: Required, against: list[Release]
+def _same_number(
+    library: Library, name: str, required: VllmRequirement, against: list[Release]
 ) -> tuple[Release, str] | None:
-    """The release with the number of a package that speaks of it; None where there is none, or it is not older."""
+    """Return the release with the number of a package that mentions it; None where there is no older one."""
     from vllm_graft.audit.releases.library import is_older
 
     if not all(is_older(required.exact, release.version) for release in against):
@@ -211,8 +213,8 @@ def _numbered_alike(
     return release, f"{name} has its number, and {required.file} speaks of vLLM {required.exact}"
 
 
-def _unstated(library: Library, against: list[Release]) -> tuple[Release, str]:
-    """The release to compare with where no package says which it is for."""
+def _default_base(library: Library, against: list[Release]) -> tuple[Release, str]:
+    """Return the release to compare with where no package states which it is for."""
     from vllm_graft.audit.releases.library import same_release
     from vllm_graft.versions import vllm_version
 
@@ -226,19 +228,19 @@ def _unstated(library: Library, against: list[Release]) -> tuple[Release, str]:
     known = [version for version in library.catalogue.releases if not is_wanted(version)]
     if not known:
         raise ConfigError("there is nothing to compare with", fix="say with --base which release the code is for")
-    return _neighbour(library, known, against[0])
+    return _nearest_release(library, known, against[0])
 
 
-def _after(base: Release, releases: list[Release]) -> list[Release]:
-    """Those that come after the base: a step back says nothing of what lies ahead."""
+def _later_than(base: Release, releases: list[Release]) -> list[Release]:
+    """Return the releases after the base: a comparison with an older one says nothing about an upgrade."""
     later = [release for release in releases if _numbers(release.version) > _numbers(base.version)]
     if not later:
         raise ConfigError(f"the catalogue has no release after {base.version}", fix="name an older one with --base")
     return later
 
 
-def _neighbour(library: Library, known: list[str], release: Release) -> tuple[Release, str]:
-    """The release to compare another with where nothing else says which."""
+def _nearest_release(library: Library, known: list[str], release: Release) -> tuple[Release, str]:
+    """Return the release to compare another with where nothing else tells."""
     older = [version for version in known if _numbers(version) < _numbers(release.version)]
     if older:
         return library.release(older[-1]), "the one before"
@@ -249,7 +251,7 @@ def _neighbour(library: Library, known: list[str], release: Release) -> tuple[Re
 
 
 def _with_copies(report: Report, base: Release, library: Library) -> Report:
-    """The report with what is to be said of copied functions, looked for in every release at hand."""
+    """Add the findings on copied functions, which are searched for in every available release."""
     from dataclasses import replace
 
     from vllm_graft.audit.copies import copies
@@ -265,8 +267,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _show(args: argparse.Namespace, report: Report, library: Library, why: str) -> None:
-    from vllm_graft.audit.auditing import with_diffs
     from vllm_graft.audit.render import html, markdown, text
+    from vllm_graft.audit.report import with_diffs
 
     if (args.markdown or args.html is not None) and not args.no_diff:
         report = with_diffs(report, library.text)
@@ -294,7 +296,7 @@ def _write(path: Path, page: str) -> None:
 
 
 def _print(args: argparse.Namespace, report: Report, why: str, table: str) -> None:
-    from vllm_graft.audit.render.words import count
+    from vllm_graft.audit.render.presentation import count
 
     compared = f"compared with {report.base} ({why})" if report.base else "each compared with the one before"
     print(f"vLLM {', '.join(report.releases)}, {compared}")
@@ -329,7 +331,7 @@ def _document(report: Report, why: str) -> dict[str, object]:
     }
 
 
-def _row(row: Row) -> dict[str, object]:
+def _row(row: ReportRow) -> dict[str, object]:
     use = row.use
     return {
         "package": row.package,
@@ -355,12 +357,12 @@ def _cell(cell: Cell) -> dict[str, str]:
 
 
 def _bar(step: str) -> _Bar | None:
-    """A progress bar on a terminal; nothing elsewhere."""
+    """Return a progress bar on a terminal, nothing elsewhere."""
     return _Bar(step) if sys.stderr.isatty() else None
 
 
 class _Bar:
-    """What is done of a step, once it has taken a second."""
+    """The progress of a step, shown once it has taken a second."""
 
     def __init__(self, step: str) -> None:
         from vllm_graft.cli.model import ProgressLine

@@ -62,12 +62,12 @@ class Copy:
 
 
 def names_a_file(text: str) -> bool:
-    """Whether a word means a function in a file, and not a patch."""
+    """Return whether a word means a function in a file, and not a patch."""
     return text.endswith(".py") or text.rpartition(":")[0].endswith(".py")
 
 
 def in_file(text: str, upstream: str) -> Copy:
-    """The function that ``path/to/file.py:Class.method`` means, as a copy of ``module:qualname``.
+    """Return the function that ``path/to/file.py:Class.method`` means, as a copy of ``module:qualname``.
 
     Without ``upstream`` it is a copy of what it overrides or is put in the place of.
     """
@@ -94,7 +94,7 @@ def in_file(text: str, upstream: str) -> Copy:
 
 
 def _inferred(text: str, path: Path, node: Function) -> str:
-    """What a function is a copy of, by the class around it or by what it is put in the place of."""
+    """Return what a function is a copy of, by the class around it or by the name that it replaces."""
     from vllm_graft.audit.uses import read as read_uses
 
     uses = [
@@ -111,9 +111,9 @@ def _inferred(text: str, path: Path, node: Function) -> str:
 
 
 def in_patch(name: str, attribute: str, releases: Sequence[str]) -> list[Copy]:
-    """The functions that a registered patch puts in the place of upstream's, in the order of its files.
+    """Return the functions with which a registered patch replaces upstream's, in the order of its files.
 
-    Of several bodies of one function it is the one that is for the first of these releases that decides.
+    Of several bodies of one function the one for the first of these releases decides.
     """
     (patch,) = patches([name])
     target = patch.declaration.target
@@ -140,7 +140,7 @@ def in_patch(name: str, attribute: str, releases: Sequence[str]) -> list[Copy]:
 
 
 def _hooks(patch: Patch, attribute: str, releases: Sequence[str]) -> list[Hook]:
-    """The hooks that may be copies."""
+    """Return the hooks that may be copies."""
     offered: dict[str, list[Hook]] = {}
     for hook in patch.declaration.hooks:
         if hook.kind in ("replace", "auto") and len(functions_in(hook.value)) == 1:
@@ -175,12 +175,12 @@ def _copy(owner: str, path: Path, source: str, node: Function, module: str, qual
 
 
 def _begins(node: ast.AST, line: int) -> bool:
-    """Whether a function, its decorators included, begins at a line."""
+    """Return whether a function, its decorators included, begins at a line."""
     return isinstance(node, Function) and line == min([node.lineno, *(each.lineno for each in node.decorator_list)])
 
 
 def read(path: Path) -> tuple[str, str]:
-    """The text of a Python file with the line ends it has, and its encoding."""
+    """Return the text of a Python file with the line ends it has, and its encoding."""
     try:
         data = path.read_bytes()
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)

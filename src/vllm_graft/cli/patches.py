@@ -55,7 +55,7 @@ def source(text: str, release: str = "", *, offline: bool = False) -> Source:
     if path.is_file():
         return Wheel(path)
     if _is_version(text):
-        from vllm_graft.audit.releases.kept import release as fetched
+        from vllm_graft.audit.releases.wheels import open_release as fetched
 
         return fetched(text, offline=offline)
     raise ConfigError(

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_graft.audit.provenance import Origin, nearest, oldest
-from vllm_graft.audit.rebase import Rebased, new_names, rebase
+from vllm_graft.audit.copies import Origin, nearest, oldest
+from vllm_graft.audit.rebase import RebaseResult, new_names, rebase
 from vllm_graft.cli.copies import Copy, in_file, in_patch, names_a_file, read
 from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, source
 from vllm_graft.errors import ConfigError
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RebasedCopy:
     """One copy, carried over.
 
     origin:  the release that it was taken from
@@ -68,11 +68,11 @@ class Row:
     copy: Copy
     origin: Origin
     to: str
-    done: Rebased
+    done: RebaseResult
     names: Sequence[str]
 
     def as_dict(self, *, written: bool) -> dict[str, object]:
-        """The row as JSON shows it; conflicts are lines of the text."""
+        """Return the copy as JSON shows it; conflicts are lines of the text."""
         return {
             "patch": self.copy.owner,
             "upstream": self.copy.upstream,
@@ -91,7 +91,7 @@ class Row:
         }
 
     def explain(self) -> Iterator[str]:
-        """What was done and what is left to do, for a person."""
+        """Describe what was done and what is left to do."""
         copied = f"copied from {self.origin.release}: {self.origin.differing} of {self.origin.of_lines} lines differ"
         count = len(self.done.conflicts)
         yield (
@@ -122,7 +122,7 @@ def _copies(args: argparse.Namespace, to: str) -> list[Copy]:
 
 
 def _releases(copies: Iterable[Copy], args: argparse.Namespace) -> dict[str, Finder]:
-    """The releases that a copy may come from: reviewed, in the catalogue, kept here, installed."""
+    """Return the releases that a copy may come from: reviewed, in the catalogue, cached, installed."""
     if args.old:
         finder = Finder(source(args.old, offline=args.offline))
         return {finder.source.version or args.old: finder}
@@ -151,8 +151,8 @@ def _candidates(copies: Iterable[Copy]) -> list[str]:
     return list(dict.fromkeys([*numbers, INSTALLED]))
 
 
-def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Namespace) -> Row | None:
-    """Find where a copy comes from, and carry it over; None for what is none."""
+def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Namespace) -> RebasedCopy | None:
+    """Find where a copy comes from, and carry it over; None where it is no copy."""
     found = {release: finder.find(copy.module, copy.qualname) for release, finder in known.items()}
     texts = {release: each.text for release, each in found.items() if each is not None}
     now, to = new.find(copy.module, copy.qualname), new.source.version or args.to
@@ -168,7 +168,7 @@ def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Na
         return None
     names = (copy.owner, f"vLLM {origin.release}", f"vLLM {to}")
     done = rebase(copy.text, texts[origin.release], now.text, names=names)
-    row = Row(copy, origin, to, done, sorted(new_names(done.text, copy.text, read(copy.path)[0])))
+    row = RebasedCopy(copy, origin, to, done, sorted(new_names(done.text, copy.text, read(copy.path)[0])))
     for line in row.explain():
         _say(line)
     if not args.old and origin.differing and origin.release == oldest(texts):
@@ -177,7 +177,7 @@ def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Na
 
 
 def _no_copy(copy: Copy, origin: Origin, *, named: bool) -> None:
-    """An error where it was asked for by name; else a word that it is passed over."""
+    """Raise an error for a function that was named; else print that it is skipped."""
     what = (
         f"it is no copy of {copy.upstream} in any release that can be read; the nearest is {origin.release}, from "
         f"which {origin.differing} lines differ"
@@ -198,8 +198,8 @@ def _there(found: Definition | None, copy: Copy, where: str) -> Definition:
     )
 
 
-def _write(rows: Iterable[Row]) -> None:
-    """Put each into its file; those further down a file move with those above."""
+def _write(rows: Iterable[RebasedCopy]) -> None:
+    """Write each into its file; those further down a file move with those above."""
     moved: dict[Path, int] = {}
     for row in rows:
         path = row.copy.path

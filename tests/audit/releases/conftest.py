@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from vllm_graft.audit.releases import client, settings
+from vllm_graft.audit.releases import package_index
 
 FILES = {
     "vllm/__init__.py": b"from vllm.engine import Engine\n",
@@ -144,7 +144,7 @@ def site(server, monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.upper().startswith("PIP_") or name.upper().endswith("_PROXY"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(client, "PAUSE_S", 0)
+    monkeypatch.setattr(package_index, "PAUSE_S", 0)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", server.simple)
     monkeypatch.setenv("NO_PROXY", "*")
@@ -160,9 +160,9 @@ def kind(request, monkeypatch):
         def broken():
             raise AttributeError("pip is built differently")
 
-        monkeypatch.setattr(client, "PipClient", broken)
+        monkeypatch.setattr(package_index, "PipClient", broken)
         # All that these tests set is in the environment, and running pip takes a second.
-        monkeypatch.setattr(settings, "_from_files", dict)
+        monkeypatch.setattr(package_index, "_from_files", dict)
     return request.param
 
 

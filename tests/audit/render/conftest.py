@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from vllm_graft.audit.model import Cell, Declared, Reading, Report, Row, State, Use, Verdict, Way
+from vllm_graft.audit.model import (
+    Cell,
+    PackageUses,
+    PatchDeclaration,
+    Report,
+    ReportRow,
+    Use,
+    Verdict,
+    VerdictState,
+    Way,
+)
 from vllm_graft.findings import Finding
 
 RELEASES = ("0.31.0", "0.32.0")
@@ -20,19 +30,21 @@ DIFF = """\
 """
 HOSTILE = "a|b`c``d</code></td><script>alert('x')</script>\"&@octocat #12\n**e**\x1b[31m"
 
-Make = Callable[..., Row]
+Make = Callable[..., ReportRow]
 
 
 @pytest.fixture
 def make() -> Make:
     """Makes a row: a package, a name, a word for each release."""
 
-    def row(package: str, name: str, *states: State, way: Way = "wrap", diff: str = "", **more: object) -> Row:
+    def row(
+        package: str, name: str, *states: VerdictState, way: Way = "wrap", diff: str = "", **more: object
+    ) -> ReportRow:
         module, _, qualname = name.partition(":")
         use = Use(way, module, qualname, f"{package}/patches.py", 7, **more)
         steps = zip(("0.30.0", "0.31.0"), RELEASES, states, strict=False)
         cells = [Cell(new, old, Verdict(state), diff if state not in ("same", "") else "") for old, new, state in steps]
-        return Row(package, use, tuple(cells))
+        return ReportRow(package, use, tuple(cells))
 
     return row
 
@@ -41,14 +53,14 @@ def make() -> Make:
 def report(make: Make) -> Report:
     """Two packages; the second has the worse news, and comes after the first."""
     moved = Cell("0.32.0", "0.31.0", Verdict("moved", "its module is a package now", "vllm.v1.queues:make_queue"))
-    patch = Declared("fair", vllm=">=0.26", why="tenants starve", remove_when="vllm>=0.34")
+    patch = PatchDeclaration("fair", vllm=">=0.26", why="tenants starve", remove_when="vllm>=0.34")
     rows = (
         make("alpha", "vllm.config.vllm:VllmConfig.check", "same", "same", way="import"),
         make("alpha", "vllm.v1.sched:Scheduler.schedule", "same", "body", diff=DIFF, patch=patch),
         make("alpha", "vllm.v1.sched:Scheduler.__init__", "body", "extended"),
         make("alpha", "vllm.v1.late:Later", "", ""),
         make("beta", "vllm.v1.worker:Worker.stop", "broken", "gone", way="override"),
-        Row("beta", Use("replace", "vllm.v1.queue", "make_queue", "beta/q.py", 3, "Queues"), (moved,)),
+        ReportRow("beta", Use("replace", "vllm.v1.queue", "make_queue", "beta/q.py", 3, "Queues"), (moved,)),
     )
     findings = (
         Finding(
@@ -58,27 +70,29 @@ def report(make: Make) -> Report:
             "P201", "error", "vllm.v1.worker:Worker.stop", "it is nowhere", "beta/patches.py:7", "run `vllm-graft diff`"
         ),
     )
-    packages = (Reading("alpha", (), files=3, version="1.2", base="0.30.0"), Reading("beta", (), files=1))
+    packages = (PackageUses("alpha", (), files=3, version="1.2", base="0.30.0"), PackageUses("beta", (), files=1))
     return Report(packages, "", RELEASES, rows, findings)
 
 
 @pytest.fixture
 def empty() -> Report:
     """A package that uses nothing of vLLM."""
-    return Report((Reading("alpha", ()),), "0.31.0", ("0.32.0",), (), ())
+    return Report((PackageUses("alpha", ()),), "0.31.0", ("0.32.0",), (), ())
 
 
 @pytest.fixture
 def hostile() -> Report:
     """Names and words that try to be markup, wherever a report has text."""
-    use = Use("replace", f"vllm.{HOSTILE}", HOSTILE, HOSTILE, 1, HOSTILE, patch=Declared(HOSTILE, why=HOSTILE))
+    use = Use("replace", f"vllm.{HOSTILE}", HOSTILE, HOSTILE, 1, HOSTILE, patch=PatchDeclaration(HOSTILE, why=HOSTILE))
     diff = f"--- a\n+++ b\n@@ -1 +1 @@\n-````` {HOSTILE}\n+</code></pre><script>\n"
     cells = (
         Cell("0.32.0", HOSTILE, Verdict("moved", HOSTILE, HOSTILE), diff),
         Cell("0.31.0", "", Verdict("", HOSTILE)),
     )
     findings = (Finding(HOSTILE, "error", HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
-    return Report((Reading(HOSTILE, (), version=HOSTILE),), "", RELEASES, (Row(HOSTILE, use, cells),), findings)
+    return Report(
+        (PackageUses(HOSTILE, (), version=HOSTILE),), "", RELEASES, (ReportRow(HOSTILE, use, cells),), findings
+    )
 
 
 @pytest.fixture
@@ -91,4 +105,4 @@ def big(make: Make) -> Report:
     findings = tuple(
         Finding("P205", "warning", row.use.name, "its code changed", row.use.where, "read it") for row in rows
     )
-    return Report((Reading("alpha", ()),), "", RELEASES, rows, findings)
+    return Report((PackageUses("alpha", ()),), "", RELEASES, rows, findings)

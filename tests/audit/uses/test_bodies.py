@@ -1,128 +1,116 @@
-"""What stands in the place of a name: the function, its text, and whether it calls what was there."""
-
-from textwrap import dedent
+"""What a body leans on besides the name itself."""
 
 import pytest
 
-HEAD = "import functools\nfrom vllm.a import Class\nimport vllm.a as m\n"
-
-WRAPS = [
-    "orig = Class.f\ndef new(self):\n    return orig(self)\nClass.f = new",
-    "orig = Class.f\nClass.f = lambda self: orig(self)",
-    "_orig = m.func\ndef new():\n    return _orig()\nm.func = new",
-    "def go():\n    orig = Class.f\n    def new(self):\n        return orig(self)\n    Class.f = new",
-    "def new(self, _orig=Class.f):\n    return _orig(self)\nClass.f = new",
-    "def new(self):\n    return self._orig_f()\nClass._orig_f = Class.f\nClass.f = new",
-    "saved = {}\nsaved['f'] = Class.f\ndef new(self):\n    return saved['f'](self)\nClass.f = new",
-    "orig = getattr(Class, 'f')\ndef new(self):\n    return orig(self)\nClass.f = new",
-    "orig = Class.__dict__['f']\ndef new(cls):\n    return orig.__func__(cls)\nClass.f = classmethod(new)",
-    "orig = Class.f\ndef new(self):\n    return orig.__get__(self)()\nClass.f = new",
-    "orig = Class.f\nasync def new(self):\n    return await to_thread(orig, self)\nClass.f = new",
-    "orig = Class.f\n@functools.wraps(orig)\ndef new(self):\n    return orig(self)\nsetattr(Class, 'f', new)",
-    "def traced(f):\n    def inner(self):\n        return f(self)\n    return inner\nClass.f = traced(Class.f)",
-    "def new(original, self): ...\nClass.f = functools.partialmethod(new, Class.f)",
-    "class Mine:\n    _orig = Class.f\n    def f(self):\n        return Mine._orig(self)\nClass.f = Mine.f",
-    "for n in ('f',):\n    def new(self, _o=getattr(Class, n)):\n        return _o(self)\n    setattr(Class, n, new)",
-    "from vllm.a import func\ndef new():\n    return func()\nm.func = new",
-]
-
-REPLACES = [
-    "def new(self): ...\nClass.f = new",
-    "orig = Class.f\ndef new(self): ...\nClass.f = new",
-    "orig = Class.g\ndef new(self):\n    return orig(self)\nClass.f = new",
-    "orig = Class.f\n@functools.wraps(orig)\ndef new(self): ...\nClass.f = new",
-    "orig = Class.f\ndef new(self):\n    orig = print\n    return orig(self)\nClass.f = new",
-    "class Mine(m.Class):\n    def __init__(self):\n        super().__init__()\nm.Class = Mine",
-    "Class.f = 3",
-    "Class.f = imported_from_nowhere",
-]
+from vllm_graft.audit.uses import BodyDependencies, body_dependencies
 
 
-@pytest.mark.parametrize("text", WRAPS)
-def test_a_call_of_what_was_there_wraps(uses, text):
-    """However the original was kept, a function that calls it, or hands it on, wraps."""
-    found = [use for use in uses(HEAD + text) if use.changes_vllm and "_orig" not in use.qualname]
-    assert [use.way for use in found] == ["wrap"]
+def leaning(found, qualname):
+    (use,) = [use for use in found if use.qualname == qualname and use.body is not None]
+    relied = body_dependencies(use)
+    return set(relied.attributes), set(relied.keywords)
 
 
-@pytest.mark.parametrize("text", REPLACES)
-def test_everything_else_replaces(puts, text):
-    """Keeping the original, or taking over its name, is no call."""
-    assert [way for way, _ in puts(HEAD + text)] == ["replace"]
-
-
-def change(found):
-    (use,) = [use for use in found if use.changes_vllm]
-    return use
-
-
-def test_the_text_has_the_decorators(uses):
-    """The source of a function is its lines, decorators included."""
-    text = dedent("""
+def test_attributes_and_keywords_with_their_lines(uses):
+    """What is read from self, and what is passed by name to the original, each at its first line."""
+    text = """
         from vllm.a import Class
-        @first
-        @second(1)
-        def new(self):
-            return 1  # why
-        Class.f = new
-    """)
-    use = change(uses(text))
-    assert use.source == "@first\n@second(1)\ndef new(self):\n    return 1  # why\n"
-    assert (use.body.name, use.file, use.line) == ("new", "plug/main.py", 7 - 1)
+        orig = Class.f
+        def f(self, n):
+            self.mine = n
+            if self.waiting and self.mine:
+                self.running.pop()
+            self.waiting
+            return orig(self, n=n, key=self.table["x"], other=(
+                1))
+        Class.f = f
+    """
+    (use,) = [use for use in uses(text) if use.changes_vllm]
+    relied = body_dependencies(use)
+    assert relied.attributes == {"waiting": 5, "running": 6, "table": 8}
+    assert relied.keywords == {"n": 8, "key": 8, "other": 9}
 
 
-def test_a_lambda(uses):
-    """A nameless function is a body too."""
-    use = change(uses("from vllm.a import Class\nClass.f = lambda self: 1"))
-    assert (use.source, use.body.args.args[0].arg) == ("lambda self: 1", "self")
+@pytest.mark.parametrize(
+    "called", ["call(x=1)", "original(x=1)", "self._original_f(x=1)", "super().f(x=1)", "await _orig_f(self, x=1)"]
+)
+def test_ways_to_call_the_original(uses, called):
+    """A keyword passed on by any of them is leaned on."""
+    text = f"class P(VLLMPatch['vllm.a:Class']):\n    async def f(self, call):\n        {called}\n        other(y=1)"
+    assert leaning(uses(text), "Class.f")[1] == {"x"}
+
+
+def test_another_method_of_the_base_is_not_the_original(uses):
+    """Keywords belong to the method of the same name."""
+    text = (
+        "from vllm.a import Base\nclass Mine(Base):\n    def f(self):\n        super().g(y=1)\n        super().f(x=1)"
+    )
+    assert leaning(uses(text), "Base.f")[1] == {"x"}
+
+
+def test_what_the_package_puts_there_itself(uses):
+    """Names set by another hook, patched in, or defined by the subclass or its own base are the package's."""
+    text = """
+        from vllm.a import Base, Class
+        class P(VLLMPatch["vllm.a:Class"]):
+            def __init__(self, call):
+                call()
+                self.counter = 0
+            def f(self):
+                return self.counter, self.helper(), self.late, self.theirs
+        def helper(self):
+            setattr(self, "late", 1)
+        Class.helper = helper
+
+        class Mid(Base):
+            def start(self):
+                self.begun = 1
+        class Mine(Mid):
+            limit = 1
+            def f(self):
+                return self.limit, self.begun, self.g(), self.theirs
+            def g(self): ...
+    """
+    found = uses(text)
+    assert leaning(found, "Class.f")[0] == {"theirs"}
+    assert leaning(found, "Base.f")[0] == {"theirs"}
+
+
+def test_what_the_body_asks_for_first(uses):
+    """hasattr and a default provide for an absence; getattr without one does not."""
+    text = """
+        from vllm.a import Class
+        def f(self):
+            hasattr(self, "a") and self.a
+            getattr(self, "b", None)
+            getattr(self, "c")
+            self.__class__
+            def inner(self):
+                self.other
+        Class.f = f
+    """
+    assert leaning(uses(text), "Class.f")[0] == {"c"}
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "from .impl import new\nClass.f = new",
-        "from plug.impl import new as other\nClass.f = other",
-        "from . import impl\nClass.f = impl.new",
-        "import plug.impl\nClass.f = plug.impl.new",
-        "from .impl import Mine\nClass.f = Mine.new",
-        "from .impl import make\nClass.f = make()",
-        "from .impl import new\nClass.f = staticmethod(new)",
+        "import vllm.a as m\ndef f(config):\n    config.x\nm.f = f",
+        "from vllm.a import C\nclass Mine(C):\n    @staticmethod\n    def f(config):\n        config.x",
+        "from vllm.a import C\nC.f = 3",
     ],
 )
-def test_a_function_of_another_file(uses, text):
-    """A function imported from the package itself is found, and its text is that of its file."""
-    impl = """
-        def new(self):
-            return "other file"
-        class Mine:
-            def new(self):
-                return "other file"
-        def make():
-            def new(self):
-                return "other file"
-            return new
-    """
-    use = change(uses(f"from vllm.a import Class\n{text}", impl=impl))
-    assert use.body.name == "new"
-    assert "other file" in use.source
-    assert use.file == "plug/main.py"
+def test_no_object(uses, text):
+    """A function of a module, a static method and a value are given no object of the class."""
+    assert body_dependencies(uses(text)[-1]) == BodyDependencies({}, {})
 
 
-def test_a_class_in_the_place_of_a_class(uses):
-    """A swapped class has its text and no body."""
-    use = change(uses("import vllm.a as m\nclass Mine(m.Class):\n    x = 1\nm.Class = Mine\n"))
-    assert (use.way, use.body, use.source) == ("replace", None, "class Mine(m.Class):\n    x = 1\n")
-
-
-def test_owners(uses):
-    """A use belongs to the class or function around it."""
+def test_the_instance_of_a_wrapt_wrapper(uses):
+    """wrapt hands the object over as ``instance``."""
     text = """
-        from vllm.a import Class
-        Class.a = 1
-        def go():
-            Class.b = 1
-        class Box:
-            def method(self):
-                Class.c = 1
+        import wrapt
+        def w(wrapped, instance, args, kwargs):
+            return wrapped(*args, x=instance.a, **kwargs)
+        wrapt.wrap_function_wrapper("vllm.a", "C.f", w)
     """
-    assert [use.owner for use in uses(text) if use.changes_vllm] == ["", "go", "Box.method"]
+    assert leaning(uses(text), "C.f") == ({"a"}, {"x"})

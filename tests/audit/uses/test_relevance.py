@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vllm_graft.audit.uses import locate, read
-from vllm_graft.audit.uses.package import Package
-from vllm_graft.audit.uses.values import owns_of
+from vllm_graft.audit.uses.package import PackageReader
+from vllm_graft.audit.uses.values import local_defs
 
 
 @pytest.fixture
@@ -15,12 +15,12 @@ def walked(write):
 
     def walked(text, **modules):
         located = locate(write(text, **modules))
-        package = Package(located.package, located.files)
-        package._walked()
+        package = PackageReader(located.package, located.files)
+        package._walk_files()
         scope = next(file for file in located.files if file.name == "plug.main").scope
-        owns = {name: own for name, value in scope.names.items() for own in owns_of(value)}
+        owns = {name: own for name, value in scope.names.items() for own in local_defs(value)}
         for cls in [own for own in owns.values() if own.function is None]:
-            owns |= {name: own for name, value in cls.inside.names.items() for own in owns_of(value)}
+            owns |= {name: own for name, value in cls.inside.names.items() for own in local_defs(value)}
         return {name for name, own in owns.items() if own.function is not None and own.unwalked is None}
 
     return walked

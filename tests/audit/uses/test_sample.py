@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.audit.uses import read, relies
+from vllm_graft.audit.uses import body_dependencies, read
 
 SAMPLE = Path(__file__).parents[1] / "sample" / "sample_plugin"
 
@@ -118,7 +118,7 @@ def test_the_patch(reading):
 
 def test_what_it_leans_on(reading):
     """Attributes of the object that are vLLM's, and keywords of the original."""
-    leaning = {use.qualname: relies(use) for use in reading.uses if use.body is not None}
+    leaning = {use.qualname: body_dependencies(use) for use in reading.uses if use.body is not None}
     assert set(leaning["AsyncScheduler.schedule"].attributes) == {"waiting"}
     assert set(leaning["Sampler.sample"].keywords) == {"fast"}
     assert set(leaning["StatLoggerManager.record"].keywords) == {"safe"}

@@ -1,14 +1,18 @@
-"""What a release of vLLM looks like, without installing it.
+"""Reads releases of vLLM without installing them.
 
 ::
 
-    source = release("0.31.0")                         # what is kept on this machine, else ranges of the wheel
-    source.modules()                                   # all of vllm, by their dotted names
-    source.read("vllm.v1.core.sched.scheduler").text   # its source; only what is read is fetched
+    library = Library()
+    release = library.release("0.31.0")                # from the catalogue, else from sources
+    release.shape("vllm.v1.core.sched.scheduler", "Scheduler.schedule").signature
+    library.text("0.31.0", "vllm.v1.core.sched.scheduler", "Scheduler.schedule")
 
-client.py    how a server is asked: pip's own session, or a plain client
-settings.py  what pip was told of indexes, proxy and certificates, for the plain client
-index.py     Index: which releases there are, and where a wheel lies
-remote.py    Remote: a wheel on a server, read by ranges
-kept.py      Kept: the cache; release(): the one way to get a release
+library.py           Library: a release by its number, "installed" or "latest"
+release.py           Release: the questions that every release answers about its names and classes
+outline.py           the facts about a module that a release is judged by
+catalogue.py         CatalogueRelease: a release of the shipped catalogue; CatalogueBuilder
+catalogue_format.py  how the catalogue is written
+source_release.py    SourceRelease: a release read from its sources
+wheels.py            where sources come from: a wheel on the index, read by ranges and cached
+package_index.py     PackageIndex: which releases there are, and the client that asks
 """

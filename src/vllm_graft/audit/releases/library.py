@@ -1,4 +1,4 @@
-"""Where an audit takes its releases from: the catalogue first, else the source; and sources where a text is wanted."""
+"""Find releases for an audit: in the catalogue first, else from sources; and sources where a text is needed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterable
 from typing import Final
 
-from vllm_graft.audit.releases import kept
+from vllm_graft.audit.releases import wheels
 from vllm_graft.audit.releases.catalogue import Catalogue
-from vllm_graft.audit.releases.index import Index, number_of
-from vllm_graft.audit.releases.remote import Progress
-from vllm_graft.audit.releases.shape import Release
-from vllm_graft.audit.releases.sourced import Sourced, fetch
+from vllm_graft.audit.releases.package_index import PackageIndex, number_of
+from vllm_graft.audit.releases.release import Release
+from vllm_graft.audit.releases.source_release import SourceRelease, fetch
+from vllm_graft.audit.releases.wheels import Progress
 from vllm_graft.errors import ConfigError
 from vllm_graft.sources.origins import Installed, Source
 
@@ -20,7 +20,7 @@ LATEST: Final = "latest"
 
 
 def same_release(name: str, other: str) -> bool:
-    """Whether two versions are of one release: however they are written, and whatever it was built for."""
+    """Return whether two versions are of one release, however they are written and for whatever build."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -30,7 +30,7 @@ def same_release(name: str, other: str) -> bool:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Whether a release comes before another, whatever that was built for; not where one has no number."""
+    """Return whether a release is older than another, for whatever build; False where one has no number."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -40,7 +40,7 @@ def is_older(version: str, other: str) -> bool:
 
 
 class Library:
-    """Releases by what a person calls them: a number, "installed", "latest"."""
+    """Finds releases by name: a number, "installed", "latest"."""
 
     def __init__(
         self, catalogue: Catalogue | None = None, *, offline: bool = False, progress: Progress | None = None
@@ -48,20 +48,25 @@ class Library:
         self.catalogue = catalogue if catalogue is not None else Catalogue.shipped()
         self._offline = offline
         self._progress = progress
-        self._index = Index()
-        self._sources: dict[str, Sourced | None] = {}
+        self._index = PackageIndex()
+        self._sources: dict[str, SourceRelease | None] = {}
 
     def add(self, source: Source) -> Release:
-        """A release from a wheel or a folder, which goes by the version that it states."""
+        """Add a release from a wheel or a folder, under the version that it states."""
         version = source.version or "unknown"
-        held = self._sources[version] = Sourced(source, version)
+        held = self._sources[version] = SourceRelease(source, version)
         return held
 
     def release(self, name: str) -> Release:
-        """A release; ConfigError where it cannot be had."""
+        """Return a release; ConfigError where it is not available."""
         if name == INSTALLED:
             return self._installed()
-        version = self._latest() if name == LATEST else self._listed(name)
+        if name == LATEST:
+            version = self.catalogue.releases[-1] if self._offline else self._index.versions()[-1]
+        else:
+            # However it is written: 0.32, v0.32.0, 0.32.0+cpu.
+            alike = (known for known in self.catalogue.releases if same_release(name, known))
+            version = next(alike, "") or number_of(name)
         if self._sources.get(version) is None and version in self.catalogue.releases:
             return self.catalogue.release(version)
         found = self._source(version)
@@ -69,7 +74,7 @@ class Library:
         return found
 
     def newest_within(self, specifier: str) -> str | None:
-        """Return the newest release in a range: of the catalogue, else of the index or kept here; None for none."""
+        """Return the newest release in a range: of the catalogue, else of the index or the cache; None for none."""
         from packaging.specifiers import SpecifierSet
 
         allowed = SpecifierSet(specifier)
@@ -80,24 +85,24 @@ class Library:
         return None
 
     def _beyond_the_catalogue(self) -> list[str]:
-        """Return the releases that the index offers; without an index those that are kept here."""
+        """Return the releases on the index; without an index those in the cache."""
         if not self._offline:
             with contextlib.suppress(ConfigError):
                 return self._index.versions()
-        return kept.versions()
+        return wheels.cached_versions()
 
-    def before(self, release: Release) -> list[Release]:
-        """The releases of the catalogue that are older than one, the newest first."""
+    def older_than(self, release: Release) -> list[Release]:
+        """Return the releases of the catalogue that are older than one, the newest first."""
         known = [self.catalogue.release(version) for version in reversed(self.catalogue.releases)]
         return [one for one in known if is_older(one.version, release.version)]
 
-    def ahead(self, release: Release, modules: Iterable[str]) -> None:
-        """Have a release far away send these modules together."""
-        if isinstance(release, Sourced):
+    def prefetch(self, release: Release, modules: Iterable[str]) -> None:
+        """Fetch modules of a remote release together."""
+        if isinstance(release, SourceRelease):
             fetch(release.source, modules)
 
     def text(self, version: str, module: str, qualname: str) -> str | None:
-        """The source of a name in a release, or None where it has none or the release cannot be read."""
+        """Return the source of a name in a release; None where it has none or the release cannot be read."""
         if version not in self._sources:
             try:
                 self._source(version)
@@ -109,22 +114,18 @@ class Library:
 
     @property
     def unread(self) -> list[str]:
-        """The releases whose source was wanted for its text and could not be had."""
+        """The releases whose sources were needed and are not available."""
         return [version for version, source in self._sources.items() if source is None]
 
-    def _source(self, version: str) -> Sourced | None:
+    def _source(self, version: str) -> SourceRelease | None:
         installed = Installed()
         if self._sources.get(version) is None and installed.version and same_release(installed.version, version):
-            # It is on the disk: no server need be asked, and without one it can be had.
-            self._sources[version] = Sourced(installed, version)
+            # It is on the disk: no server is needed.
+            self._sources[version] = SourceRelease(installed, version)
         if self._sources.get(version) is None:
-            source = kept.release(version, offline=self._offline, progress=self._progress, index=self._index)
-            self._sources[version] = Sourced(source, version)
+            source = wheels.open_release(version, offline=self._offline, progress=self._progress, index=self._index)
+            self._sources[version] = SourceRelease(source, version)
         return self._sources[version]
-
-    def _listed(self, name: str) -> str:
-        """A release as the catalogue or the index calls it, however it is written: 0.32, v0.32.0, 0.32.0+cpu."""
-        return next((known for known in self.catalogue.releases if same_release(name, known)), number_of(name))
 
     def _installed(self) -> Release:
         source = Installed()
@@ -133,8 +134,3 @@ class Library:
         if source.version in self.catalogue.releases:
             return self.catalogue.release(source.version)
         return self.add(source)
-
-    def _latest(self) -> str:
-        if self._offline:
-            return self.catalogue.releases[-1]
-        return self._index.versions()[-1]

@@ -1,6 +1,8 @@
-"""What the catalogue keeps of a module: each name with its kind, signature and body, each class with its attributes.
+"""What the audit keeps of a module: each name with its kind, signature and body, each class with its attributes.
 
-Of a class it also keeps how its constructor comes about: whether a decorator writes it, and from which fields.
+Of a class it also keeps how its constructor comes about. A field is written like a parameter of a signature: ``name``,
+``name=`` with a default, ``kw name`` by keyword only. Its type follows behind a colon where that is a configuration
+class: ``model_config=:ModelConfig``.
 """
 
 from __future__ import annotations
@@ -8,36 +10,66 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vllm_graft.audit.releases.fields import DATACLASS, class_marks, fields, function_marks
-from vllm_graft.audit.releases.shape import BODY
+from vllm_graft.audit.model import Arguments
 from vllm_graft.sources.fingerprint import Fingerprint, Function, signature
-from vllm_graft.sources.modules import ScopeEntry as Place
-from vllm_graft.sources.modules import SourceModule as ReadModule
+from vllm_graft.sources.modules import ScopeEntry, SourceModule
 from vllm_graft.sources.scopes import dotted
 
+BODY: Final = 8
+"""How many digits of a body's fingerprint are compared: 32 bits, because they make up most of the catalogue."""
+
+ABSTRACT: Final = "A"
+"""Marks a method that a subclass has to define, and a class whose metaclass enforces that."""
+
+OPAQUE: Final = "?"
+"""Marks a decorator or metaclass that may change the arguments that a definition shows."""
+
+DATACLASS: Final = "d"
+"""Marks a class whose ``__init__`` is generated from its fields."""
+
+LENIENT: Final = "l"
+"""Marks a pydantic dataclass that ignores unknown keywords."""
+
+KEYWORDS: Final = "k"
+"""Marks a class whose fields are passed by keyword only."""
+
+COMPILED: Final = "t"
+"""Marks ``support_torch_compile``, whose constructor also takes ``vllm_config`` and ``prefix``."""
+
+_TRANSPARENT: Final = frozenset(
+    {
+        "abstractmethod", "asynccontextmanager", "cache", "cached", "classmethod", "contextmanager", "compile",
+        "deprecate_args", "deprecate_kwargs", "deprecated", "disable", "dynamo_timed", "final", "ignore",
+        "inference_mode", "instrument", "load_aware_call", "lru_cache", "no_grad", "override", "overload", "run_once",
+        "setter", "getter", "deleter", "staticmethod", "time_and_log", "traced", "with_amdsmi_context",
+        "with_cancellation", "with_nvml_context", "wraps", "with_thread_limit", "enable_fake_mode", "instrument_manual",
+        "step_eplb_after", "eager_break_during_capture", "if_aiter_supported", "with_gpu_sync_check", "property",
+        "cached_property", "field_validator", "model_validator", "default_pooling_type", "attn_type",
+        "runtime_checkable", "total_ordering", "unique", "support_torch_compile", "ignore_torch_compile",
+        "assume_constant_result", "allow_in_graph", "logtime", "fault_tolerant_wrapper",
+    }
+)  # fmt: skip
+"""Decorators that leave the parameters as they are: Python's, torch's and vLLM's own."""
+
+_DATACLASSES: Final = frozenset({"dataclass", "config"})
+_FIELD_CALLS: Final = frozenset({"field", "Field"})
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
-_DEFINED: Final = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
-
-UNNAMED: Final = "?"
-"""Stands for a base that is no name, such as what a function gives back."""
-
-ELSEWHERE: Final = "-"
-"""Stands for every module of another package."""
+_DEFINITION: Final = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OutlineEntry:
     """One name.
 
     kind:   what it is, or "import"
     first:  the signature; of a class its bases; of an import what it is bound to
     second: the body's fingerprint; of a class the attributes that its methods set
-    marks:  letters; of a function ``ABSTRACT`` and ``OPAQUE``, of a class those of ``fields.py``
-    fields: of a class: what it annotates, in order, as ``fields.py`` writes it
+    marks:  the letters above; of a function ``ABSTRACT`` and ``OPAQUE`` only
+    fields: of a class: the fields that it annotates, in order
     """
 
     kind: str
@@ -47,51 +79,151 @@ class Entry:
     fields: tuple[str, ...] = ()
 
 
-def entries(module: ReadModule, *, within: str = "vllm") -> Iterator[tuple[str, Entry]]:
-    """Every name of a module, and every name of its classes; of what others define, that it is imported."""
+def entries(module: SourceModule, *, within: str = "vllm") -> Iterator[tuple[str, OutlineEntry]]:
+    """Yield every name of a module and of its classes; names that other modules define as imports."""
     if stars := tuple(f"{origin}:*" for origin in module.stars if origin.partition(".")[0] == within):
-        yield "*", Entry("import", stars)
+        yield "*", OutlineEntry("import", stars)
     for name in module.scope:
         place = module.place(name)
         if place is not None:
-            yield from _of(place)
+            yield from _definitions(place)
             continue
         bound = tuple(f"{one.module}:{one.name}" for one in module.imports(name))
         if any(one == within or one.startswith((f"{within}.", f"{within}:")) for one in bound):
-            yield name, Entry("import", bound)
+            yield name, OutlineEntry("import", bound)
         elif any(not one.startswith("__future__:") for one in bound):
-            yield name, Entry("import", (f"{ELSEWHERE}:{name}",))
+            # "-" stands for every other package: which one does not matter.
+            yield name, OutlineEntry("import", (f"-:{name}",))
 
 
-def _of(place: Place) -> Iterator[tuple[str, Entry]]:
-    cls = place.cls
-    if cls is None:
-        yield place.qualname, entry(place)
-        return
+def _definitions(place: ScopeEntry) -> Iterator[tuple[str, OutlineEntry]]:
     yield place.qualname, entry(place)
-    for name in place.module.class_scope(cls):
+    for name in place.module.class_scope(place.cls) if place.cls is not None else ():
         inner = place.inside(name)
         if inner is not None:
-            yield from _of(inner)
+            yield from _definitions(inner)
 
 
-def entry(place: Place) -> Entry:
-    """One class, function or value."""
+def entry(place: ScopeEntry) -> OutlineEntry:
+    """Return the outline of one class, function or value."""
     cls = place.cls
     if cls is not None:
         marks = class_marks(cls, place.module, alone=len(place.nodes) == 1)
-        bases = tuple(base or UNNAMED for base in place.bases)
+        # A base without a name, such as the result of a call, becomes "?".
+        bases = tuple(base or "?" for base in place.bases)
         # A named tuple or struct shows by its bases, which may be in another module.
         listed = fields(cls) if DATACLASS in marks or bases else ()
-        return Entry("class", bases, tuple(sorted(set_on_self(cls))), marks, listed)
+        return OutlineEntry("class", bases, tuple(sorted(_set_on_self(cls))), marks, listed)
     if place.kind == "value":
-        return Entry("value")
-    marks = function_marks(place.nodes)
-    return Entry(place.kind, signature(place.nodes), (Fingerprint.of(place.nodes).body[:BODY],), marks)
+        return OutlineEntry("value")
+    body = Fingerprint.of(place.nodes).body[:BODY]
+    return OutlineEntry(place.kind, signature(place.nodes), (body,), function_marks(place.nodes))
 
 
-def set_on_self(cls: ast.ClassDef) -> set[str]:
-    """The attributes that a class's methods set on their first parameter."""
+def function_marks(nodes: Sequence[ast.AST]) -> str:
+    """Return the marks of a function, a method or several alternatives of one."""
+    functions = [node for node in nodes if isinstance(node, Function)]
+    names = {_last(one) for node in functions for one in node.decorator_list}
+    opaque = len(functions) < len(nodes) or any(not _is_transparent(name) for name in names)
+    return (ABSTRACT if names & {"abstractmethod", "abstractproperty"} else "") + (OPAQUE if opaque else "")
+
+
+def class_marks(cls: ast.ClassDef, module: SourceModule, *, alone: bool = True) -> str:
+    """Return the marks of a class statement; one that is not alone is one of several meanings of the name."""
+    marks = "" if alone else OPAQUE
+    for one in cls.decorator_list:
+        last = _last(one)
+        if last in _DATACLASSES:
+            marks += _dataclass_marks(one, module)
+        elif last == "support_torch_compile":
+            marks += COMPILED
+        elif not _is_transparent(last):
+            marks += OPAQUE
+    for keyword in cls.keywords:
+        if keyword.arg == "metaclass":
+            marks += ABSTRACT if _last(keyword.value) == "ABCMeta" else OPAQUE
+        elif keyword.arg == "kw_only" and _is_constant(keyword.value, True):
+            marks += KEYWORDS
+    return "".join(dict.fromkeys(marks))
+
+
+def _dataclass_marks(decorator: ast.expr, module: SourceModule) -> str:
+    given = {one.arg: one.value for one in decorator.keywords} if isinstance(decorator, ast.Call) else {}
+    if _is_constant(given.get("init"), False):
+        return ""
+    first = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator).partition(".")[0]
+    pydantic = any(one.module.partition(".")[0] == "pydantic" for one in module.imports(first))
+    extra = _extra(given.get("config"))
+    # vLLM's own ``config`` forbids unknown keywords; pydantic's dataclass ignores them unless told otherwise.
+    lenient = (pydantic and extra != "forbid") or (_last(decorator) == "config" and extra in ("allow", "ignore"))
+    keywords = KEYWORDS if _is_constant(given.get("kw_only"), True) else ""
+    return DATACLASS + (LENIENT if lenient else "") + keywords
+
+
+def _extra(config: ast.expr | None) -> str:
+    """Return what a pydantic configuration says of unknown keywords."""
+    pairs: list[tuple[object, ast.expr]] = []
+    if isinstance(config, ast.Call):
+        pairs = [(one.arg, one.value) for one in config.keywords]
+    elif isinstance(config, ast.Dict):
+        keys = (key.value if isinstance(key, ast.Constant) else None for key in config.keys)
+        pairs = list(zip(keys, config.values, strict=True))
+    return next((str(one.value) for name, one in pairs if name == "extra" and isinstance(one, ast.Constant)), "")
+
+
+def fields(cls: ast.ClassDef) -> tuple[str, ...]:
+    """Return the annotations of a class body in order, as the parameters of a generated constructor."""
+    found: list[str] = []
+    keywords = False
+    for node in cls.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        last = dotted(_evaluated(node.annotation)).rpartition(".")[2]
+        if last == "KW_ONLY":
+            keywords = True
+        elif last != "ClassVar":
+            call = node.value if isinstance(node.value, ast.Call) and _last(node.value) in _FIELD_CALLS else None
+            given = {one.arg: one.value for one in call.keywords} if call is not None else {}
+            if _is_constant(given.get("init"), False):
+                continue
+            prefix = "kw " if keywords or _is_constant(given.get("kw_only"), True) else ""
+            has_default = node.value is not None if call is None else _field_has_default(call, given)
+            config = next(iter(configs(node.annotation)), "")
+            found.append(f"{prefix}{node.target.id}{'=' if has_default else ''}{':' if config else ''}{config}")
+    return tuple(found)
+
+
+def _field_has_default(call: ast.Call, given: dict[str | None, ast.expr]) -> bool:
+    # pydantic's ``Field(...)`` marks a field without a default.
+    if any(isinstance(one, ast.Constant) and one.value is ... for one in (*call.args[:1], given.get("default"))):
+        return False
+    return bool(call.args) or "default" in given or "default_factory" in given
+
+
+def configs(annotation: ast.expr) -> list[str]:
+    """Return the configuration class that an annotation names besides None; empty for several, or a list."""
+    outer = _evaluated(annotation)
+    if isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.BitOr):
+        found = [name for side in (outer.left, outer.right) for name in configs(side)]
+        return found if len(found) == 1 else []
+    if isinstance(outer, ast.Subscript):
+        return configs(outer.slice) if dotted(outer.value).rpartition(".")[2] == "Optional" else []
+    name = dotted(outer)
+    return [name] if name.endswith("Config") else []
+
+
+def _evaluated(annotation: ast.expr) -> ast.expr:
+    """Return an annotation, parsed where it is a string."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        try:
+            return ast.parse(annotation.value, mode="eval").body
+        except SyntaxError:
+            return annotation
+    return annotation
+
+
+def _set_on_self(cls: ast.ClassDef) -> set[str]:
+    """Return the attributes that a class's methods set on their first parameter."""
     found: set[str] = set()
     for method in cls.body:
         if not isinstance(method, Function) or not method.args.args:
@@ -106,7 +238,7 @@ def set_on_self(cls: ast.ClassDef) -> set[str]:
 
 
 def _set_by_call(node: ast.Call, first: str) -> Iterator[str]:
-    """``self.register_buffer("name", ...)`` of a torch module, and ``setattr(self, "name", ...)``."""
+    """Yield the name in ``self.register_buffer("name", ...)`` of a torch module and ``setattr(self, "name", ...)``."""
     called = dotted(node.func)
     registers = {f"{first}.register_{what}" for what in ("buffer", "parameter", "module")} | {f"{first}.add_module"}
     if called in registers:
@@ -119,7 +251,61 @@ def _set_by_call(node: ast.Call, first: str) -> Iterator[str]:
 
 
 def mentions(text: str) -> Counter[str]:
-    """How often each word stands in a text, where it is not being defined: in code, strings and comments alike."""
+    """Count each word of a text apart from its definitions: in code, strings and comments alike."""
     words = Counter(_WORD.findall(text))
-    words.subtract(_DEFINED.findall(text))
+    words.subtract(_DEFINITION.findall(text))
     return words
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """One way in which a method is called; ``owner`` is the class, "module:Class", whose ``self`` it is called on."""
+
+    arguments: Arguments
+    owner: str = ""
+
+
+def call_sites(tree: ast.AST, module: str) -> Iterator[tuple[str, CallSite]]:
+    """Yield every method that a module calls, with its arguments.
+
+    A call that unpacks a list or a mapping does not show what it passes and is left out, as is one on ``super()``,
+    which an override does not get.
+    """
+    left: list[tuple[ast.AST, str, str]] = [(tree, "", "")]
+    while left:
+        node, cls, this = left.pop()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            arguments = Arguments.of(node)
+            on_super = isinstance(owner, ast.Call) and dotted(owner.func) == "super"
+            if not on_super and not arguments.unpacks and not arguments.unpacks_keywords:
+                own = bool(this) and isinstance(owner, ast.Name) and owner.id == this
+                yield node.func.attr, CallSite(arguments, f"{module}:{cls}" if own else "")
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                left.append((child, f"{cls}.{child.name}".lstrip("."), ""))
+            elif isinstance(child, Function) and isinstance(node, ast.ClassDef):
+                static = any(dotted(one) == "staticmethod" for one in child.decorator_list)
+                names = [*child.args.posonlyargs, *child.args.args]
+                left.append((child, cls, names[0].arg if names and not static else ""))
+            else:
+                left.append((child, cls, this))
+
+
+def methods(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of the methods that the classes of a module define."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from (one.name for one in node.body if isinstance(one, Function))
+
+
+def _is_transparent(name: str) -> bool:
+    return name in _TRANSPARENT or name.startswith("register")
+
+
+def _last(node: ast.expr) -> str:
+    return dotted(node.func if isinstance(node, ast.Call) else node).rpartition(".")[2]
+
+
+def _is_constant(node: ast.expr | None, value: bool) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value

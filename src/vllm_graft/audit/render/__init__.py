@@ -1,4 +1,4 @@
-"""A report for people: plain functions that take a ``Report`` and give text.
+"""Render a report for people: plain functions from a ``Report`` to text.
 
 ::
 
@@ -7,13 +7,9 @@
     Path("audit.html").write_text(html(report))      # one page, no script, nothing loaded from elsewhere
     Path("audit.svg").write_text(svg(report))        # a picture for a README
 
-All of them give the same text for the same report: the time of an audit is told to ``html``, not taken from a clock.
+The same report always gives the same text: the time of an audit is an argument of ``html``.
 
-words.py      what each state is called, in which colour, and what it means
-colours.py    the colours, for light and for dark screens
-selection.py  what of a report is shown, in what order, and the sentence that sums it up
-style.py      the style sheet of the page
-diffs.py      unified diffs taken apart by line
+presentation.py                            the word and colour of each state, the order of rows, the summary
 text.py, markdown.py, html.py, svg.py      the renderers
 """
 

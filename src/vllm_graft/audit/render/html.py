@@ -1,7 +1,7 @@
 """A report as one page: no script, nothing loaded from elsewhere, readable without colours.
 
-What a person has to act on comes first: how many findings there are, and each with its next step. Below is the matrix
-of names and releases, one row for a name however many files use it, with what has not changed folded away.
+What needs action comes first: the number of findings, and each with its next step. Below is the matrix of names and
+releases, one row for a name however many files use it, with unchanged rows folded away.
 
 Each changed cell of the matrix is a link into the line below its row. Following it, a browser opens the ``<details>``
 around the target by itself; one that does not still scrolls there, and the line opens by hand.
@@ -9,43 +9,153 @@ around the target by itself; one that does not still scrolls there, and the line
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
-from typing import Final
+from typing import Final, Literal, get_args
 
-from vllm_graft.audit.model import Cell, Reading, Report, Row, Use
-from vllm_graft.audit.render.diffs import Part, changed_lines, parts
-from vllm_graft.audit.render.selection import (
-    asking,
+from vllm_graft.audit.model import Cell, Report, ReportRow, Use
+from vllm_graft.audit.render.presentation import (
+    WORDS,
+    Tone,
+    attention_count,
     cells,
-    compared,
+    comparison,
+    count,
     findings,
     groups,
-    label,
     printable,
+    short_name,
+    state_counts,
     summary,
-    totals,
+    variables,
 )
-from vllm_graft.audit.render.style import style
-from vllm_graft.audit.render.words import WORDS, count
 from vllm_graft.findings import Finding, Level
 
-_FITS: Final = 8
-"""So many releases fit a desktop's width; with more the matrix scrolls in its box, and its head cannot stay in view."""
+DiffPart = Literal["head", "hunk", "added", "removed", "context"]
 
-_ELEMENTS: Final[dict[Part, str]] = {"head": "i", "hunk": "b", "added": "ins", "removed": "del", "context": "span"}
+
+def parts(diff: str) -> Iterator[tuple[DiffPart, list[str]]]:
+    """Runs of lines of one kind, in order. What stands before the first hunk is its head."""
+    for part, run in itertools.groupby(_told(diff), key=lambda pair: pair[0]):
+        yield part, [line for _, line in run]
+
+
+def changed_lines(diff: str) -> tuple[int, int]:
+    """Return how many lines are new and how many are gone."""
+    kinds = [part for part, _ in _told(diff)]
+    return kinds.count("added"), kinds.count("removed")
+
+
+def _told(diff: str) -> Iterator[tuple[DiffPart, str]]:
+    # Only a newline ends a line of a diff: splitlines() would also cut at a form feed within one.
+    lines = diff.removesuffix("\n").split("\n") if diff else []
+    inside = not any(line.startswith("@@") for line in lines)
+    for line in lines:
+        inside = inside or line.startswith("@@")
+        yield _part(line) if inside else "head", line
+
+
+def _part(line: str) -> DiffPart:
+    if line.startswith("@@"):
+        return "hunk"
+    if line.startswith("+"):
+        return "added"
+    return "removed" if line.startswith("-") else "context"
+
+
+_RULES: Final = """
+*{box-sizing:border-box}
+html{color-scheme:light dark;font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
+-webkit-text-size-adjust:100%}
+body{margin:0 auto;padding:2rem 1.5rem 4rem;max-width:82rem;color:var(--ink);background:var(--paper)}
+h1{margin:0;font-size:1.5rem;line-height:1.25;letter-spacing:-.01em}
+h2{margin:2.5rem 0 .6rem;font-size:1.05rem}
+p{margin:.4rem 0;max-width:60rem}
+a{color:var(--link)}
+small,.soft{color:var(--soft)}
+small{font-size:.8rem;font-weight:400}
+code,pre,tbody th{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+code{font-size:.86em;overflow-wrap:anywhere}
+.lead{font-size:1.1rem;margin:1rem 0 .5rem}
+.chips{display:flex;flex-wrap:wrap;gap:.4rem;margin:.8rem 0 0;padding:0;list-style:none;font-size:.85rem}
+.chips li,b.w{padding:.05rem .5rem;border-radius:.25rem}
+b.w{display:inline-block;min-width:3.2rem;text-align:center;font-size:.8rem;font-weight:500}
+.matrix{overflow-x:auto;container-type:inline-size;border-top:1px solid var(--line)}
+table{border-collapse:separate;border-spacing:0;min-width:100%}
+thead th{white-space:nowrap;padding:.5rem .3rem;font-weight:600;font-size:.85rem;line-height:1.3;text-align:center;
+vertical-align:bottom;background:var(--paper);border-bottom:1px solid var(--line)}
+thead small{display:block;font-size:.72rem}
+thead th:first-child,tbody th{position:sticky;white-space:normal;left:0;z-index:1;background:var(--paper);
+text-align:left;padding-left:0}
+tbody th{padding:.4rem .8rem 0 0;font-size:.8rem;font-weight:400;line-height:1.35;overflow-wrap:anywhere}
+tbody th span{color:var(--soft)}
+tbody th b{font-weight:600}
+h3.p{margin:1.2rem 0 .2rem;font-size:.95rem}
+td{width:5.2rem;min-width:4.6rem;padding:.4rem .12rem 0;text-align:center;vertical-align:top;font-size:.78rem;
+line-height:1.35rem}
+td>*{display:block;border-radius:.2rem}
+td a{color:inherit;text-decoration:none}
+td a:hover{text-decoration:underline}
+.m td{width:auto;padding:0 0 .35rem;text-align:left;line-height:1.5;border-bottom:1px solid var(--line)}
+.m td>div{position:sticky;left:0;width:100cqw;font-size:.78rem;color:var(--soft)}
+summary{cursor:pointer;width:fit-content;max-width:100%;overflow-wrap:anywhere}
+summary:hover{color:var(--ink)}
+.v{margin:.5rem 0 .6rem;padding-left:.8rem;border-left:2px solid var(--line);color:var(--ink)}
+.v>*{margin:.25rem 0}
+.v p{font-size:.8rem}
+.v [id]{scroll-margin-top:30vh}
+p:target,li:target{box-shadow:-.8rem 0 var(--paper),-1rem 0 var(--link)}
+:target>pre{border-color:var(--link)}
+pre{margin:.4rem 0;max-height:70vh;overflow:auto;border:1px solid var(--line);border-radius:.3rem;
+font-size:.76rem;line-height:1.45;tab-size:4}
+pre code{display:block;width:max-content;min-width:100%;padding:.5rem 0;font-size:inherit;overflow-wrap:normal}
+pre :is(ins,del,i,b,span){display:block;padding:0 .7rem;font-style:normal;font-weight:400;text-decoration:none}
+pre ins{background:#2ea04324}
+pre del{background:#e5534b24}
+pre i{color:var(--soft)}
+pre b{color:var(--news);background:var(--none-bg)}
+.rest{margin:.6rem 0}
+.rest>summary{padding:.3rem 0;color:var(--soft)}
+.v ul{margin:.4rem 0;padding-left:1.1rem}
+.v li{overflow-wrap:anywhere}
+.f{margin:0;padding:0;list-style:none}
+.f details{font-size:.92rem}
+.f li{padding:.5rem 0;border-top:1px solid var(--line);max-width:60rem;overflow-wrap:anywhere}
+.f p{margin:.1rem 0;font-size:.92rem}
+.f a{font-weight:600;text-decoration:none}
+.l{display:grid;grid-template-columns:max-content 1fr;gap:.35rem .9rem;margin:0;font-size:.9rem}
+.l dd{margin:0}
+@media (min-width:62rem){.fits{overflow:visible}.fits thead th{position:sticky;top:0;z-index:2}
+.fits thead th:first-child{z-index:3}}
+@media (max-width:40rem){body{padding:1.2rem .9rem 3rem}td{min-width:4.2rem}
+tbody th,thead th:first-child{min-width:9.6rem;max-width:46vw}tbody th span{display:block;font-size:.68rem}
+.m td>div>details>summary{word-break:break-all}}
+"""
+
+
+def style() -> str:
+    """Return the rules for a ``<style>`` element."""
+    tones = "".join(f".{tone}{{color:var(--{tone});background:var(--{tone}-bg)}}" for tone in get_args(Tone))
+    return f"{variables(':root')}{_RULES}{tones}"
+
+
+_FITS: Final = 8
+"""The number of releases that fit a desktop's width; with more the matrix scrolls, and its head cannot stay in view."""
+
+_ELEMENTS: Final[dict[DiffPart, str]] = {"head": "i", "hunk": "b", "added": "ins", "removed": "del", "context": "span"}
 _LISTED: Final = 3
-"""So many places of one finding are in view; more are folded."""
+"""The number of places of one finding that are in view; more are folded."""
 
 _LEVELS: Final[dict[Level, str]] = {"error": "error", "warning": "warning", "info": "note"}
 _TONES: Final[dict[Level, str]] = {"error": "bad", "warning": "body", "info": "none"}
 
 
 def html(report: Report, title: str = "vLLM audit", when: str = "") -> str:
-    """The page. ``when`` is the time of the audit, in words: a renderer has no clock."""
+    """Return the page. ``when`` is the time of the audit, in words: a renderer has no clock."""
     first, rest = summary(report)
     pieces = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -63,19 +173,17 @@ def html(report: Report, title: str = "vLLM audit", when: str = "") -> str:
 
 
 def _packages(report: Report, when: str) -> str:
-    lines = [_package(reading) for reading in report.packages]
+    lines = []
+    for one in report.packages:
+        base = f", made for vLLM {one.base}" if one.base else ""
+        files = f", {count(one.files, 'file')} read" if one.files else ""
+        lines.append(_text(f"{one.package} {one.version}".strip() + base + files))
     lines += [_text(when)] if when else []
     return f'<p class="soft">{"<br>".join(lines)}</p>' if lines else ""
 
 
-def _package(reading: Reading) -> str:
-    base = f", made for vLLM {reading.base}" if reading.base else ""
-    files = f", {count(reading.files, 'file')} read" if reading.files else ""
-    return _text(f"{reading.package} {reading.version}".strip() + base + files)
-
-
 def _levels(found: list[Finding]) -> str:
-    """How many findings there are at each level."""
+    """Write the number of findings at each level."""
     numbers = Counter(finding.level for finding in found)
     chips = [
         f'<li class="{tone}">{_text(count(numbers[level], _LEVELS[level]))}</li>' for level, tone in _TONES.items()
@@ -84,8 +192,8 @@ def _levels(found: list[Finding]) -> str:
 
 
 def _chips(report: Report) -> str:
-    """How often each verdict was given."""
-    found = totals(report)
+    """Write the number of cells with each verdict."""
+    found = state_counts(report)
     shown = [(word, found[state]) for state, word in WORDS.items() if found[state]]
     chips = [
         f'<li class="{word.tone}">{number:,} {word.short if word.tone != "ok" else "unchanged"}</li>'
@@ -121,9 +229,9 @@ def _table(report: Report, lines: list[str]) -> str:
     )
 
 
-def _merged(report: Report, rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows with those of one name together, where each release says the same of it wherever it is used."""
-    found: dict[object, list[Row]] = {}
+def _merged(report: Report, rows: Sequence[ReportRow]) -> list[list[ReportRow]]:
+    """Group the rows of one name, where each release has the same verdict wherever the name is used."""
+    found: dict[object, list[ReportRow]] = {}
     for row in rows:
         declared = row.use.patch.name if row.use.patch is not None else ""
         said = tuple((cell.since, cell.release, cell.verdict) for cell in cells(report, row))
@@ -132,18 +240,16 @@ def _merged(report: Report, rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _head(report: Report) -> str:
-    """The releases, and of how many rows each asks for a look."""
-    columns = [
-        f'<th scope="col">{_text(release)}<small>{asking(report, release):,} of {len(report.rows):,}</small></th>'
-        for release in report.releases
-    ]
-    return f'<th scope="col"><small>{_text(compared(report))}</small></th>{"".join(columns)}'
+    """Write the releases, and the number of rows that need attention in each."""
+    counts = {release: f"{attention_count(report, release):,} of {len(report.rows):,}" for release in report.releases}
+    columns = [f'<th scope="col">{_text(release)}<small>{words}</small></th>' for release, words in counts.items()]
+    return f'<th scope="col"><small>{_text(comparison(report))}</small></th>{"".join(columns)}'
 
 
-def _row(report: Report, alike: list[Row], anchor: str) -> str:
-    """One name, and all places that use it."""
+def _row(report: Report, alike: list[ReportRow], anchor: str) -> str:
+    """Write one name, and all places that use it."""
     row = alike[0]
-    module, colon, name = label(row.use).rpartition(":")
+    module, colon, name = short_name(row.use).rpartition(":")
     title = f"<span>{_broken(module + colon)}</span><b>{_broken(name)}</b>"
     found = [(f"{anchor}-{index}", cell) for index, cell in enumerate(cells(report, row), 1)]
     words = "".join(_cell(cell, anchor) for anchor, cell in found)
@@ -160,19 +266,19 @@ def _row(report: Report, alike: list[Row], anchor: str) -> str:
     )
 
 
-def _places(alike: list[Row]) -> str:
+def _places(alike: list[ReportRow]) -> str:
     ways = ", ".join(dict.fromkeys(row.use.way for row in alike))
     files = count(len({row.use.file for row in alike}), "file")
     return _text(f"{ways} in {count(len(alike), 'place')}, {files}")
 
 
 def _broken(name: str) -> str:
-    """A name that may go on in another line after a dot or a colon."""
+    """Return a name that may go on in another line after a dot or a colon."""
     return re.sub("([.:])", r"\1<wbr>", _text(name))
 
 
 def _opens(cell: Cell) -> bool:
-    """Whether there is more to say of a cell than its word does."""
+    """Return whether there is more to say of a cell than its word does."""
     verdict = cell.verdict
     if verdict.state in ("same", "absent"):
         return bool(cell.diff or verdict.detail or verdict.now)
@@ -194,7 +300,7 @@ def _owner(use: Use) -> str:
 
 
 def _declared(use: Use) -> str:
-    """What the patch says of itself."""
+    """Return what the patch says of itself."""
     if use.patch is None:
         return ""
     said = {
@@ -231,7 +337,7 @@ def _diff(diff: str) -> str:
 
 
 def _findings(found: list[Finding]) -> Iterator[str]:
-    """The findings, those at level info folded; one that is the same in many places stands there once."""
+    """Yield the findings, those at level info folded; one that is the same in many places stands there once."""
     if not found:
         return
     yield f'<h2 id="findings">{_text(count(len(found), "finding"))}</h2>'
@@ -246,7 +352,7 @@ def _findings(found: list[Finding]) -> Iterator[str]:
 
 
 def _alike(found: list[Finding]) -> Iterator[tuple[Finding, list[str], list[str]]]:
-    """Each finding once, with all that releases say of it, and all places that they say it of."""
+    """Yield each finding once, with all that releases say of it, and all places that they say it of."""
     places: dict[Finding, list[str]] = {}
     for finding in found:
         places.setdefault(replace(finding, where=""), []).append(finding.where)
@@ -280,7 +386,7 @@ def _legend() -> str:
 
 
 def _prose(words: str) -> str:
-    """A sentence; what stands between backticks is code."""
+    """Return a sentence; what stands between backticks is code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", _text(words))
 
 

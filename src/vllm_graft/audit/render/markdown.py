@@ -7,9 +7,21 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from vllm_graft.audit.model import Cell, Report, Row
-from vllm_graft.audit.render.selection import Group, asks, cells, findings, groups, label, one_line, printable, summary
-from vllm_graft.audit.render.words import WORDS, count, weight
+from vllm_graft.audit.model import Cell, Report, ReportRow
+from vllm_graft.audit.render.presentation import (
+    WORDS,
+    PackageRows,
+    cells,
+    count,
+    findings,
+    groups,
+    needs_attention,
+    one_line,
+    printable,
+    short_name,
+    summary,
+    weight,
+)
 from vllm_graft.findings import Finding
 
 LIMIT: Final = 65_536
@@ -26,7 +38,7 @@ _LONGEST: Final = 300
 
 
 def markdown(report: Report, limit: int = LIMIT) -> str:
-    """A comment of at most so many characters; what does not fit is left out, the least bad first, and a note says so.
+    """Write a comment within a limit of characters; what does not fit is left out, the least bad first, with a note.
 
     The matrix may take half of the room, the findings half of what it leaves, and the diffs the rest.
     """
@@ -46,7 +58,7 @@ def markdown(report: Report, limit: int = LIMIT) -> str:
 
 
 def _fit(pieces: Sequence[str], room: int) -> tuple[list[str], int]:
-    """The first pieces, as many as there is room for, and how many are left out."""
+    """Return the first pieces, as many as there is room for, and how many are left out."""
     taken: list[str] = []
     for piece in pieces:
         room -= len(piece) + 2
@@ -61,7 +73,7 @@ def _size(pieces: Sequence[str]) -> int:
 
 
 def _tables(report: Report, room: int) -> tuple[list[str], int]:
-    """The matrix of each package, and how many rows were left out."""
+    """Return the matrix of each package, and how many rows were left out."""
     found = groups(report)
     tables, missing = [], 0
     for group in found:
@@ -79,16 +91,16 @@ def _tables(report: Report, room: int) -> tuple[list[str], int]:
     return tables, missing
 
 
-def _row(report: Report, row: Row) -> str:
+def _row(report: Report, row: ReportRow) -> str:
     words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
     where = f"<br><sub>{row.use.way} {_cell(_code(row.use.where))}</sub>"
-    return f"| {_cell(_code(label(row.use)))}{where} | " + " | ".join(words) + " |"
+    return f"| {_cell(_code(short_name(row.use)))}{where} | " + " | ".join(words) + " |"
 
 
-def _folded(group: Group) -> str:
+def _folded(group: PackageRows) -> str:
     if not group.folded:
         return ""
-    names = [f"- {_code(label(row.use))} {row.use.way}" for row in [*group.unchanged, *group.unjudged]]
+    names = [f"- {_code(short_name(row.use))} {row.use.way}" for row in [*group.unchanged, *group.unjudged]]
     shown, cut = _fit(names, 8_000)
     shown += [f"- and {cut:,} more"] if cut else []
     return f"<details><summary>{group.folded}</summary>\n\n" + "\n".join(shown) + "\n\n</details>"
@@ -100,45 +112,36 @@ def _finding(finding: Finding) -> str:
     return f"- **{_plain(finding.code)}** {finding.level}: {_code(finding.subject)}: {_prose(finding.what)}{where}{fix}"
 
 
-def _diffs(report: Report) -> list[tuple[Row, Cell]]:
-    """Every cell with a diff that asks for a look, the worst first."""
+def _diffs(report: Report) -> list[tuple[ReportRow, Cell]]:
+    """Return every cell with a diff that needs attention, the worst first."""
     rows = [row for group in groups(report) for row in group.changed]
     found = [(row, cell) for row in rows for cell in cells(report, row) if cell.diff]
-    shown = [(row, cell) for row, cell in found if asks(row.use, cell.verdict.state)]
+    shown = [(row, cell) for row, cell in found if needs_attention(row.use, cell.verdict.state)]
     return sorted(shown, key=lambda pair: weight(pair[1].verdict.state), reverse=True)
 
 
-def _diff(row: Row, cell: Cell) -> str:
+def _diff(row: ReportRow, cell: Cell) -> str:
     lines = cell.diff.removesuffix("\n").split("\n")
     shown = "\n".join(lines[:DIFF_LINES])
     more = f"{count(len(lines) - DIFF_LINES, 'more line')} of this diff left out." if len(lines) > DIFF_LINES else ""
     fence = "`" * max(3, 1 + _ticks(shown))
     verdict = cell.verdict
-    name = escape(_short(label(row.use)), quote=False)
-    title = f"<code>{name}</code> {WORDS[verdict.state].short}, {_step(cell)}"
+    name = escape(_short(short_name(row.use)), quote=False)
+    step = f"{cell.since} → {cell.release}" if cell.since else cell.release
+    step = _silent(escape(one_line(step), quote=False))
+    title = f"<details><summary><code>{name}</code> {WORDS[verdict.state].short}, {step}</summary>"
     now = f"Now: {_code(verdict.now)}" if verdict.now else ""
-    pieces = [
-        f"<details><summary>{title}</summary>",
-        _prose(verdict.detail),
-        now,
-        f"{fence}diff\n{shown}\n{fence}",
-        more,
-    ]
+    pieces = [title, _prose(verdict.detail), now, f"{fence}diff\n{shown}\n{fence}", more]
     return "\n\n".join([*filter(None, pieces), "</details>"])
 
 
-def _step(cell: Cell) -> str:
-    step = f"{cell.since} → {cell.release}" if cell.since else cell.release
-    return _silent(escape(one_line(step), quote=False))
-
-
 def _ticks(words: str) -> int:
-    """The longest run of backticks."""
+    """Return the longest run of backticks."""
     return max(map(len, re.findall("`+", words)), default=0)
 
 
 def _code(words: str) -> str:
-    """A code span, whatever it holds."""
+    """Write a code span, whatever it holds."""
     words = _short(words)
     if not words:
         return ""
@@ -148,23 +151,23 @@ def _code(words: str) -> str:
 
 
 def _cell(words: str) -> str:
-    """What stands in a cell of a table, where a bar ends the cell even in code."""
+    """Escape bars, which end the cell of a table even in code."""
     return words.replace("|", "\\|")
 
 
 def _prose(words: str) -> str:
-    """A sentence: what stands between backticks is code, all else plain words."""
+    """Write a sentence, with code between backticks."""
     pieces = re.split("`([^`]+)`", _short(words))
     return "".join(_code(piece) if index % 2 else _plain(piece) for index, piece in enumerate(pieces))
 
 
 def _plain(words: str) -> str:
-    """Words that are no markup."""
+    """Escape markup."""
     return _silent(re.sub(r"([\\`*_\[\]|~])", r"\\\1", escape(printable(words), quote=False)))
 
 
 def _silent(words: str) -> str:
-    """Words in which GitHub finds no user and no issue to link to: an empty comment stands after the sign."""
+    """Keep GitHub from linking users and issues, by an empty comment after the sign."""
     return re.sub("([@#])", r"\1<!-- -->", words)
 
 

@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from typing import Final, get_args
 from xml.sax.saxutils import escape
 
-from vllm_graft.audit.model import Report, Row
-from vllm_graft.audit.render.colours import variables
-from vllm_graft.audit.render.selection import by_worth, cells, label, printable, summary
-from vllm_graft.audit.render.words import WORDS, Tone
+from vllm_graft.audit.model import Report, ReportRow
+from vllm_graft.audit.render.presentation import (
+    WORDS,
+    Tone,
+    cells,
+    printable,
+    short_name,
+    summary,
+    variables,
+    worst_first_rows,
+)
 
 _LABEL: Final = 410
 """Width of the names."""
@@ -30,7 +37,7 @@ text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",mon
 
 
 def svg(report: Report, rows: int = 8, caption: str = "") -> str:
-    """The picture: so many rows, taken evenly from the worst to the unchanged so that they stand for all.
+    """Return the picture: so many rows, taken evenly from the worst to the unchanged so that they stand for all.
 
     Without a caption the sentence that sums the report up stands below.
     """
@@ -40,7 +47,9 @@ def svg(report: Report, rows: int = 8, caption: str = "") -> str:
     for index, row in enumerate(shown):
         body += _row(report, row, _HEAD + index * _LINE)
     below = _HEAD + len(shown) * _LINE + 26
-    tones = [_keyed(report, shown)] if shown else []
+    states = {cell.verdict.state for row in shown for cell in cells(report, row)}
+    told = [f"{word.short} {word.brief}" for state, word in WORDS.items() if state in states and word.brief]
+    tones = [",  ".join(told)] if shown else []
     said = textwrap.wrap(printable(caption or "".join(summary(report))), int((width - 2 * _EDGE) / 7.3))
     body += [_text(line, _EDGE, below + 19 * number, "t") for number, line in enumerate(said)]
     below += 19 * len(said) + 4
@@ -48,17 +57,17 @@ def svg(report: Report, rows: int = 8, caption: str = "") -> str:
     return _picture(body, width, below + (16 if tones else 0), " ".join(said))
 
 
-def _sample(report: Report, rows: int) -> list[Row]:
-    """Rows at equal distances in the order of harm; a name is shown once."""
-    names = {label(row.use): row for row in reversed(by_worth(report))}
+def _sample(report: Report, rows: int) -> list[ReportRow]:
+    """Return rows at equal distances from the worst to the unchanged; a name is shown once."""
+    names = {short_name(row.use): row for row in reversed(worst_first_rows(report))}
     known = list(reversed(names.values()))
     if len(known) <= rows or rows < 2:
         return known[: max(rows, 0)]
     return [known[round(index * (len(known) - 1) / (rows - 1))] for index in range(rows)]
 
 
-def _row(report: Report, row: Row, top: int) -> list[str]:
-    module, colon, name = _short(label(row.use)).rpartition(":")
+def _row(report: Report, row: ReportRow, top: int) -> list[str]:
+    module, colon, name = _short(short_name(row.use)).rpartition(":")
     pieces = [
         f'<text x="{_EDGE}" y="{top + 17}"><tspan class="s">{_escape(module + colon)}</tspan>'
         f'<tspan class="q">{_escape(name)}</tspan></text>'
@@ -73,15 +82,8 @@ def _row(report: Report, row: Row, top: int) -> list[str]:
     return pieces
 
 
-def _keyed(report: Report, shown: Sequence[Row]) -> str:
-    """What the words that occur mean, as one line."""
-    states = {cell.verdict.state for row in shown for cell in cells(report, row)}
-    told = [f"{word.short} {word.brief}" for state, word in WORDS.items() if state in states and word.brief]
-    return ",  ".join(told)
-
-
 def _short(name: str) -> str:
-    """A name that fits its column: a long one loses its beginning."""
+    """Return a name that fits its column: a long one loses its beginning."""
     most = int((_LABEL - 8) / _CHARACTER)
     return name if len(name) <= most else f"…{name[len(name) - most + 1 :]}"
 

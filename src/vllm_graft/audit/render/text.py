@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from vllm_graft.audit.model import Report, Row
-from vllm_graft.audit.render.selection import Group, cells, groups, label, one_line, summary
-from vllm_graft.audit.render.words import WORDS
+from vllm_graft.audit.model import Report, ReportRow
+from vllm_graft.audit.render.presentation import WORDS, PackageRows, cells, groups, one_line, short_name, summary
 
 _LEAST: Final = 24
 """The fewest characters in which a name can be told from others."""
 
 
 def text(report: Report, width: int, *, every: bool = False) -> str:
-    """The matrix as a table that fits a terminal of this width, and a line that sums it up.
+    """Return the matrix as a table that fits a terminal of this width, and a line that sums it up.
 
     Rows that ask for no look are folded into one line for each package, unless every row is asked for. Where the
     width is short, names and places lose their beginnings, then places go; with more releases than fit, lines are
@@ -34,17 +33,17 @@ def text(report: Report, width: int, *, every: bool = False) -> str:
     return "\n".join([*lines, "".join(summary(report))])
 
 
-def _folded(group: Group) -> list[str]:
+def _folded(group: PackageRows) -> list[str]:
     return [f"{'and ' if group.changed else ''}{group.folded}"] if group.folded else []
 
 
-def _row(report: Report, row: Row) -> list[str]:
+def _row(report: Report, row: ReportRow) -> list[str]:
     words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
-    return [one_line(label(row.use)), row.use.way, *words, one_line(row.use.where)]
+    return [one_line(short_name(row.use)), row.use.way, *words, one_line(row.use.where)]
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """What each column gets. Names come before places; a place that would have less than the least has no column."""
+    """Return the width of each column; names come before places, and places that would be too narrow are dropped."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = width - sum(widths[1:-1]) - 2 * (len(widths) - 1)
     if widths[0] + widths[-1] > room:
@@ -61,7 +60,7 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _end(words: str, width: int) -> str:
-    """The end of a text, where names differ, if all of it does not fit."""
+    """Return the end of a text, where names differ, if all of it does not fit."""
     if len(words) <= width:
         return words
     return f"…{words[len(words) - width + 1 :]}" if width else ""

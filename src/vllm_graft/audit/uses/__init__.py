@@ -1,40 +1,27 @@
-"""Reads a package for its uses of vLLM: what it patches, overrides, subclasses and imports. Nothing of it is run.
+"""Reads a package for its uses of vLLM: what it patches, overrides, subclasses and imports. None of its code is run.
 
 ::
 
-    reading = read("my_plugin")          # an installed distribution, an import name, a file or a folder
-    for use in reading.uses:
+    found = read("my_plugin")                # an installed distribution, an import name, a file or a folder
+    for use in found.uses:
         print(use.where, use.way, use.name)
-    relies(use).attributes               # what the body reads from self, beyond what the package puts there
+    body_dependencies(use).attributes        # what the body reads from self, beyond what the package sets there
 
 From the outside in:
 
-locate.py       what is to be read: its files and its version
-requirements.py the releases of vLLM that a package says it is for
-files.py        one file: its text and syntax tree, and what its module is called
-package.py      all files together: the order they are walked in, names followed between them, the uses
-walk.py         statements, with scopes, branches and guards
-expressions.py  expressions: what is mentioned
-targets.py      assignments to names of vLLM
-calls.py        calls that put something there: setattr, mock, pytest, wrapt, gorilla
-helpers.py      functions of the package that change what they are given
-sweeps.py       copies of a name, changed wherever they are
-classes.py      class statements: subclasses and overrides
-family.py       classes of the package among each other: whose methods they call, which of them are instantiated
-patches.py      patch classes and what they declare
-bodies.py       what stands in the place of a name, and whether it calls what was there
-guards.py       which code provides for the absence of a name
-conditions.py   whether a test holds in a release
-locks.py        what patches.lock says of a hook
-ownership.py    what the package itself puts on the objects it is given
-resolve.py      what an expression stands for
-values.py       the things it may stand for, and scopes
-locals.py       which names belong to a function
-state.py        where a walk stands, and what it has found
-relies.py       what a body leans on
-outlines.py     functions without their bodies, which are parsed again when they are asked for
-relevance.py    which functions may have to do with vLLM, and are walked
-plugins.py      which installed distributions are plugins
+distribution.py  locate(): a package's files, its version, and the releases of vLLM that it requires
+source_file.py   one file: its text, its syntax tree and the name of its module
+syntax.py        syntax trees: the names that a function binds, and functions whose bodies are parsed on demand
+package.py       PackageReader: walks the files in the order of their imports and turns what was found into uses
+walker.py        Walker: statements, expressions and class statements, with scopes and branches as Python has them
+walk_state.py    where a walk is, and what it has found in a file
+relevance.py     which functions may concern vLLM and are walked
+values.py        what an expression may stand for, and scopes
+resolver.py      Resolver: an expression to its values, through imports, aliases and attributes
+guards.py        tests and handlers around code, and whether they let it run in a release
+patches.py       assignments, setattr, mock, wrapt, patch classes: everything that replaces a name of vLLM
+classes.py       subclasses of vLLM's classes: their bases, own attributes and calls of inherited methods
+bodies.py        what the body of a patch or override depends on
 """
 
 from __future__ import annotations
@@ -44,31 +31,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_graft.audit.model import Reading
-from vllm_graft.audit.uses.locate import Located, locate
-from vllm_graft.audit.uses.package import Package, Progress
-from vllm_graft.audit.uses.plugins import installed_plugins
-from vllm_graft.audit.uses.relies import Relied, contents, relies
+from vllm_graft.audit.model import PackageUses
+from vllm_graft.audit.uses.bodies import BodyDependencies, body_contents, body_dependencies
+from vllm_graft.audit.uses.distribution import PackageFiles, installed_plugins, locate
+from vllm_graft.audit.uses.package import PackageReader, Progress
 from vllm_graft.findings import Finding
 
 __all__ = [
-    "Located",
-    "Relied",
+    "BodyDependencies",
+    "PackageFiles",
+    "body_contents",
+    "body_dependencies",
     "collector_paused",
-    "contents",
     "installed_plugins",
     "locate",
     "read",
     "read_files",
-    "relies",
 ]
 
 
 @contextmanager
 def collector_paused(*, ending: bool = False) -> Iterator[None]:
-    """Keep the garbage collector out: it would go over millions of objects that all stay alive, for half of the time.
+    """Pause the garbage collector, which would spend half of the time on millions of objects that all stay alive.
 
-    ``ending``: the process is about to end, so that it need not go over them afterwards either.
+    ``ending``: the process is about to end, so the collector never needs to visit them.
     """
     was = gc.isenabled()
     gc.disable()
@@ -81,31 +67,31 @@ def collector_paused(*, ending: bool = False) -> Iterator[None]:
             gc.enable()
 
 
-def read(what: str | Path, *, tests: bool = False) -> Reading:
-    """Every use that a package makes of vLLM, by its source alone; ConfigError where there is no such package.
+def read(what: str | Path, *, tests: bool = False) -> PackageUses:
+    """Read every use of vLLM in a package from its source; ConfigError where there is no such package.
 
-    Its own tests are left out, unless ``tests`` asks for them.
+    Its own tests are left out, unless ``tests`` is set.
     """
     return read_files(locate(what, tests=tests))
 
 
-def read_files(located: Located, progress: Progress | None = None) -> Reading:
-    """Every use in files that have been located; ``progress`` is called with how much is done, and of how much."""
-    required = located.required
+def read_files(package: PackageFiles, progress: Progress | None = None) -> PackageUses:
+    """Read every use of vLLM in a package's files; ``progress`` is called with the steps done and their number."""
+    required = package.required
     with collector_paused():
-        package = Package(located.package, located.files, progress)
-        uses = tuple(package.uses())
+        reader = PackageReader(package.package, package.files, progress)
+        uses = tuple(reader.uses())
     broken = [
-        Finding("P220", "error", located.package, f"the lock is left out of account: {one.what}", one.where, one.fix)
-        for one in package.locks.broken
+        Finding("P220", "error", package.package, f"the lock is left out of account: {one.what}", one.where, one.fix)
+        for one in reader.locks.broken
     ]
-    return Reading(
-        package=located.package,
+    return PackageUses(
+        package=package.package,
         uses=uses,
-        unread=(*package.unread, *broken),
-        files=len(located.files),
-        tests=located.tests,
-        version=located.version,
+        unread=(*reader.unread, *broken),
+        files=len(package.files),
+        tests=package.tests,
+        version=package.version,
         base=required.exact if required is not None else "",
         allowed=required.specifier if required is not None and not required.by_number else "",
         stated_in=required.file if required is not None else "",

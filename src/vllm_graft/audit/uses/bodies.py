@@ -1,119 +1,145 @@
-"""What stands in the place of a name: its function, its text, and whether it calls what was there."""
+"""What the body of a use leans on besides the name itself: attributes of the object, keywords of what it calls."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-from vllm_graft.audit.model import Use, Way
-from vllm_graft.audit.uses.outlines import first_line
-from vllm_graft.audit.uses.resolve import Resolver
-from vllm_graft.audit.uses.state import Found, Put
-from vllm_graft.audit.uses.values import Name, Own, Scope, Values, owns_of
-from vllm_graft.patching.functions import ORIGINAL
+from vllm_graft.audit.model import Use
+from vllm_graft.audit.uses.syntax import CHILDLESS, children, first_parameter, nodes
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 
-_BENEATH: Final = frozenset({"call", "wrapped"})
-"""Parameters by which a function is given what it stands in the place of."""
-
-_COPIERS: Final = frozenset({"functools.wraps", "functools.update_wrapper"})
+_ORIGINAL: Final = re.compile(r"(^|_)(orig|origin|original|call|wrapped|old|prev|previous|upstream|super)(_|$)")
+"""How what was there before is called where it has been kept."""
 
 
-def settled(put: Put, found: Found, resolver: Resolver) -> Use:
-    """The use that something put there makes."""
-    owns = list(owns_of(put.value)) or list(owns_of(resolver.value(put.expr, put.scope)))
-    for each in owns:
-        each.complete()
-    own = owns[0] if owns and put.way != "delete" else None
-    return Use(
-        way=put.way or _way(put, owns, found, resolver),
-        module=put.target.module,
-        qualname=put.target.qualname,
-        file=found.file.shown,
-        line=put.line,
-        owner=put.owner,
-        guard=put.guard,
-        alternatives=tuple((one.module, one.qualname) for one in put.alternatives),
-        body=own.function if own is not None else None,
-        body_file=own.file.shown if own is not None else "",
-        source=source(own) if own is not None else "",
-        patch=put.patch,
-    )
+_KNOWN: Final = "graft_contents"
+"""The attribute of a syntax tree that keeps what its function holds."""
 
 
-def source(own: Own) -> str:
-    """The text of a function or class, decorators included."""
-    if isinstance(own.node, ast.Lambda):
-        return ast.get_source_segment(own.file.text, own.node) or ""
-    first = first_line(own.node)
-    return own.file.cut(first, own.node.end_lineno or first)
+@dataclass(frozen=True, slots=True)
+class _BodyContents:
+    """The attributes and keywords in one function, each with its line.
+
+    read:      the attributes that it reads from its first parameter
+    stored:    those that it sets there, in no function inside that has a parameter of that name
+    asked:     those that it asks for by ``hasattr`` and the like
+    set:       those that it sets there, functions inside included
+    passed:    the keywords that it gives to what was there before: to ``super()``, with the method's name, or by a name
+               that says so
+    """
+
+    read: tuple[tuple[str, int], ...]
+    stored: frozenset[str]
+    asked: frozenset[str]
+    set: frozenset[str]
+    passed: tuple[tuple[str, str, int], ...]
 
 
-def _way(put: Put, owns: list[Own], found: Found, resolver: Resolver) -> Way:
-    functions = [own for own in owns if own.function is not None]
-    if put.handed or (put.by == "first" and not functions):
-        return "wrap"
-    if put.by == "call" and any("call" in own.defaults for own in functions):
-        return "wrap"
-    reader = _Reader(put, found, resolver)
-    return "wrap" if any(reader.calls(own) for own in functions) else "replace"
+@dataclass(frozen=True, slots=True)
+class BodyDependencies:
+    """What a body depends on, each with its first line.
+
+    attributes:  what it reads from the object it is given, without what the package itself puts there
+    keywords:    what it passes by name to the function that it wraps or overrides
+    """
+
+    attributes: Mapping[str, int] = field(default_factory=dict)
+    keywords: Mapping[str, int] = field(default_factory=dict)
 
 
-class _Reader:
-    """Looks for what was at one place before, in the functions put there."""
-
-    def __init__(self, put: Put, found: Found, resolver: Resolver) -> None:
-        self.target = put.target
-        self.attribute = put.target.qualname.rpartition(".")[2]
-        self.by = put.by
-        self.found = found
-        self.resolver = resolver
-
-    def calls(self, own: Own) -> bool:
-        """Whether a function visibly calls what was there, or hands it on to something that may."""
-        node = own.function
-        if node is None:
-            return False
-        beneath = set(_beneath(node, first=self.by == "first"))
-        scope = own.inside or own.scope
-        for one in ast.walk(node):
-            if isinstance(one, ast.Attribute) and one.attr == f"{ORIGINAL}{self.attribute}":
-                return True
-            if isinstance(one, ast.Call) and self._reaches(one, scope, beneath):
-                return True
-        return False
-
-    def _reaches(self, call: ast.Call, scope: Scope, beneath: set[str]) -> bool:
-        if self.resolver.dotted(call.func, scope) in _COPIERS:
-            return False
-        given = [call.func, *call.args, *(keyword.value for keyword in call.keywords)]
-        return any(self._is_original(one, scope, beneath) for one in given)
-
-    def _is_original(self, node: ast.expr, scope: Scope, beneath: set[str]) -> bool:
-        if isinstance(node, ast.Name) and node.id in beneath:
-            return True
-        if isinstance(node, ast.Attribute) and self.target in self.found.saved.get(node.attr, ()):
-            return True
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            return self.target in self.found.saved.get(str(node.slice.value), ())
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "__get__":
-            return self._is_original(node.func.value, scope, beneath)
-        return self._same(self.resolver.value(node, scope))
-
-    def _same(self, value: Values) -> bool:
-        """Whether it is what was there, or a method of it such as ``__func__`` or ``__get__``."""
-        here = self.target.dotted
-        return any(
-            isinstance(one, Name) and (one.dotted == here or one.dotted.startswith(f"{here}.__")) for one in value
-        )
+def body_dependencies(use: Use) -> BodyDependencies:
+    """Return what the body of a use depends on; empty where there is no body."""
+    if use.body is None:
+        return BodyDependencies()
+    held = body_contents(use.body)
+    decorators = use.body.decorator_list if isinstance(use.body, Function) else []
+    static = any(dotted(one) in ("staticmethod", "classmethod") for one in decorators)
+    attributes = _first_lines(_attributes(use, held)) if use.container and not static else {}
+    passed = ((word, line) for name, word, line in held.passed if name in ("", use.attribute))
+    return BodyDependencies(attributes, _first_lines(passed))
 
 
-def _beneath(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, *, first: bool) -> Iterator[str]:
-    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    yield from (name for name in names if name in _BENEATH)
-    if first and names:
-        decorators = node.decorator_list if isinstance(node, Function) else []
-        bound = names[0] in ("self", "cls") and not any(dotted(one) == "staticmethod" for one in decorators)
-        yield from names[1:2] if bound else names[:1]
+def body_contents(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyContents:
+    """Search a function once: several rules need the result, and a long function takes milliseconds."""
+    known: _BodyContents | None = body.__dict__.get(_KNOWN)
+    if known is None:
+        known = body.__dict__[_KNOWN] = _search(body)
+    return known
+
+
+def _first_lines(found: Iterable[tuple[str, int]]) -> dict[str, int]:
+    lines: dict[str, int] = {}
+    for name, line in sorted(found, key=lambda pair: pair[1]):
+        lines.setdefault(name, line)
+    return lines
+
+
+def _attributes(use: Use, held: _BodyContents) -> Iterator[tuple[str, int]]:
+    """Yield the attributes read from the first parameter, without those that the body tests for beforehand."""
+    for name, line in held.read:
+        magic = name.startswith("__") and name.endswith("__")
+        own = name in use.own or name in held.stored or name in held.asked
+        if not own and not magic and not _ORIGINAL.search(name.lower()):
+            yield name, line
+
+
+def _search(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyContents:
+    first = first_parameter(body)
+    read: list[tuple[str, int]] = []
+    passed: list[tuple[str, str, int]] = []
+    stored, asked, assigned = set[str](), set[str](), set[str]()
+    for node in _same_receiver(body, first):
+        if isinstance(node, ast.Attribute):
+            if _is(node.value, first):
+                if isinstance(node.ctx, ast.Load):
+                    read.append((node.attr, node.lineno))
+                else:
+                    stored.add(node.attr)
+        elif isinstance(node, ast.Call) and len(node.args) > 1 and _is(node.args[0], first):
+            called, name = dotted(node.func), _text(node.args[1])
+            if name is not None and called == "getattr" and len(node.args) == 2:
+                read.append((name, node.lineno))
+            elif name is not None and called in ("hasattr", "getattr", "setattr"):
+                asked.add(name)
+    for node in nodes(body):
+        if isinstance(node, ast.Attribute):
+            if first and isinstance(node.ctx, ast.Store) and _is(node.value, first):
+                assigned.add(node.attr)
+        elif isinstance(node, ast.Call):
+            if first and len(node.args) > 1 and _is(node.func, "setattr") and _is(node.args[0], first):
+                assigned.update(filter(None, [_text(node.args[1])]))
+            if node.keywords and (to := _original(node.func)) is not None:
+                passed += [(to, one.arg, one.value.lineno) for one in node.keywords if one.arg]
+    return _BodyContents(tuple(read), frozenset(stored), frozenset(asked), frozenset(assigned), tuple(passed))
+
+
+def _same_receiver(body: ast.AST, first: str) -> Iterator[ast.AST]:
+    """Yield the nodes of a body in which the parameter is the same: nested functions may have one of that name."""
+    left = children(body)
+    while left:
+        node = left.pop()
+        yield node
+        if type(node) not in CHILDLESS and not (
+            isinstance(node, Function | ast.Lambda) and first_parameter(node) == first
+        ):
+            left += children(node)
+
+
+def _text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _original(called: ast.expr) -> str | None:
+    """Return the method of ``super()`` that is called; empty for ``call``, ``original`` and the like, else None."""
+    if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Call):
+        return called.attr if dotted(called.value.func) == "super" else None
+    return "" if _ORIGINAL.search(dotted(called).rpartition(".")[2].lower()) else None
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name

@@ -1,121 +1,165 @@
-"""Class statements: subclasses of vLLM's classes, patches, and everything else."""
+"""Subclasses of vLLM's classes: their bases, their own attributes, and their calls of inherited methods."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from vllm_graft.audit.model import Guard
-from vllm_graft.audit.uses import patches
-from vllm_graft.audit.uses.state import Subclass
-from vllm_graft.audit.uses.targets import attributes
-from vllm_graft.audit.uses.values import Name, Own, Scope, Values, joined, names_of, owns_of
-
-if TYPE_CHECKING:
-    from vllm_graft.audit.uses.walk import Walker
+from vllm_graft.audit.model import Use
+from vllm_graft.audit.uses.bodies import body_contents
+from vllm_graft.audit.uses.values import LocalDef, Name, Value, Values, local_defs, vllm_names
+from vllm_graft.audit.uses.walk_state import FileUses, MethodCall, Subclass
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """What a class body binds: a function, or the value of an assignment."""
+class OwnAttributes:
+    """The attributes that the package itself defines on patched classes of vLLM and on subclasses."""
 
-    name: str
-    line: int
-    value: Values
-    expr: ast.expr | None
-    guard: Guard
+    def __init__(self, founds: Sequence[FileUses]) -> None:
+        self._targets: dict[Name, set[str]] = {}
+        self._classes: dict[LocalDef, frozenset[str]] = {}
+        for found in founds:
+            for one in found.assignments:
+                names = self._targets.setdefault(_class_around(one.target), set())
+                names.add(one.target.qualname.rpartition(".")[2])
+                for own in local_defs(one.value):
+                    names.update(_stored(own))
 
-    @property
-    def function(self) -> Own | None:
-        """The function that a ``def`` of the body defines."""
-        return next(owns_of(self.value), None) if self.expr is None else None
+    def of_target(self, target: Name) -> frozenset[str]:
+        """Return the names that patches set on the class around a target and on its instances."""
+        return frozenset(self._targets.get(_class_around(target), ()))
 
-
-def walk(walker: Walker, node: ast.ClassDef) -> None:
-    """Walk through a class statement."""
-    state = walker.state
-    _head(walker, node)
-    bases = tuple(state.value(_bare(base)) for base in node.bases)
-    inner = Scope("class", state.scope)
-    own = Own(state.file, node, state.scope, inside=inner, bases=bases)
-    walker.members.append([])
-    walker.classes.append(own)
-    with state.within(inner, node.name):
-        walker.block(node.body)
-        members = walker.members.pop()
-    walker.classes.pop()
-    state.scope.bind(node.name, (own,))
-    targets = joined(*(patches.targets(state, base) for base in node.bases))
-    if targets:
-        patches.declare(state, node, targets, members)
-    else:
-        _subclass(walker, own, members)
-    _decorated(walker, node, members)
+    def of_class(self, cls: LocalDef) -> frozenset[str]:
+        """Return the names that a class of the package and its own bases define, and those that their methods set."""
+        if cls not in self._classes:
+            self._classes[cls] = frozenset(_defined(cls, ()))
+        return self._classes[cls]
 
 
-def _head(walker: Walker, node: ast.ClassDef) -> None:
-    """Walk through what stands above the body; a base that is vLLM's is a subclass or a patch, and no mere mention."""
-    state = walker.state
-    for one in (*node.decorator_list, *(keyword.value for keyword in node.keywords)):
-        walker.expressions.visit(one)
-    for base in node.bases:
-        if patches.targets(state, base):
-            continue
-        if any(names_of(state.value(_bare(base)))):
-            if isinstance(base, ast.Subscript):
-                walker.expressions.visit(base.slice)
-        else:
-            walker.expressions.visit(base)
+def _class_around(target: Name) -> Name:
+    return Name(target.module, target.qualname.rpartition(".")[0])
 
 
-def _bare(base: ast.expr) -> ast.expr:
-    """Of ``Base[T]`` the ``Base``."""
-    return base.value if isinstance(base, ast.Subscript) else base
-
-
-def _subclass(walker: Walker, own: Own, members: list[Member]) -> None:
-    state = walker.state
-    methods: dict[str, tuple[Own, int, Guard]] = {}
-    for member in members:
-        # ``step = traced`` overrides as a ``def`` does.
-        held = next((one for one in owns_of(member.value) if one.function is not None), None)
-        if held is not None:
-            methods.setdefault(member.name, (held, member.line, member.guard))
-    assert isinstance(own.node, ast.ClassDef)
-    for target, base in {state.normal(name): base for name, base in upstream(own)}.items():
-        names = [state.normal(one) for one in names_of(base)]
-        state.found.subclasses.append(
-            Subclass(
-                cls=own,
-                target=target,
-                line=own.node.lineno,
-                owner=".".join((*state.owner, own.node.name)),
-                guard=state.guard,
-                alternatives=tuple(one for one in names if one != target),
-                fallback=any(isinstance(one, Own) or (isinstance(one, Name) and not one.is_vllm) for one in base),
-                methods=methods,
-            )
-        )
-
-
-def upstream(cls: Own, seen: tuple[Own, ...] = ()) -> Iterator[tuple[Name, Values]]:
-    """The classes of vLLM that a class derives from, each with all that its base can be."""
+def _defined(cls: LocalDef, seen: tuple[LocalDef, ...]) -> Iterator[str]:
+    if cls in seen or cls.inside is None:
+        return
+    yield from cls.inside.names
+    for value in cls.inside.names.values():
+        for own in local_defs(value):
+            yield from _stored(own)
     for base in cls.bases:
-        yield from ((name, base) for name in names_of(base))
-        for own in owns_of(base):
+        for own in local_defs(base):
+            yield from _defined(own, (*seen, cls))
+
+
+def _stored(own: LocalDef) -> frozenset[str]:
+    """Return the attributes that a function sets on its first parameter."""
+    return body_contents(own.function).set if own.function is not None else frozenset()
+
+
+_BARE: Final = frozenset({"abc.ABC", "typing.Generic", "typing.Protocol", "builtins.object", "torch.nn.Module"})
+"""Bases from elsewhere that have none of the methods vLLM's classes are asked for."""
+
+
+class ClassHierarchy:
+    """The classes of one package, deriving from each other and from vLLM's."""
+
+    def __init__(self, founds: Sequence[FileUses]) -> None:
+        self._normal: dict[LocalDef, tuple[Name, ...]] = {}
+        self._derived: set[LocalDef] = set()
+        self._sealed: dict[LocalDef, bool] = {}
+        self._made = {above for found in founds for cls in found.made for above in (cls, *_above(cls, ()))}
+        for found in founds:
+            for one in found.subclasses:
+                self._normal[one.cls] = (*self._normal.get(one.cls, ()), one.target)
+                self._derived.update(own for base in one.cls.bases for own in local_defs(base))
+
+    def calls(self, found: FileUses, ownership: OwnAttributes) -> Iterator[Use]:
+        """Yield the calls on ``self`` and ``super()`` that go to a method of vLLM's."""
+        for called in found.methods:
+            if not self.is_sealed(called.cls):
+                continue
+            owners = list(self._owners(called))
+            if owners and (called.above or called.method not in ownership.of_class(called.cls)):
+                first, *rest = ((name.module, f"{name.qualname}.{called.method}") for name in owners)
+                yield Use(
+                    "call",
+                    *first,
+                    found.file.shown,
+                    called.line,
+                    owner=called.owner,
+                    guard=called.guard,
+                    arguments=called.arguments,
+                    bound=True,
+                    owners=tuple(rest),
+                    above=called.above,
+                )
+
+    def _owners(self, called: MethodCall) -> Iterator[Name]:
+        """Yield the classes of vLLM that may have the method, in the order that Python looks through them."""
+        for one in _above(called.cls, ()):
+            if isinstance(one, Name) and one.is_vllm:
+                yield one
+            elif isinstance(one, LocalDef) and one.inside is not None and called.method in one.inside.names:
+                return
+
+    def is_sealed(self, cls: LocalDef) -> bool:
+        """Return whether all bases of a class are known: one from elsewhere may have what vLLM's classes lack."""
+        if cls not in self._sealed:
+            above = list(_above(cls, ()))
+            names = [one for one in above if isinstance(one, Name)]
+            known = all(name.is_vllm or name.dotted in _BARE for name in names)
+            self._sealed[cls] = known and all(isinstance(one, Name | LocalDef) for one in above)
+        return self._sealed[cls]
+
+    def is_made(self, cls: LocalDef) -> bool:
+        """Return whether the package itself instantiates a class, and so decides on the arguments."""
+        return cls in self._made
+
+    def is_concrete(self, cls: LocalDef) -> bool:
+        """Return whether a class is meant to be instantiated: not abstract, without subclasses, all bases known."""
+        assert isinstance(cls.node, ast.ClassDef)
+        if cls in self._derived or _is_abstract(cls.node):
+            return False
+        direct = {one.dotted for base in cls.bases for one in base if isinstance(one, Name)}
+        return self.is_sealed(cls) and direct.isdisjoint({"abc.ABC", "typing.Protocol"})
+
+    def owners(self, subclass: Subclass) -> tuple[tuple[str, str], ...]:
+        """Return the other classes of vLLM that a class derives from, which may define abstract methods."""
+        targets = self._normal.get(subclass.cls, ())
+        return tuple((name.module, name.qualname) for name in targets if name != subclass.target)
+
+
+def _above(cls: LocalDef, below: tuple[LocalDef, ...]) -> Iterator[Value | None]:
+    """Yield what a class derives from, the nearest first; None for a base that is not known."""
+    for base in cls.bases:
+        if len(base) != 1:
+            yield None
+            continue
+        (one,) = base
+        yield one
+        if isinstance(one, LocalDef) and one not in below:
+            yield from _above(one, (*below, cls))
+
+
+def _is_abstract(node: ast.ClassDef) -> bool:
+    """Return whether a class has abstract methods of its own, or a metaclass."""
+    if any(keyword.arg == "metaclass" for keyword in node.keywords):
+        return True
+    return any(
+        dotted(mark).rpartition(".")[2] in ("abstractmethod", "abstractproperty")
+        for one in node.body
+        if isinstance(one, Function)
+        for mark in one.decorator_list
+    )
+
+
+def upstream(cls: LocalDef, seen: tuple[LocalDef, ...] = ()) -> Iterator[tuple[Name, Values]]:
+    """Yield the classes of vLLM that a class derives from, each with all that its base can be."""
+    for base in cls.bases:
+        yield from ((name, base) for name in vllm_names(base))
+        for own in local_defs(base):
             if own not in seen:
                 yield from upstream(own, (*seen, cls))
-
-
-def _decorated(walker: Walker, node: ast.ClassDef, members: list[Member]) -> None:
-    """``@gorilla.patches(Target)``: every function of the body goes to the target."""
-    state = walker.state
-    for one in node.decorator_list:
-        if isinstance(one, ast.Call) and one.args and state.dotted(one.func) == "gorilla.patches":
-            for member in members:
-                if member.function is not None:
-                    state.put(
-                        attributes(state.value(one.args[0]), [member.name]), member.line, value=(member.function,)
-                    )

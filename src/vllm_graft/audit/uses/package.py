@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
-from vllm_graft.audit.model import Condition, Guard, Use
-from vllm_graft.audit.uses import bodies, guards
-from vllm_graft.audit.uses.classes import upstream
-from vllm_graft.audit.uses.conditions import Either
-from vllm_graft.audit.uses.family import Family
-from vllm_graft.audit.uses.files import SourceFile, upwards
-from vllm_graft.audit.uses.locks import Locks
-from vllm_graft.audit.uses.ownership import Ownership
+from vllm_graft.audit.model import Condition, Use, UseGuard
+from vllm_graft.audit.uses import guards, patches
+from vllm_graft.audit.uses.classes import ClassHierarchy, OwnAttributes, upstream
+from vllm_graft.audit.uses.guards import AnyCondition
+from vllm_graft.audit.uses.patches import Locks
 from vllm_graft.audit.uses.relevance import Relevance
-from vllm_graft.audit.uses.resolve import Resolver
-from vllm_graft.audit.uses.state import Found, State
-from vllm_graft.audit.uses.values import Name, Own, Scope, Values, names_of
-from vllm_graft.audit.uses.walk import Walker
+from vllm_graft.audit.uses.resolver import Resolver
+from vllm_graft.audit.uses.source_file import SourceFile, upwards
+from vllm_graft.audit.uses.values import LocalDef, Name, Scope, Values, vllm_names
+from vllm_graft.audit.uses.walk_state import FileUses, WalkState
+from vllm_graft.audit.uses.walker import Walker
 from vllm_graft.findings import Finding
 
-_KEPT: Final = frozenset({"__init__", "__call__", "__post_init__", "__new__"})
+_PUBLIC_SPECIAL: Final = frozenset({"__init__", "__call__", "__post_init__", "__new__"})
 """Methods of Python's own naming that upstream's classes define for their users."""
 
 _DEEP: Final = 20
@@ -32,8 +30,8 @@ Progress = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
 
 
-class Package:
-    """The files of one package, and what they use."""
+class PackageReader:
+    """Reads the files of one package for its uses of vLLM."""
 
     def __init__(self, name: str, files: list[SourceFile], progress: Progress | None = None) -> None:
         self.name = name
@@ -53,41 +51,41 @@ class Package:
         self._packages = frozenset(above for name in self._modules for above in upwards(name))
 
     def is_module(self, name: str) -> bool:
-        """Whether a name is one of the package's modules, or of the packages above them."""
+        """Return whether a name is one of the package's modules, or of the packages above them."""
         return name in self._packages
 
     def uses(self) -> Iterator[Use]:
-        """Every use of vLLM, in the order of files and lines."""
-        founds = self._walked()
-        ownership = Ownership(founds)
-        around = self._around(founds)
+        """Yield every use of vLLM, in the order of files and lines."""
+        founds = self._walk_files()
+        own = OwnAttributes(founds)
+        guards_of_files = self._guards_of_files(founds)
         branches = {found.file.shown: found.branches for found in founds}
-        family = Family(founds)
+        hierarchy = ClassHierarchy(founds)
         stored = frozenset(name for found in founds for name in found.stored)
         for found in founds:
-            uses = [*found.imports(), *self._subclasses(found, ownership, family)]
-            uses += [*found.calls, *family.calls(found, ownership)]
-            # What the package itself puts on an object it does not lean on vLLM for.
+            uses = [*found.imports(), *self._subclasses(found, own, hierarchy)]
+            uses += [*found.calls, *hierarchy.calls(found, own)]
+            # For an attribute that the package itself sets it does not depend on vLLM.
             uses += [use for use in found.reads if stored.isdisjoint(use.path)]
             try:
-                uses += self._puts(found, ownership)
+                uses += self._replacements(found, own)
             except RecursionError as error:
                 self._refuse(found.file, error)
-            # A loop over names and several ways to one function come past the same place more than once.
+            # Loops over names, and several ways to one function, pass the same place more than once.
             once = {
                 (use.way, use.name, use.line, use.arguments, use.patch and use.patch.releases, use.guard): use
                 for use in uses
             }
-            guard = around.get(found.file, Guard())
+            guard = guards_of_files.get(found.file, UseGuard())
             for use in sorted(once.values(), key=lambda use: use.line):
                 inside = branches.get(use.body_file or use.file, ())
-                yield dataclasses.replace(use, guard=guard.and_also(use.guard), branches=inside)
+                yield replace(use, guard=guard.and_also(use.guard), branches=inside)
         for found in founds:
-            # Conditions that are still to be worked out keep the walks alive.
+            # Conditions that are not evaluated yet keep the walks alive.
             found.forget()
 
-    def _around(self, founds: list[Found]) -> dict[SourceFile, Guard]:
-        """The files that the package imports behind tests only, as ``if OLD: from . import patch_old``, with these."""
+    def _guards_of_files(self, founds: list[FileUses]) -> dict[SourceFile, UseGuard]:
+        """Return the guards of files that are imported behind tests only: ``if OLD: from . import patch_old``."""
         importing: dict[SourceFile, list[tuple[Condition, ...]]] = {}
         for found in founds:
             for name, guard in found.imported:
@@ -95,14 +93,16 @@ class Package:
                 if file is not None and file is not found.file and not file.is_package:
                     importing.setdefault(file, []).append(guard.conditions)
         tested = {file: list(dict.fromkeys(ways)) for file, ways in importing.items() if all(ways)}
-        return {file: Guard(ways[0] if len(ways) == 1 else (Either(tuple(ways)),)) for file, ways in tested.items()}
+        return {
+            file: UseGuard(ways[0] if len(ways) == 1 else (AnyCondition(tuple(ways)),)) for file, ways in tested.items()
+        }
 
     def _file(self, name: str) -> SourceFile | None:
-        """The file of the module that a name is, or is in."""
+        """Return the file of the module that a name is, or is in."""
         return self._modules.get(name) or self._modules.get(name.rpartition(".")[0])
 
     def follow(self, name: Name) -> Values | None:
-        """What a name in one of the package's modules stands for; None for other packages, and for modules."""
+        """Return what a name in one of the package's modules stands for; None for other packages, and for modules."""
         if name.module.partition(".")[0] not in self.tops:
             return None
         parts = name.dotted.split(".")
@@ -113,7 +113,7 @@ class Package:
         return None
 
     def _once_inside(self, name: Name, file: SourceFile, parts: list[str]) -> Values:
-        """What a name stands for in a file; nothing where two modules import it from each other."""
+        """Resolve a name in a file; empty where two modules import it from each other."""
         if name in self._following:
             return ()
         self._following.add(name)
@@ -138,14 +138,14 @@ class Package:
             value = self._resolver.attribute(value, part)
         return value
 
-    def _walked(self) -> list[Found]:
-        """What every file holds that speaks of vLLM, or of something of the package that does."""
+    def _walk_files(self) -> list[FileUses]:
+        """Walk every file that mentions vLLM, or something of the package that does."""
         total = 2 * len(self.files)
         for number, file in enumerate(self.files):
             self._report(number, total)
             if file.names_vllm:
                 self._walk_after_its_imports(file)
-        while more := self._leaning():
+        while more := self._dependents():
             for file in more:
                 self._walk(file)
         relevance = Relevance(self, guards.SHORT)
@@ -188,7 +188,7 @@ class Package:
         self._walkers[file] = None
         try:
             file.scope = Scope("module")
-            walker = Walker(State(file, self._resolver, file.scope))
+            walker = Walker(WalkState(file, self._resolver, file.scope))
             walker.top_level()
         except (SyntaxError, ValueError, RecursionError) as error:
             self._refuse(file, error)
@@ -216,30 +216,25 @@ class Package:
             )
         )
 
-    def _leaning(self) -> list[SourceFile]:
-        """The files that do not name vLLM, and may reach it through a module of the package that does."""
-        carriers = self._carriers()
-        left = [file for file in self.files if file not in self._walkers]
-        return [file for file in left if not carriers.isdisjoint(file.words_of_imports)]
-
-    def _carriers(self) -> set[bytes]:
-        """The last part of the name of every module that has something of vLLM's, or derived from it."""
-        found: set[bytes] = set()
+    def _dependents(self) -> list[SourceFile]:
+        """Return the files that do not mention vLLM, but may reach it through a module that does."""
+        # The last part of the name of every module with something of vLLM's, or derived from it.
+        carriers: set[bytes] = set()
         for file, walker in self._walkers.items():
             names = walker.state.scope.module().names if walker is not None else {}
             if any(_is_upstream(value) for value in names.values()):
-                found.add((file.path.parent.name if file.is_package else file.path.stem).encode())
-        return found
+                carriers.add((file.path.parent.name if file.is_package else file.path.stem).encode())
+        left = [file for file in self.files if file not in self._walkers]
+        return [file for file in left if not carriers.isdisjoint(file.words_of_imports)]
 
-    def _puts(self, found: Found, ownership: Ownership) -> Iterator[Use]:
-        for put in found.puts:
-            if put.patch is not None:
-                hook = f"{put.target.module}:{put.target.qualname}"
-                reviewed = self.locks.reviewed(found.file, put.patch.name, hook)
-                put.patch = dataclasses.replace(put.patch, reviewed=reviewed)
-            yield dataclasses.replace(bodies.settled(put, found, self._resolver), own=ownership.of_target(put.target))
+    def _replacements(self, found: FileUses, own: OwnAttributes) -> Iterator[Use]:
+        for one in found.assignments:
+            if one.patch is not None:
+                hook = f"{one.target.module}:{one.target.qualname}"
+                one.patch = replace(one.patch, reviewed=self.locks.reviewed(found.file, one.patch.name, hook))
+            yield replace(patches.use_of(one, found, self._resolver), own=own.of_target(one.target))
 
-    def _subclasses(self, found: Found, ownership: Ownership, family: Family) -> Iterator[Use]:
+    def _subclasses(self, found: FileUses, own: OwnAttributes, hierarchy: ClassHierarchy) -> Iterator[Use]:
         for one in found.subclasses:
             whole = Use(
                 way="subclass",
@@ -251,22 +246,22 @@ class Package:
                 guard=one.guard,
                 alternatives=tuple((name.module, name.qualname) for name in one.alternatives),
                 fallback=one.fallback,
-                source=bodies.source(one.cls),
-                own=ownership.of_class(one.cls),
-                concrete=family.is_concrete(one.cls),
-                mixed=not family.is_sealed(one.cls),
-                made=family.is_made(one.cls),
-                owners=family.owners(one),
+                source=patches.source(one.cls),
+                own=own.of_class(one.cls),
+                concrete=hierarchy.is_concrete(one.cls),
+                mixed=not hierarchy.is_sealed(one.cls),
+                made=hierarchy.is_made(one.cls),
+                owners=hierarchy.owners(one),
             )
             yield whole
             for name, (method, line, guard) in one.methods.items():
-                if name in _KEPT or not (name.startswith("__") and name.endswith("__")):
+                if name in _PUBLIC_SPECIAL or not (name.startswith("__") and name.endswith("__")):
                     yield _override(whole, name, method, line, guard)
 
 
-def _override(subclass: Use, name: str, method: Own, line: int, guard: Guard) -> Use:
+def _override(subclass: Use, name: str, method: LocalDef, line: int, guard: UseGuard) -> Use:
     method.complete()
-    return dataclasses.replace(
+    return replace(
         subclass,
         way="override",
         qualname=f"{subclass.qualname}.{name}".strip("."),
@@ -277,9 +272,9 @@ def _override(subclass: Use, name: str, method: Own, line: int, guard: Guard) ->
         owners=(),
         body=method.function,
         body_file=method.file.shown,
-        source=bodies.source(method),
+        source=patches.source(method),
     )
 
 
 def _is_upstream(value: Values) -> bool:
-    return any(names_of(value)) or any(isinstance(one, Own) and any(upstream(one)) for one in value)
+    return any(vllm_names(value)) or any(isinstance(one, LocalDef) and any(upstream(one)) for one in value)

@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from vllm_graft.audit.uses.classes import upstream
-from vllm_graft.audit.uses.outlines import first_line
-from vllm_graft.audit.uses.resolve import VERBS, Modules
-from vllm_graft.audit.uses.values import TOP, Flag, Many, Name, Object, Own, Scope, Table, Test, Text, Value, Values
+from vllm_graft.audit.uses.resolver import VERBS, PackageModules
+from vllm_graft.audit.uses.syntax import first_line
+from vllm_graft.audit.uses.values import (
+    TOP,
+    ConditionValue,
+    FlagValue,
+    Instance,
+    LocalDef,
+    MappingValue,
+    Name,
+    Scope,
+    SequenceValue,
+    TextValue,
+    Value,
+    Values,
+)
 from vllm_graft.sources.fingerprint import Function
 
 _APART: Final = str.maketrans({chr(code): " " for code in range(128) if not (chr(code).isalnum() or chr(code) == "_")})
@@ -37,13 +50,13 @@ _ASKING: Final = re.compile(r"version|\bhasattr\b|\bgetattr\b|\bfind_spec\b|\bsi
 """What a test for a name or a version is written with."""
 
 
-def _kept_tests(cls: Own, deep: int = 4) -> set[str]:
-    """The attributes under which methods of a class and of its bases have kept tests so far; another may end that."""
+def _stored_tests(cls: LocalDef, deep: int = 4) -> set[str]:
+    """Return the attributes in which methods of a class and its bases have stored tests so far."""
     found = set(cls.inside.tests) if cls.inside is not None else set()
     for base in cls.bases if deep else ():
         for own in base:
-            if isinstance(own, Own):
-                found |= _kept_tests(own, deep - 1)
+            if isinstance(own, LocalDef):
+                found |= _stored_tests(own, deep - 1)
     return found
 
 
@@ -51,33 +64,16 @@ def _words(text: str) -> set[str]:
     return set(text.translate(_APART).split())
 
 
-def _is_config(word: str) -> bool:
-    return word.endswith("_config") and not word.startswith(VERBS)
-
-
-class Package(Modules, Protocol):
-    """The modules of the package that is read, with the names that they go by."""
-
-    @property
-    def tops(self) -> Collection[str]:
-        """The first words of its modules' names."""
-        ...
-
-    def is_module(self, name: str) -> bool:
-        """Whether a name is one of its modules, or of the packages above them."""
-        ...
-
-
 class Relevance:
-    """Tells of the functions of one package whether they are to be walked."""
+    """Decides which functions of a package are walked."""
 
-    def __init__(self, package: Package, short: int) -> None:
+    def __init__(self, package: PackageModules, short: int) -> None:
         self._package = package
         self._short = short
         self._known: dict[tuple[Scope, str], tuple[bool, bool]] = {}
 
-    def concerns(self, own: Own) -> bool:
-        """Whether a walk through a function's body could find anything of vLLM."""
+    def concerns(self, own: LocalDef) -> bool:
+        """Return whether a walk through a function's body could find anything of vLLM."""
         node = own.node
         assert isinstance(node, Function)
         cls = own.inside.method_of if own.inside is not None else None
@@ -85,9 +81,11 @@ class Relevance:
             return True
         text = own.file.cut(first_line(node), node.end_lineno or node.lineno)
         words = _words(text)
-        if cls is not None and not words.isdisjoint(_kept_tests(cls)):
+        if cls is not None and not words.isdisjoint(_stored_tests(cls)):
             return True
-        if not words.isdisjoint(_TELLING) or any(map(_is_config, words)):
+        # A configuration is recognized by the usual names of its variables.
+        is_config = any(word.endswith("_config") and not word.startswith(VERBS) for word in words)
+        if is_config or not words.isdisjoint(_TELLING):
             return True
         if (not words.isdisjoint(_OPENING) or text.count("def") > 1) and _STATEMENT.search(text, text.find("def ") + 4):
             return True
@@ -100,7 +98,7 @@ class Relevance:
         return any(leads or (short and tests) for leads, tests in self._outside(own.scope.module(), words))
 
     def _outside(self, module: Scope, words: Collection[str]) -> Iterator[tuple[bool, bool]]:
-        """Of each word that its module gives a meaning: whether it leads to vLLM, and whether it may be a test."""
+        """Yield for each word that the module binds whether it leads to vLLM, and whether it may be a test."""
         for word in {*(module.names.keys() & words), *(module.declared.keys() & words)}:
             key = module, word
             if key not in self._known:
@@ -109,10 +107,10 @@ class Relevance:
                 self._known[key] = self._leads(value, ()), self._tests(value)
             yield self._known[key]
 
-    def _leads(self, value: Values, seen: tuple[Own, ...]) -> bool:
+    def _leads(self, value: Values, seen: tuple[LocalDef, ...]) -> bool:
         return any(self._leads_on(one, seen) for one in value)
 
-    def _leads_on(self, one: Value, seen: tuple[Own, ...]) -> bool:
+    def _leads_on(self, one: Value, seen: tuple[LocalDef, ...]) -> bool:
         if isinstance(one, Name):
             if one.is_vllm:
                 return True
@@ -122,15 +120,15 @@ class Relevance:
             return any(not isinstance(other, Name) and self._leads_on(other, seen) for other in found) or any(
                 isinstance(other, Name) and (other.is_vllm or self._package.is_module(other.dotted)) for other in found
             )
-        if isinstance(one, Object):
+        if isinstance(one, Instance):
             return True
-        if isinstance(one, Text):
+        if isinstance(one, TextValue):
             return TOP in one.text
-        if isinstance(one, Many):
+        if isinstance(one, SequenceValue):
             return any(self._leads(item, seen) for item in one.items)
-        if isinstance(one, Table):
+        if isinstance(one, MappingValue):
             return any(self._leads(key, seen) or self._leads(held, seen) for key, held in one.pairs)
-        if isinstance(one, Own) and one.function is None and one not in seen:
+        if isinstance(one, LocalDef) and one.function is None and one not in seen:
             inside = one.inside.names.values() if one.inside is not None else ()
             return any(upstream(one)) or any(self._leads(held, (*seen, one)) for held in (*inside, *one.bases))
         return False
@@ -138,12 +136,12 @@ class Relevance:
     def _tests(self, value: Values) -> bool:
         followed = [self._package.follow(one) or () if isinstance(one, Name) else (one,) for one in value]
         return any(
-            isinstance(one, Test | Flag) or (isinstance(one, Own) and self._may_test(one))
+            isinstance(one, ConditionValue | FlagValue) or (isinstance(one, LocalDef) and self._may_test(one))
             for held in followed
             for one in held
         )
 
-    def _may_test(self, own: Own) -> bool:
+    def _may_test(self, own: LocalDef) -> bool:
         node = own.node
         last = node.end_lineno or node.lineno
         if not isinstance(node, Function) or last - node.lineno > self._short:
@@ -152,4 +150,6 @@ class Relevance:
         if _ASKING.search(text):
             return True
         names = own.scope.module().names
-        return any(isinstance(one, Test | Flag) for word in _words(text) if word in names for one in names[word])
+        return any(
+            isinstance(one, ConditionValue | FlagValue) for word in _words(text) if word in names for one in names[word]
+        )

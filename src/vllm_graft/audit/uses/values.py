@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final, Literal
 from vllm_graft.sources.fingerprint import Function
 
 if TYPE_CHECKING:
-    from vllm_graft.audit.model import Guard
-    from vllm_graft.audit.uses.files import SourceFile
+    from vllm_graft.audit.model import UseGuard
+    from vllm_graft.audit.uses.source_file import SourceFile
 
 TOP: Final = "vllm"
 """The package whose uses are looked for."""
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+DefinitionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,18 @@ class Name:
         return f"{self.module}.{self.qualname}" if self.qualname else self.module
 
     def inside(self, attribute: str) -> Name:
-        """The name of an attribute."""
+        """Return the name of an attribute."""
         return Name(self.module, f"{self.qualname}.{attribute}" if self.qualname else attribute)
 
 
 @dataclass(frozen=True, slots=True)
-class Applied(Name):
-    """A name of a function some of whose arguments are given already, by ``functools.partial`` or a bound method."""
+class PartialName(Name):
+    """The name of a function with some arguments applied, by ``functools.partial`` or a bound method."""
 
 
 @dataclass(frozen=True, slots=True)
-class Object:
-    """An object of a class of vLLM, or what attributes lead to from there.
+class Instance:
+    """An instance of a class of vLLM, or an attribute reached from one.
 
     guessed:  whether only the name of a variable or an attribute says so
     """
@@ -63,35 +63,35 @@ class Object:
 
 
 @dataclass(frozen=True, slots=True)
-class Self:
-    """What a method of a class of the package is called on."""
+class Receiver:
+    """The object that a method of a class of the package is called on."""
 
-    cls: Own
+    cls: LocalDef
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextValue:
     """A string that the source spells out."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Many:
+class SequenceValue:
     """A tuple, list or set that the source spells out."""
 
     items: tuple[Values, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class MappingValue:
     """A dictionary that the source spells out."""
 
     pairs: tuple[tuple[Values, Values], ...]
 
 
 @dataclass(eq=False, slots=True)
-class Own:
+class LocalDef:
     """A function or class of the package.
 
     scope:     the names around it
@@ -102,7 +102,7 @@ class Own:
     """
 
     file: SourceFile
-    node: Definition
+    node: DefinitionNode
     scope: Scope
     defaults: Mapping[str, Values] = field(default_factory=dict)
     inside: Scope | None = None
@@ -110,7 +110,7 @@ class Own:
     unwalked: Callable[[], None] | None = field(default=None, repr=False)
 
     def complete(self) -> None:
-        """Walk through the body if that has been put off: the names in it count where it stands for one of vLLM."""
+        """Walk through the body if that was deferred: its names matter once it replaces a name of vLLM."""
         if self.unwalked is not None:
             walk, self.unwalked = self.unwalked, None
             walk()
@@ -122,32 +122,32 @@ class Own:
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
-    """The outcome of a test of the version or for a name, kept under a name: ``OLD = vllm_version_is("0.28.0")``."""
+class ConditionValue:
+    """The outcome of a test for a version or a name, stored in a variable: ``OLD = vllm_version_is("0.28.0")``."""
 
     node: ast.expr
     scope: Scope = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
-    """A constant that is set where ``guard`` lets it: ``HAS_X = True`` after an import in a ``try``."""
+class FlagValue:
+    """A constant that is set behind ``guard``: ``HAS_X = True`` after an import in a ``try``."""
 
     value: bool | None
-    guard: Guard
+    guard: UseGuard
 
 
-Value = Name | Object | Self | Text | Many | Table | Own | Test | Flag
+Value = Name | Instance | Receiver | TextValue | SequenceValue | MappingValue | LocalDef | ConditionValue | FlagValue
 Values = tuple[Value, ...]
 
-Kind = Literal["module", "class", "function"]
+ScopeKind = Literal["module", "class", "function"]
 
 
 class Scope:
     """The names of one module, class body or function, inside those of the scope around it."""
 
-    def __init__(self, kind: Kind, parent: Scope | None = None) -> None:
-        self.kind: Kind = kind
+    def __init__(self, kind: ScopeKind, parent: Scope | None = None) -> None:
+        self.kind: ScopeKind = kind
         self.parent = parent
         self.names: dict[str, Values] = {}
         self.elsewhere: dict[str, Scope] = {}
@@ -156,11 +156,11 @@ class Scope:
         """Names that are imported for type checkers alone, and stand in annotations."""
         self.tests: dict[str, Values] = {}
         """Of a class body: the outcomes of tests that methods keep on their object."""
-        self.method_of: Own | None = None
+        self.method_of: LocalDef | None = None
         """Of a method's body: the class."""
 
     def find(self, name: str) -> Values | None:
-        """What a name stands for here; None where no scope binds it, so that it is a builtin."""
+        """Return what a name stands for here; None where no scope binds it, so that it is a builtin."""
         if name in self.names:
             return self.names[name]
         above = self.parent
@@ -172,7 +172,7 @@ class Scope:
         return None
 
     def annotated(self, name: str) -> Values:
-        """What a name stands for in an annotation."""
+        """Return what a name stands for in an annotation."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.declared:
@@ -186,10 +186,10 @@ class Scope:
         if other is None:
             self.names[name] = value
         else:
-            other.names[name] = joined(other.names.get(name, ()), value)
+            other.names[name] = union(other.names.get(name, ()), value)
 
-    def method(self) -> Own | None:
-        """The class whose method this is the body of, or stands in the body of."""
+    def method(self) -> LocalDef | None:
+        """Return the class whose method this is the body of, or stands in the body of."""
         scope: Scope | None = self
         while scope is not None and scope.kind == "function":
             if scope.method_of is not None:
@@ -198,30 +198,30 @@ class Scope:
         return None
 
     def module(self) -> Scope:
-        """The scope of the module."""
+        """Return the scope of the module."""
         scope = self
         while scope.parent is not None:
             scope = scope.parent
         return scope
 
 
-def joined(*values: Values) -> Values:
-    """All alternatives, each once."""
+def union(*values: Values) -> Values:
+    """Return all alternatives, each once."""
     if len(values) == 1:
         return values[0]
     return tuple(dict.fromkeys(one for value in values for one in value))
 
 
-def names_of(value: Values) -> Iterator[Name]:
-    """Those alternatives that are names of vLLM."""
+def vllm_names(value: Values) -> Iterator[Name]:
+    """Return the alternatives that are names of vLLM."""
     return (one for one in value if isinstance(one, Name) and one.is_vllm)
 
 
-def texts_of(value: Values) -> Iterator[str]:
-    """Those alternatives that are strings."""
-    return (one.text for one in value if isinstance(one, Text))
+def texts_in(value: Values) -> Iterator[str]:
+    """Return the alternatives that are strings."""
+    return (one.text for one in value if isinstance(one, TextValue))
 
 
-def owns_of(value: Values) -> Iterator[Own]:
-    """Those alternatives that are functions or classes of the package."""
-    return (one for one in value if isinstance(one, Own))
+def local_defs(value: Values) -> Iterator[LocalDef]:
+    """Return the alternatives that are functions or classes of the package."""
+    return (one for one in value if isinstance(one, LocalDef))

@@ -1,0 +1,357 @@
+"""Check code against a release: arguments that do not fit, attributes and methods that are missing.
+
+Signatures are written as ``upstream.fingerprint.signature`` does, without the kind of definition and without a
+parameter that is already bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from vllm_graft.audit.model import Arguments, Use, Verdict
+from vllm_graft.audit.releases.outline import OPAQUE, function_marks
+from vllm_graft.audit.releases.release import METHODS, Release, Shape, alternatives
+from vllm_graft.audit.uses import body_dependencies
+from vllm_graft.sources.fingerprint import Function, parameters
+from vllm_graft.sources.scopes import dotted
+
+_SAME: Final = Verdict("same")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    name: str
+    place: bool
+    keyword: bool
+    rest: str
+    optional: bool
+
+    @classmethod
+    def parse(cls, token: str) -> _Parameter:
+        bare = token.removeprefix("kw ").removeprefix("/").removesuffix("=").lstrip("*")
+        rest = token[: len(token) - len(token.lstrip("*"))]
+        return cls(
+            name=bare,
+            place=not rest and not token.startswith("kw "),
+            keyword=not rest and not token.startswith("/"),
+            rest=rest,
+            optional=bool(rest) or token.endswith("="),
+        )
+
+
+def misfit(arguments: Arguments, signature: Sequence[str]) -> str:
+    """Explain why a call does not fit a signature, as Python would; empty where it does, or only running shows."""
+    taken = [_Parameter.parse(token) for token in signature]
+    places = [one for one in taken if one.place]
+    by_place = [one.name for one in places[: arguments.positional]]
+    names = {one.name for one in taken if one.keyword}
+    rest = {one.rest for one in taken}
+    said: list[str] = []
+    if arguments.positional > len(places) and "*" not in rest:
+        count = f"{len(places) or 'no'} argument{'' if len(places) == 1 else 's'}"
+        given = f"{arguments.positional} {'is' if arguments.positional == 1 else 'are'} given"
+        said.append(f"it takes {count} by position, {given}")
+    unknown = [name for name in arguments.keywords if name not in names]
+    if unknown and "**" not in rest:
+        said.append(f"it takes no {_listed(unknown)}")
+    if twice := [name for name in arguments.keywords if name in by_place and name in names]:
+        said.append(f"{_listed(twice)} is given by position and by keyword")
+    filled = {*(name for name in arguments.keywords if name in names), *by_place}
+    missing = [one for one in taken if not one.optional and one.name not in filled]
+    if arguments.unpacks:
+        missing = [one for one in missing if not one.place]
+    if missing and not arguments.unpacks_keywords:
+        said.append(f"it needs {_listed([one.name for one in missing])}")
+    return "; ".join(said)
+
+
+def _listed(names: Sequence[str]) -> str:
+    quoted = [repr(name) for name in names]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"
+
+
+def refusals(own: Sequence[str], upstream: Sequence[str]) -> frozenset[str]:
+    """Describe the calls that upstream's signature allows and a function refuses; empty where it takes them all."""
+    mine, theirs = ([_Parameter.parse(token) for token in each] for each in (own, upstream))
+    return frozenset(_refusals(mine, theirs))
+
+
+def _refusals(mine: Sequence[_Parameter], theirs: Sequence[_Parameter]) -> Iterator[str]:
+    rest = {one.rest for one in mine}
+    places = [one.name for one in mine if one.place]
+    names = {one.name for one in mine if one.keyword}
+    given = {one.name for one in theirs if not one.rest}
+    for place, one in enumerate(parameter for parameter in theirs if parameter.place):
+        if one.keyword and one.name not in names and "**" not in rest:
+            yield f"it does not take {one.name!r}"
+        elif place >= len(places) and "*" not in rest and not (one.keyword and "**" in rest):
+            yield f"it does not take {one.name!r} by position"
+        elif one.name in places and places.index(one.name) != place:
+            yield f"it takes {one.name!r} at another place"
+    for one in theirs:
+        if not one.rest and not one.place and one.name not in names and "**" not in rest:
+            yield f"it does not take {one.name!r}"
+    anything = any(one.rest == "**" for one in theirs)
+    yield from (f"it needs {one.name!r}" for one in mine if not one.optional and one.name not in given and not anything)
+
+
+def rejects(own: Sequence[str], upstream: Sequence[str]) -> str:
+    """Explain why no call that upstream's signature allows fits a function; empty where some do.
+
+    Tried are the fewest and the most arguments, by position and by keyword.
+    """
+    theirs = [_Parameter.parse(token) for token in upstream]
+    if any(one.rest for one in theirs):
+        return ""
+    said = []
+    for full in (False, True):
+        given = [one for one in theirs if full or not one.optional]
+        places = [one for one in given if one.place]
+        names = tuple(one.name for one in given if not one.place)
+        only = [one for one in places if not one.keyword]
+        named = tuple(one.name for one in places if one.keyword)
+        said.append(misfit(Arguments(len(places), names), own))
+        said.append(misfit(Arguments(len(only), (*named, *names)), own))
+    return said[0] if all(said) else ""
+
+
+def judge_call(use: Use, before: Sequence[Release], new: Release) -> Verdict:
+    """Judge whether a call fits; a missing target is reported where it is named, unless by ``super()``."""
+    if use.above and (state := _unreachable(use, before, new)):
+        return Verdict(state)
+    why = _call_misfit(use, new)
+    if not why:
+        return _SAME
+    base = before[0]
+    return Verdict("misfit", f"{why}; it did not fit {base.version} either" if _call_misfit(use, base) else why)
+
+
+def _call_misfit(use: Use, release: Release) -> str:
+    """Explain why a call does not fit a release; empty where it does, or where that cannot be told."""
+    if use.arguments is None:
+        return ""
+    if use.path:
+        owner = _owner(use, release, len(use.path) - 1)
+        places = [(owner.module, f"{owner.qualname}.{use.path[-1]}")] if owner is not None else []
+    else:
+        places = [(use.module, use.qualname), *use.owners]
+    for module, qualname in places:
+        found = release.shape(module, qualname)
+        if found is not None:
+            return "" if found.opaque else _shape_misfit(use, use.arguments, found, release)
+        if use.bound and qualname.endswith(".__init__"):
+            # ``super().__init__`` reaches the constructor that a decorator generates, where there is no other.
+            made = release.constructor(module, qualname.removesuffix(".__init__"))
+            if made is not None and made != ((),):
+                return misfit(use.arguments, made[-1])
+        if use.bound and _has_outside(release, module, qualname):
+            return ""
+    return ""
+
+
+def _shape_misfit(use: Use, arguments: Arguments, found: Shape, release: Release) -> str:
+    if found.kind == "class" and not use.bound:
+        made = release.constructor(found.module, found.qualname) or ()
+        return next((said for one in made if (said := misfit(arguments, one))), "")
+    if found.kind not in METHODS:
+        return ""
+    drops = found.kind == "classmethod" or (found.kind == "function" and "." in found.qualname and use.bound)
+    taken = [one[1:] if drops else one for one in alternatives(found.signature)]
+    reasons = [misfit(arguments, signature) for signature in taken]
+    return reasons[0] if reasons and all(reasons) else ""
+
+
+def _has_outside(release: Release, module: str, qualname: str) -> bool:
+    """Return whether a method's class may have it from outside vLLM."""
+    return bool(release.outside(module, qualname.rpartition(".")[0]))
+
+
+def _unreachable(use: Use, before: Sequence[Release], new: Release) -> Literal["gone", "absent", ""]:
+    """Judge a method that ``super()`` lacks; empty where it has it, or a base from outside may."""
+    places = [(use.module, use.qualname), *use.owners]
+    if any(new.shape(*place) is not None or _has_outside(new, *place) for place in places):
+        return ""
+    classes = [new.shape(module, qualname.rpartition(".")[0]) for module, qualname in places]
+    if any(shape is None or shape.kind != "class" for shape in classes):
+        return ""
+    if any(before[0].shape(*place) is not None for place in places):
+        return "gone"
+    return "" if use.attribute.startswith("__") else "absent"
+
+
+def judge_read(use: Use, before: Sequence[Release], new: Release) -> Verdict:
+    """Judge whether the attributes that are read one after the other exist."""
+    for place, name in enumerate(use.path):
+        owner = _owner(use, new, place)
+        known = new.attributes(owner.module, owner.qualname) if owner is not None else None
+        if owner is None or known is None or (name.startswith("__") and name.endswith("__")):
+            return _SAME
+        if name in known:
+            continue
+        if new.outside(owner.module, owner.qualname):
+            return _SAME
+        if had := next((old for old in before if _had(use, old, name)), None):
+            what = f"{owner.qualname} had {name!r} in {had.version} and has it no more"
+            return Verdict("gone", what, f"{owner.module}:{owner.qualname}")
+        if not use.guessed and owner.module.startswith("vllm.config"):
+            # Other classes may get attributes at run time; vLLM's configurations declare theirs.
+            return Verdict("absent", f"{owner.qualname} has no {name!r}")
+        return _SAME
+    return _SAME
+
+
+def _had(use: Use, release: Release, name: str) -> bool:
+    owner = _owner(use, release, use.path.index(name))
+    known = release.attributes(owner.module, owner.qualname) if owner is not None else None
+    return known is not None and name in known
+
+
+def _owner(use: Use, release: Release, place: int) -> Shape | None:
+    """Return the class whose attribute a name of the path is."""
+    found = release.shape(use.module, use.qualname)
+    for name in use.path[:place]:
+        if found is None or found.kind != "class":
+            return None
+        found = release.config(found.module, found.qualname, name)
+    return found if found is not None and found.kind == "class" else None
+
+
+def missing_methods(use: Use, before: Sequence[Release], new: Release) -> tuple[list[str], bool]:
+    """Return the abstract methods that a subclass lacks, and whether an older release did not require them."""
+    if use.way != "subclass" or not use.concrete:
+        return [], False
+    left = [
+        name
+        for name in new.abstract(use.module, use.qualname) - use.own
+        if not any(
+            new.shape(module, f"{qualname}.{name}") is not None and name not in new.abstract(module, qualname)
+            for module, qualname in use.owners
+        )
+    ]
+    required = [old.abstract(use.module, use.qualname) for old in before if old.shape(use.module, use.qualname)]
+    fresh = sorted(name for name in left if not required or any(name not in names for names in required))
+    if fresh:
+        return fresh, True
+    # The class could not be instantiated before either: without a constructor it may only hold functions for others.
+    return (sorted(left), False) if "__init__" in use.own or use.made else ([], False)
+
+
+def vanished_attributes(use: Use, before: Sequence[Release], new: Release) -> Iterator[tuple[str, int, str]]:
+    """Yield the attributes that a body reads from ``self`` and the class lost, with the line and last release."""
+    if use.body is None or not use.container or use.mixed:
+        return
+    read = body_dependencies(use).attributes
+    owner = use.container
+    has = new.attributes(use.module, owner) if read else None
+    if has is None or has.issuperset(read):
+        return
+    outside = new.outside(use.module, owner)
+    for name, line in read.items():
+        if name not in has:
+            had = (old for old in before if name in (old.attributes(use.module, owner) or ()))
+            release = next((old for old in had if outside <= old.outside(use.module, owner)), None)
+            if release is not None:
+                yield name, line, release.version
+
+
+def refuses_more(use: Use, was: Shape | None, now: Shape) -> bool:
+    """Return whether a replacement refuses calls that upstream's old signature did not allow."""
+    before = _refused(use, was) if was is not None else frozenset()
+    return bool(_refused(use, now) - before)
+
+
+def refused_call(use: Use, before: Sequence[Release], new: Release) -> tuple[str, str]:
+    """Describe a call by upstream that an override does not accept, and how that is known; empty for none.
+
+    It is known by a call in vLLM, or by a release that the override fitted; else the override takes none of the calls
+    that upstream's signature allows, now or in the base.
+    """
+    now = _overridden(use, new)
+    refused = _refused(use, now) if now is not None else frozenset()
+    if now is None or not refused:
+        return "", ""
+    own = _own_parameters(use) or ()
+    calls, all_known = _calls_of(use, now, new)
+    for call in calls:
+        if said := misfit(call, own):
+            return said, f"vLLM calls it with {_passed(call)}"
+    was = before[0].shape(use.module, use.qualname)
+    if (calls and all_known) or use.mixed or was is None or was.signature != now.signature:
+        return "", ""
+    for old in before[1:]:
+        then = old.shape(use.module, use.qualname)
+        if then is not None and then.kind == now.kind and not _refused(use, then):
+            return "; ".join(sorted(refused)), f"it fitted {old.version}"
+    reasons = [rejects(own, one) for one in _taken(now)]
+    return reasons[0] if reasons and all(reasons) else "", ""
+
+
+def takes_every_call(use: Use, new: Release) -> bool:
+    """Return whether vLLM's own calls of an overridden method are in sight, and the override takes them all."""
+    now = _overridden(use, new)
+    if now is None:
+        return False
+    calls, all_known = _calls_of(use, now, new)
+    return bool(calls) and all_known and not any(misfit(call, _own_parameters(use) or ()) for call in calls)
+
+
+def _overridden(use: Use, release: Release) -> Shape | None:
+    """Return the method that an override replaces, where upstream calls it and its parameters are certain."""
+    if use.way != "override" or use.body is None or (use.attribute.startswith("__") and use.attribute != "__call__"):
+        return None
+    if _own_parameters(use) is None or OPAQUE in function_marks([use.body]):
+        return None
+    found = release.shape(use.module, use.qualname)
+    return found if found is not None and not found.opaque and found.kind in METHODS else None
+
+
+def _calls_of(use: Use, now: Shape, release: Release) -> tuple[list[Arguments], bool]:
+    """Return the calls in a release that reach an override, and whether those on any object are among them.
+
+    A call on ``self`` in a class that the override's derives from reaches it. A call on another object does where no
+    class outside the family has a method of that name, or where the override takes none of the calls there are.
+    """
+    family = set(release.lineage(use.module, use.container))
+    definers = release.definers(use.attribute)
+    above = family.intersection(definers)
+    related = all(one in family or not above.isdisjoint(release.lineage(*one.split(":"))) for one in definers)
+    taken = _taken(now)
+    calls = [call for call in release.calls(use.attribute) if not all(misfit(call.arguments, one) for one in taken)]
+    reaching = [call.arguments for call in calls if (call.owner in family if call.owner else related)]
+    own = _own_parameters(use) or ()
+    if not reaching and all(misfit(call.arguments, own) for call in calls):
+        return [call.arguments for call in calls], False
+    return reaching, related
+
+
+def _passed(call: Arguments) -> str:
+    by_place = f"{call.positional or 'no'} argument{'' if call.positional == 1 else 's'} by position"
+    return " and ".join([by_place, ", ".join(f"{name}=" for name in call.keywords)]) if call.keywords else by_place
+
+
+def _refused(use: Use, upstream: Shape) -> frozenset[str]:
+    """Describe what the package's function refuses of the calls that upstream's takes; of alternatives, the nearest."""
+    own = _own_parameters(use) if use.body is not None else None
+    if own is None:
+        return frozenset()
+    return min((refusals(own, one) for one in _taken(upstream)), key=len, default=frozenset())
+
+
+def _taken(upstream: Shape) -> list[Sequence[str]]:
+    """Return the parameters of upstream's function that callers pass, of each of its alternatives."""
+    bound = "." in upstream.qualname and upstream.kind != "staticmethod"
+    return [one[1:] if bound else one for one in alternatives(upstream.signature)]
+
+
+def _own_parameters(use: Use) -> list[str] | None:
+    """Return the package's parameters without the object and a patch's ``call``; None for wrapt's wrappers."""
+    assert use.body is not None
+    tokens = list(parameters(use.body.args))
+    if [token.lstrip("/") for token in tokens[:2]] == ["wrapped", "instance"]:
+        return None
+    decorators = use.body.decorator_list if isinstance(use.body, Function) else []
+    static = any(dotted(one) == "staticmethod" for one in decorators)
+    bound = "." in use.qualname and not static and bool(tokens) and not tokens[0].startswith("*")
+    return [token for token in tokens[bound:] if token != "call"]

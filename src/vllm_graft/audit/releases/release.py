@@ -1,0 +1,325 @@
+"""What the audit asks of one release of vLLM: how a name is defined, what a class has, who calls a method."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vllm_graft.audit.releases.outline import (
+    ABSTRACT,
+    COMPILED,
+    DATACLASS,
+    KEYWORDS,
+    LENIENT,
+    OPAQUE,
+    CallSite,
+    OutlineEntry,
+)
+from vllm_graft.sources.modules import Kind
+from vllm_graft.sources.walk import Walk
+
+NOT_OURS: Final = "vllm.third_party"
+"""Other projects' code that vLLM carries; the catalogue leaves it out."""
+
+FOREIGN: Final = "name of another package"
+"""The kind of a name that a module of vLLM imports from elsewhere, such as ``torch`` or ``time``."""
+
+METHODS: Final = ("function", "classmethod", "staticmethod")
+"""The kinds that can be called."""
+
+_PLAIN: Final = frozenset({"ABC", "Generic", "Protocol", "object"})
+"""Bases from outside vLLM that have no constructor."""
+
+_DEMANDING: Final = frozenset({"ABC", "Protocol"})
+"""Bases whose metaclass refuses to instantiate a class with abstract methods."""
+
+_CHECKED: Final = frozenset({"BaseModel", "RootModel", "BaseSettings", "TypedDict"})
+"""Bases whose generated constructors may accept more than the annotated fields."""
+
+_COMPILE_KEYWORDS: Final = ("kw vllm_config=", "kw prefix=")
+"""Keywords that ``support_torch_compile`` adds to a constructor."""
+
+Signature = tuple[str, ...]
+"""Parameters as ``upstream.fingerprint.signature`` writes them, without the kind of definition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How one name is defined in one release.
+
+    module, qualname:  where it is defined, which may be another place than the one looked up
+    kind:              function, classmethod, staticmethod, property, class, value, module, or ``FOREIGN``
+    signature:         the parts of its signature that callers depend on; see ``upstream.fingerprint.signature``
+    body:              the first digits of its body's fingerprint; empty for classes and modules
+    inherited:         whether a base class defines it instead of the class looked up
+    opaque:            whether a decorator may change the arguments it takes
+    """
+
+    module: str
+    qualname: str
+    kind: Kind | str
+    signature: Signature = ()
+    body: str = ""
+    inherited: bool = False
+    opaque: bool = False
+
+    @property
+    def name(self) -> str:
+        """Module and qualified name."""
+        return f"{self.module}:{self.qualname}" if self.qualname else self.module
+
+
+class Release(ABC):
+    """One release of vLLM, whether it is read from the catalogue or from sources.
+
+    Subclasses define how a module is found and what its definitions look like. An item is one definition, of the type
+    that the subclass's walk returns; a base from outside vLLM is the text that names it.
+    """
+
+    version: str
+
+    def __init__(self, walk: Walk[Any, Any]) -> None:
+        self._walk = walk
+        self._shapes: dict[tuple[str, str], Shape | None] = {}
+        self._attributes: dict[tuple[str, str], frozenset[str] | None] = {}
+        self._orders: dict[tuple[str, str], list[Any]] = {}
+
+    @abstractmethod
+    def _module_names(self, module: str) -> Iterable[str] | None:
+        """Return the names that a module binds, None where the release has no such module."""
+
+    @abstractmethod
+    def _entry(self, item: Any) -> OutlineEntry:
+        """Return the outline of a definition."""
+
+    @abstractmethod
+    def _names(self, item: Any) -> Iterable[str]:
+        """Return the names that the body of a class binds."""
+
+    @abstractmethod
+    def definers(self, method: str) -> Collection[str]:
+        """Return every class that defines a method, as "module:Class"."""
+
+    @abstractmethod
+    def calls(self, method: str) -> Collection[CallSite]:
+        """Return vLLM's own calls of a method that show what they pass; empty where they are not known."""
+
+    @abstractmethod
+    def elsewhere(self, name: str) -> Collection[Shape]:
+        """Return every function or class of this name at the top level of a module."""
+
+    @abstractmethod
+    def unmentioned(self, names: Collection[str]) -> frozenset[str]:
+        """Return the names that no code of the release mentions apart from their definitions."""
+
+    def shape(self, module: str, qualname: str) -> Shape | None:
+        """Return how a name is defined, None where it is missing; a module where ``qualname`` is empty."""
+        key = module, qualname
+        if key not in self._shapes:
+            self._shapes[key] = self._find_shape(module, qualname)
+        return self._shapes[key]
+
+    def _find_shape(self, module: str, qualname: str) -> Shape | None:
+        if not qualname:
+            return Shape(module, "", "module") if self._module_names(module) is not None else None
+        found = self._walk.find(module, qualname)
+        if found is not None:
+            return self._shape_of(*found)
+        if inner := self._walk.module_at(module, qualname):
+            return Shape(inner, "", "module")
+        return Shape(module, qualname, FOREIGN) if self._walk.leads_out(module, qualname) else None
+
+    def _shape_of(self, item: Any, inherited: bool = False) -> Shape:
+        entry = self._entry(item)
+        if entry.kind in ("class", "value"):
+            return Shape(item.module.name, item.qualname, entry.kind, inherited=inherited)
+        opaque = OPAQUE in entry.marks
+        return Shape(item.module.name, item.qualname, entry.kind, entry.first, entry.second[0], inherited, opaque)
+
+    def _class(self, module: str, qualname: str) -> Any:
+        """Return the class of a name; None where it is something else, or missing."""
+        found = self._walk.find(module, qualname)
+        return found[0] if found is not None and self._entry(found[0]).kind == "class" else None
+
+    def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
+        """Return the attributes of a class, those set on ``self`` included; without a class, a module's names."""
+        key = module, qualname
+        if key not in self._attributes:
+            self._attributes[key] = self._find_attributes(module, qualname)
+        return self._attributes[key]
+
+    def _find_attributes(self, module: str, qualname: str) -> frozenset[str] | None:
+        if not qualname:
+            names = self._module_names(module)
+            return frozenset(names) if names is not None else None
+        cls = self._class(module, qualname)
+        if cls is None:
+            return None
+        classes = [item for item in self._walk.line(cls) if self._entry(item).kind == "class"]
+        return frozenset(name for item in classes for name in (*self._entry(item).second, *self._names(item)))
+
+    def lineage(self, module: str, qualname: str) -> list[str]:
+        """Return a class and its bases in vLLM in the order of Python's lookup, each as "module:Class"."""
+        cls = self._class(module, qualname)
+        order = self._order(cls) if cls is not None else []
+        return [f"{item.module.name}:{item.qualname}" for item in order if not isinstance(item, str)]
+
+    def outside(self, module: str, qualname: str) -> frozenset[str]:
+        """Return what may provide attributes unseen: bases from outside vLLM, and ``__getattr__``."""
+        cls = self._class(module, qualname)
+        order = self._order(cls) if cls is not None else []
+        found = {_last(one) for one in order if isinstance(one, str)} - _PLAIN
+        if any(not isinstance(one, str) and one.inside("__getattr__") is not None for one in order):
+            found.add("__getattr__")
+        return frozenset(found)
+
+    def abstract(self, module: str, qualname: str) -> frozenset[str]:
+        """Return the methods that a subclass of a class has to define before it can be instantiated."""
+        cls = self._class(module, qualname)
+        order = self._order(cls) if cls is not None else []
+        if not any(
+            _last(one) in _DEMANDING if isinstance(one, str) else ABSTRACT in self._entry(one).marks for one in order
+        ):
+            return frozenset()
+        found: dict[str, bool] = {}
+        for one in order:
+            for name in self._names(one) if not isinstance(one, str) else ():
+                inner = one.inside(name) if name not in found else None
+                if inner is not None:
+                    entry = self._entry(inner)
+                    found[name] = ABSTRACT in entry.marks and entry.kind != "class"
+        return frozenset(name for name, is_abstract in found.items() if is_abstract)
+
+    def config(self, module: str, qualname: str, attribute: str) -> Shape | None:
+        """Return the configuration class that an attribute of a class is annotated with."""
+        cls = self._class(module, qualname)
+        for one in self._order(cls) if cls is not None else ():
+            for field in () if isinstance(one, str) else self._entry(one).fields:
+                name, _, kind = field.removeprefix("kw ").partition(":")
+                if name.removesuffix("=") == attribute:
+                    return self.shape(one.module.name, kind) if kind else None
+        return None
+
+    def constructor(self, module: str, qualname: str) -> tuple[Signature, ...] | None:
+        """Return the signatures that a construction has to fit, without ``self``; None where they are not known."""
+        cls = self._class(module, qualname)
+        if cls is None:
+            return None
+        found: list[Signature] = []
+        order = self._order(cls)
+        compiled = any(COMPILED in self._entry(one).marks for one in order if not isinstance(one, str))
+        for one in order:
+            if isinstance(one, str):
+                if _last(one) not in _PLAIN:
+                    return None
+                continue
+            if OPAQUE in self._entry(one).marks:
+                return None
+            maker = one.inside("__new__")
+            made = self._parameters(maker) if maker is not None else ()
+            own = self._initializer(one, order)
+            if made is None or own is None:
+                return None
+            found += made
+            if own:
+                more = _COMPILE_KEYWORDS if compiled else ()
+                return (*found, *(_with_keywords(signature, more) for signature in own))
+        # ``object`` takes no arguments; the constructor that a protocol puts in its place takes any.
+        protocol = any(isinstance(one, str) and _last(one) == "Protocol" for one in order)
+        return tuple(found) or (None if protocol else ((),))
+
+    def _initializer(self, cls: Any, order: Sequence[Any]) -> Sequence[Signature] | None:
+        """Return the ``__init__`` of the class itself, written or generated: none, one, or None where it is unknown."""
+        own = cls.inside("__init__")
+        if own is not None:
+            return self._parameters(own)
+        outside = {_last(one) for one in order if isinstance(one, str)}
+        entry = self._entry(cls)
+        if "NamedTuple" in map(_last, cls.bases):
+            return [tuple(_untyped(field) for field in entry.fields)]
+        if outside & _CHECKED:
+            return None
+        if "Struct" in outside or DATACLASS in entry.marks:
+            return [self._generated(order, struct="Struct" in outside)]
+        return ()
+
+    def _generated(self, order: Sequence[Any], *, struct: bool) -> Signature:
+        """Return the parameters generated from the fields of a class and its bases; a name keeps its first place."""
+        found: dict[str, str] = {}
+        lenient = False
+        for one in reversed(order):
+            entry = None if isinstance(one, str) else self._entry(one)
+            if entry is None or not (struct or DATACLASS in entry.marks):
+                continue
+            lenient = lenient or LENIENT in entry.marks
+            for field in map(_untyped, entry.fields):
+                by_keyword = KEYWORDS in entry.marks and not field.startswith("kw ")
+                found[_parameter_name(field)] = f"kw {field}" if by_keyword else field
+        ordered = sorted(found.values(), key=lambda field: field.startswith("kw "))
+        return (*ordered, "**ignored") if lenient else tuple(ordered)
+
+    def _parameters(self, item: Any) -> Sequence[Signature] | None:
+        """Return what a method takes after its first parameter; None where that cannot be known."""
+        entry = self._entry(item)
+        if OPAQUE in entry.marks or entry.kind in ("value", "class", "property"):
+            return None
+        found = alternatives(entry.first)
+        return [found[0][1:]] if len(found) == 1 else None
+
+    def _order(self, item: Any) -> list[Any]:
+        """Return the class and its bases in the order of Python's lookup."""
+        key = item.module.name, item.qualname
+        if key not in self._orders:
+            self._orders[key] = self._linearize(item, ())
+        return self._orders[key]
+
+    def _linearize(self, item: Any, below: tuple[Any, ...]) -> list[Any]:
+        """Return Python's C3 order; where the classes have none, each class stands before what is above it."""
+        # A base may be a value, such as the result of a function: then only its name is known.
+        bases = [
+            one if isinstance(one, str) or self._entry(one).kind == "class" else one.qualname
+            for one in self._walk.bases(item)
+        ]
+        above = [one for one in bases if one not in below]
+        lines = [[one] if isinstance(one, str) else self._linearize(one, (*below, item)) for one in above]
+        lines = [line for line in [*lines, above] if line]
+        found = [item]
+        while lines:
+            later = [one for line in lines for one in line[1:]]
+            head = next((line[0] for line in lines if line[0] not in later), lines[0][0])
+            found.append(head)
+            lines = [rest for line in lines if (rest := [one for one in line if one != head])]
+        return found
+
+
+def alternatives(tokens: Sequence[str]) -> list[Signature]:
+    """Return the parameters of each definition that a signature joins: several where branches define the name."""
+    found: list[list[str]] = []
+    for token in tokens:
+        if token in ("FunctionDef", "AsyncFunctionDef"):
+            found.append([])
+        elif found:
+            found[-1].append(token)
+    return [tuple(each) for each in found]
+
+
+def _with_keywords(signature: Signature, more: Iterable[str]) -> Signature:
+    """Return a signature with keywords that it may have already, before a ``**`` at its end."""
+    known = set(map(_parameter_name, signature))
+    new = [one for one in more if _parameter_name(one) not in known]
+    end = len(signature) - any(token.startswith("**") for token in signature)
+    return (*signature[:end], *new, *signature[end:])
+
+
+def _parameter_name(token: str) -> str:
+    return token.removeprefix("kw ").removesuffix("=")
+
+
+def _untyped(field: str) -> str:
+    return field.partition(":")[0]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

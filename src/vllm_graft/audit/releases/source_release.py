@@ -1,0 +1,130 @@
+"""A release read from its sources: the installed vLLM, a folder, a wheel, or a wheel on the package index."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterable, Iterator
+from functools import cached_property
+
+from vllm_graft.audit.releases.outline import CallSite, OutlineEntry, call_sites, entry
+from vllm_graft.audit.releases.release import METHODS, Release, Shape
+from vllm_graft.sources.finder import Finder
+from vllm_graft.sources.modules import Definition, ScopeEntry, SourceModule
+from vllm_graft.sources.origins import ModuleText, Source
+
+
+class SourceRelease(Release):
+    """One release whose modules can be read."""
+
+    def __init__(self, source: Source, version: str = "") -> None:
+        self.source = source
+        self.version = version or source.version
+        self._finder = Finder(_VllmOnly(source))
+        self._entries: dict[int, tuple[ScopeEntry, OutlineEntry]] = {}
+        self._calls: dict[str, list[tuple[str, CallSite]]] = {}
+        super().__init__(self._finder.walk)
+
+    def _module_names(self, module: str) -> Iterable[str] | None:
+        here = self._finder.module(module)
+        return here.scope if here is not None else None
+
+    def _entry(self, item: ScopeEntry) -> OutlineEntry:
+        # The place is kept beside its outline, so that no other node gets its id.
+        key = id(item.nodes[-1])
+        if key not in self._entries:
+            self._entries[key] = item, entry(item)
+        return self._entries[key][1]
+
+    def _names(self, item: ScopeEntry) -> Iterable[str]:
+        return item.module.class_scope(item.cls) if item.cls is not None else ()
+
+    def definition(self, module: str, qualname: str) -> Definition | None:
+        """Return a name with its text."""
+        return self._finder.find(module, qualname)
+
+    def definers(self, method: str) -> list[str]:
+        """Return every class that defines a method, as "module:Class"."""
+        modules = self._modules_with(r"^[ \t]+(?:async )?def ", method)
+        places = [place for module in modules for place in _classes(module)]
+        inside = ((place, place.inside(method)) for place in places)
+        return [
+            f"{place.module.name}:{place.qualname}"
+            for place, inner in inside
+            if inner is not None and inner.kind in METHODS
+        ]
+
+    def calls(self, method: str) -> list[CallSite]:
+        """Return vLLM's own calls of a method that show what they pass."""
+        found: list[CallSite] = []
+        for name, text in self._texts.items():
+            if f".{method}(" in text:
+                if name not in self._calls:
+                    self._calls[name] = list(call_sites(ast.parse(text), name))
+                found += [call for called, call in self._calls[name] if called == method]
+        return list(dict.fromkeys(found))
+
+    def elsewhere(self, name: str) -> Collection[Shape]:
+        """Return every function or class of this name at the top level of a module."""
+        modules = self._modules_with(r"^(?:async )?(?:def|class) ", name)
+        places = (module.place(name) for module in modules)
+        return [self._shape_of(place) for place in places if place is not None]
+
+    def unmentioned(self, names: Collection[str]) -> frozenset[str]:
+        """Return the names that no code mentions apart from their definitions."""
+        if not names:
+            return frozenset()
+        words = "|".join(sorted(map(re.escape, names)))
+        mentioned = re.compile(rf"(?<!def )(?<!class )\b(?:{words})\b")
+        left = set(names)
+        for text in self._texts.values():
+            left -= set(mentioned.findall(text)) if left else set()
+        return frozenset(left)
+
+    def _modules_with(self, before: str, name: str) -> list[SourceModule]:
+        """Return the modules with a line that defines a name; ``before`` is the pattern up to the name."""
+        line = re.compile(rf"{before}{re.escape(name)}\b", re.MULTILINE)
+        # The plain test comes first: it is much faster than the pattern, and most modules do not have the name.
+        having = [each for each, text in self._texts.items() if name in text and line.search(text)]
+        return [module for each in having if (module := self._finder.module(each)) is not None]
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        """Every module's text, for searches through the whole release."""
+        names = list(self.source.modules())
+        fetch(self.source, names)
+        files = {name: self.source.read(name) for name in names}
+        return {name: file.text for name, file in files.items() if file is not None}
+
+
+class _VllmOnly:
+    """A source restricted to vLLM: an installed torch belongs to no release."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.modules = source.modules
+
+    @property
+    def version(self) -> str:
+        return self._source.version
+
+    def read(self, module: str) -> ModuleText | None:
+        return self._source.read(module) if module.partition(".")[0] == "vllm" else None
+
+
+def fetch(source: object, modules: Iterable[str]) -> None:
+    """Announce modules to a remote source, so that it downloads them together."""
+    ahead = getattr(source, "fetch", None)
+    if ahead is not None:
+        ahead(modules)
+
+
+def _classes(module: SourceModule) -> Iterator[ScopeEntry]:
+    """Yield the classes of a module, and those inside them."""
+    left = [place for name in module.scope if (place := module.place(name)) is not None]
+    while left:
+        place = left.pop(0)
+        if place.cls is not None:
+            yield place
+            inner = (place.inside(name) for name in module.class_scope(place.cls))
+            left += [one for one in inner if one is not None]

@@ -1,0 +1,233 @@
+"""What every renderer shares: the word and colour of each state, the order of rows, and the summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from vllm_graft.audit.model import Cell, Report, ReportRow, Use, Verdict, VerdictState
+from vllm_graft.findings import Finding, worst_first
+
+Tone = Literal["ok", "body", "sig", "bad", "idle", "news", "none"]
+"""A family of states that share a colour; also the name of its class in style sheets."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateWord:
+    """How one state is shown.
+
+    short:  a word or a sign that fits a cell of a matrix
+    tone:   its colour
+    says:   what it means, as the end of the sentence "The name ..."
+    brief:  the same in a word or three, where the short word does not say it
+    """
+
+    short: str
+    tone: Tone
+    says: str
+    brief: str = ""
+
+
+WORDS: Final[Mapping[VerdictState, StateWord]] = {
+    "gone": StateWord("gone", "bad", "is nowhere any more"),
+    "broken": StateWord("sig!", "bad", "has a signature that callers of the old one do not fit", "another signature"),
+    "misfit": StateWord("misfit", "bad", "is there, and the code that uses it does not fit it", "does not fit"),
+    "kind": StateWord(
+        "kind", "bad", "is something else now, such as a function where a class was", "something else now"
+    ),
+    "moved": StateWord("moved", "bad", "is elsewhere now"),
+    "grown": StateWord(
+        "new", "idle", "is added by the package, and upstream has one of its own now", "upstream's too now"
+    ),
+    "uncalled": StateWord("uncalled", "idle", "is there, and nothing in vLLM mentions it any more", "never mentioned"),
+    "inherited": StateWord("inherited", "idle", "is no longer defined by the class, but by a base", "from a base"),
+    "extended": StateWord("sig+", "sig", "has new parameters that need not be given", "more parameters"),
+    "body": StateWord("body", "body", "has the same signature and other code", "other code"),
+    "fixed": StateWord("fixed", "news", "has in upstream what the package was there for"),
+    "absent": StateWord("absent", "none", "is in neither release"),
+    "same": StateWord("·", "ok", "is unchanged", "unchanged"),
+    "": StateWord("", "none", "was not judged: the release cannot be read, or the patch is not for it"),
+}
+"""The word for each state, the worst state first."""
+
+_RANKS: Final[Mapping[VerdictState, int]] = {state: len(WORDS) - index for index, state in enumerate(WORDS)}
+
+
+def weight(state: VerdictState) -> int:
+    """Return how much a state asks for a look: more is worse."""
+    return _RANKS[state]
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number and what is counted, in the plural unless it is one."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+ColourPair = tuple[str, str]
+"""A colour of text and the one behind it."""
+
+LIGHT: Final[Mapping[Tone, ColourPair]] = {
+    "ok": ("#2f6b41", "#e9f4ec"),
+    "body": ("#775100", "#fdf0cf"),
+    "sig": ("#7c3d00", "#fbd9a5"),
+    "bad": ("#9c1c14", "#fbd3ce"),
+    "idle": ("#57309c", "#e8dff8"),
+    "news": ("#0a4f8c", "#d6e9fb"),
+    "none": ("#68707a", "#f4f5f6"),
+}
+DARK: Final[Mapping[Tone, ColourPair]] = {
+    "ok": ("#86c596", "#15261a"),
+    "body": ("#e6bd66", "#332a12"),
+    "sig": ("#ffc078", "#553310"),
+    "bad": ("#ffaaa1", "#561e1b"),
+    "idle": ("#cbb2ff", "#31244e"),
+    "news": ("#8ecaf9", "#14344f"),
+    "none": ("#949ca6", "#1b1e22"),
+}
+
+PAPER: Final[Mapping[str, ColourPair]] = {
+    "ink": ("#1c2024", "#e4e7eb"),
+    "soft": ("#5c646e", "#98a1ac"),
+    "paper": ("#ffffff", "#121417"),
+    "line": ("#e3e6e9", "#2a2e34"),
+    "link": ("#0a58a8", "#8ecaf9"),
+}
+"""The rest of the page: for light screens first, then for dark ones."""
+
+
+def variables(selector: str) -> str:
+    """Write rules that set the colours as variables: ``--body`` for text, ``--body-bg`` behind it, ``--ink``."""
+    light = _declarations(LIGHT, 0)
+    dark = _declarations(DARK, 1)
+    return f"{selector}{{{light}}}\n@media (prefers-color-scheme:dark){{{selector}{{{dark}}}}}"
+
+
+def _declarations(tones: Mapping[Tone, ColourPair], screen: int) -> str:
+    parts = [f"--{name}:{pair[screen]}" for name, pair in PAPER.items()]
+    parts += [f"--{tone}:{text};--{tone}-bg:{behind}" for tone, (text, behind) in tones.items()]
+    return ";".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PackageRows:
+    """The rows of one package, each list with the worst first.
+
+    title:      the package, with its version where that is known
+    changed:    rows that need attention in some release
+    unchanged:  rows that were judged and need none
+    unjudged:   rows without any verdict
+    """
+
+    title: str
+    changed: list[ReportRow]
+    unchanged: list[ReportRow]
+    unjudged: list[ReportRow]
+
+    @property
+    def rows(self) -> list[ReportRow]:
+        """All rows."""
+        return [*self.changed, *self.unchanged, *self.unjudged]
+
+    @property
+    def folded(self) -> str:
+        """The number of rows that need no attention, in words; empty if none."""
+        absent = sum(any(cell.verdict.state == "absent" for cell in row.cells) for row in self.unchanged)
+        numbers = {
+            "unchanged": len(self.unchanged) - absent,
+            "absent": absent,
+            "not judged": len(self.unjudged),
+        }
+        return ", ".join(f"{number:,} {words}" for words, number in numbers.items() if number)
+
+
+def short_name(use: Use) -> str:
+    """Return the name that is used, without the "vllm." that all of them begin with."""
+    return use.name.removeprefix("vllm.")
+
+
+def cells(report: Report, row: ReportRow) -> list[Cell]:
+    """Return a cell for each column of the report, not judged where the row has none."""
+    known = {cell.release: cell for cell in row.cells}
+    return [known.get(release) or Cell(release, "", Verdict("")) for release in report.releases]
+
+
+def needs_attention(use: Use, state: VerdictState) -> bool:
+    """Return whether a state needs attention; a missing name does not where the code adds it or provides for that."""
+    if state == "absent":
+        return use.way != "add" and not use.guarded
+    return state not in ("same", "")
+
+
+def groups(report: Report) -> list[PackageRows]:
+    """Return the rows by package; packages and rows with the worst first, and as they came where they are alike."""
+    titles = {reading.package: f"{reading.package} {reading.version}".strip() for reading in report.packages}
+    packages = dict.fromkeys([*titles, *(row.package for row in report.rows)])
+    found = {package: PackageRows(titles.get(package, package), [], [], []) for package in packages}
+    for row in worst_first_rows(report):
+        group, states = found[row.package], [cell.verdict.state for cell in cells(report, row)]
+        if any(needs_attention(row.use, state) for state in states):
+            group.changed.append(row)
+        else:
+            (group.unchanged if any(states) else group.unjudged).append(row)
+    filled = [group for group in found.values() if group.rows]
+    return sorted(filled, key=lambda group: _badness(report, group.rows[0]), reverse=True)
+
+
+def worst_first_rows(report: Report) -> list[ReportRow]:
+    """Return all rows with the worst first, whichever package they are of."""
+    return sorted(report.rows, key=lambda row: _badness(report, row), reverse=True)
+
+
+def findings(report: Report) -> list[Finding]:
+    """Return all findings, files that could not be read among them, the worst first."""
+    unread = [finding for reading in report.packages for finding in reading.unread]
+    return worst_first(dict.fromkeys([*report.findings, *unread]))
+
+
+def state_counts(report: Report) -> Counter[VerdictState]:
+    """Return how often each state was given."""
+    return Counter(cell.verdict.state for row in report.rows for cell in cells(report, row))
+
+
+def attention_count(report: Report, release: str) -> int:
+    """Count the rows that need attention in one release."""
+    found = [(row.use, cell.verdict.state) for row in report.rows for cell in row.cells if cell.release == release]
+    return sum(needs_attention(use, state) for use, state in found)
+
+
+def comparison(report: Report) -> str:
+    """Return what the releases are compared with."""
+    return f"compared with {report.base}" if report.base else "each compared with the release before"
+
+
+def summary(report: Report) -> tuple[str, str]:
+    """Return what matters most in a few words, and the rest of the sentence."""
+    packages = len({*(row.package for row in report.rows), *(reading.package for reading in report.packages)})
+    uses = len(report.rows)
+    if not uses:
+        return "No use of vLLM was found", f" in {count(packages, 'package')}."
+    need = sum(len(group.changed) for group in groups(report))
+    span = f"vLLM {' to '.join(dict.fromkeys((report.releases[0], report.releases[-1])))}" if report.releases else ""
+    against = f"{span}, {comparison(report)}" if span else "no release of vLLM"
+    rest = f", in {count(packages, 'package')} held against {against}."
+    some = f"{need:,}" if need else "None"
+    verb = "needs" if need < 2 else "need"
+    return f"{some} of {count(uses, 'use')} of vLLM {verb} a look", rest
+
+
+def printable(words: str) -> str:
+    """Text from elsewhere with a space for each line end and control character."""
+    return "".join(each if each.isprintable() else " " for each in words)
+
+
+def one_line(words: str) -> str:
+    """Return the same with single spaces, and none at its ends."""
+    return " ".join(printable(words).split())
+
+
+def _badness(report: Report, row: ReportRow) -> tuple[bool, int, int]:
+    states = [cell.verdict.state for cell in cells(report, row)]
+    weights = [weight(state) for state in states]
+    return any(needs_attention(row.use, state) for state in states), max(weights, default=0), sum(weights)

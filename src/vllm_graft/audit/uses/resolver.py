@@ -1,0 +1,340 @@
+"""What an expression stands for: names followed through imports, aliases, attributes and the usual ways around them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterator
+from typing import Final, Protocol
+
+from vllm_graft.audit.uses.syntax import statements
+from vllm_graft.audit.uses.values import (
+    Instance,
+    LocalDef,
+    MappingValue,
+    Name,
+    PartialName,
+    Receiver,
+    Scope,
+    SequenceValue,
+    TextValue,
+    Value,
+    Values,
+    texts_in,
+    union,
+)
+from vllm_graft.sources.fingerprint import Function
+
+_SAME: Final = frozenset({"__code__", "__func__", "__wrapped__", "__get__", "fget", "func"})
+"""Attributes of a function that still stand for the function."""
+
+_PASSED_ON: Final = frozenset(
+    {
+        "builtins.classmethod", "builtins.staticmethod", "builtins.property", "functools.cache", "functools.lru_cache",
+        "functools.cached_property", "functools.singledispatch", "functools.update_wrapper", "builtins.list",
+        "builtins.tuple", "builtins.set",
+        "builtins.sorted", "builtins.reversed", "builtins.iter", "inspect.unwrap",
+        "contextlib.contextmanager",
+    }
+)  # fmt: skip
+"""Calls that give back what they are given first, in some dress."""
+
+_APPLIED: Final = frozenset({"functools.partial", "functools.partialmethod", "types.MethodType"})
+"""Calls that give back what they are given first, with some of its arguments."""
+
+CONFIG: Final = Name("vllm.config", "VllmConfig")
+VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "update_", "from_", "to_", "with_", "_")
+"""How a name begins that is a function's rather than a configuration's."""
+
+_CONFIG_GETTERS: Final = frozenset({"get_current_vllm_config", "get_current_vllm_config_or_none"})
+
+GETTERS: Final = frozenset({"builtins.getattr", "inspect.getattr_static", "gorilla.get_original_attribute"})
+IMPORTERS: Final = frozenset({"importlib.import_module", "builtins.__import__"})
+
+
+class PackageModules(Protocol):
+    """The modules of the package that is read."""
+
+    @property
+    def tops(self) -> Collection[str]:
+        """The first words of their names."""
+        ...
+
+    def is_module(self, name: str) -> bool:
+        """Return whether a name is one of the modules, or of the packages above them."""
+        ...
+
+    def follow(self, name: Name) -> Values | None:
+        """Return what a name in one of them stands for; None for names of other packages, and for modules."""
+        ...
+
+
+class Resolver:
+    """Resolves expressions in the scopes of one package."""
+
+    def __init__(self, modules: PackageModules) -> None:
+        self._modules = modules
+        self.lambdas: dict[ast.expr, LocalDef] = {}
+        """The nameless functions that have been walked."""
+        self._ways: dict[type[ast.expr], Callable[..., Values]] = {
+            ast.Name: self._name,
+            ast.Attribute: self._attribute,
+            ast.Subscript: self._subscript,
+            ast.Call: self._call,
+            ast.Constant: self._constant,
+            ast.JoinedStr: self._joined,
+            ast.BinOp: self._sum,
+            ast.IfExp: lambda node, scope: union(self.value(node.body, scope), self.value(node.orelse, scope)),
+            ast.BoolOp: self._either,
+            ast.NamedExpr: lambda node, scope: self.value(node.value, scope),
+            ast.Tuple: self._many,
+            ast.List: self._many,
+            ast.Set: self._many,
+            ast.Dict: self._table,
+            ast.Lambda: lambda node, scope: (self.lambdas[node],) if node in self.lambdas else (),
+        }
+
+    def value(self, node: ast.expr | None, scope: Scope) -> Values:
+        """Return the alternatives that an expression stands for; empty where the source does not show them."""
+        way = self._ways.get(type(node)) if node is not None else None
+        return way(node, scope) if way is not None else ()
+
+    def dotted(self, node: ast.expr, scope: Scope) -> str:
+        """Return the full name of a function or class outside the package, such as "unittest.mock.patch"."""
+        return dotted_of(self.value(node, scope))
+
+    def attribute(self, value: Values, name: str) -> Values:
+        """Return what an attribute of a value stands for."""
+        return self._inside(value[0], name) if len(value) == 1 else union(*(self._inside(one, name) for one in value))
+
+    def _inside(self, one: Value, name: str) -> Values:
+        if isinstance(one, Name):
+            return self._follow(one.inside(name))
+        if isinstance(one, Instance):
+            return (Instance(one.cls, (*one.path, name), one.guessed),)
+        if isinstance(one, Receiver):
+            return self._stored_test(one.cls, name)
+        if not isinstance(one, LocalDef):
+            return ()
+        if one.function is not None:
+            if name == "__name__" and isinstance(one.node, Function):
+                return (TextValue(one.node.name),)
+            return (one,) if name in _SAME else ()
+        if name == "__dict__" and one.inside is not None:
+            return (MappingValue(tuple(((TextValue(key),), held) for key, held in one.inside.names.items())),)
+        found = one.inside.names.get(name) if one.inside is not None else None
+        return found if found is not None else self.attribute(union(*one.bases), name)
+
+    def _stored_test(self, cls: LocalDef, name: str, deep: int = 4) -> Values:
+        """Return the outcome of a test that a method of a class or of its bases stores on its object."""
+        if cls.inside is not None and name in cls.inside.tests:
+            return cls.inside.tests[name]
+        above = [own for base in cls.bases for own in base if isinstance(own, LocalDef)] if deep else []
+        return next((found for own in above if (found := self._stored_test(own, name, deep - 1))), ())
+
+    def _follow(self, name: Name) -> Values:
+        found = self._modules.follow(name)
+        return (name,) if found is None else found
+
+    def _name(self, node: ast.Name, scope: Scope) -> Values:
+        found = scope.find(node.id)
+        if found is None:
+            return (Name("builtins", node.id),)
+        if not found:
+            return guessed(node.id)
+        if len(found) == 1:
+            return self._follow(found[0]) if isinstance(found[0], Name) else found
+        return union(*(self._follow(one) if isinstance(one, Name) else (one,) for one in found))
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> Values:
+        return self.attribute(self.value(node.value, scope), node.attr) or guessed(node.attr)
+
+    def annotated(self, node: ast.expr | None, scope: Scope) -> Values:
+        """Return the instance of a class of vLLM that an annotation promises; empty for a choice of several."""
+        found = tuple(dict.fromkeys(self._promised(node, scope)))
+        return found if len(found) == 1 else ()
+
+    def _promised(self, node: ast.expr | None, scope: Scope) -> Iterator[Instance]:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            try:
+                node = ast.parse(node.value, mode="eval").body
+            except (SyntaxError, ValueError, RecursionError):
+                return
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            yield from self._promised(node.left, scope)
+            yield from self._promised(node.right, scope)
+        elif isinstance(node, ast.Subscript):
+            outer = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            if outer == "Optional":
+                yield from self._promised(node.slice, scope)
+        elif isinstance(node, ast.Name | ast.Attribute):
+            for one in self._named(node, scope):
+                if isinstance(one, Name) and one.is_vllm and is_class(one.qualname):
+                    yield Instance(one)
+
+    def _named(self, node: ast.expr, scope: Scope) -> Values:
+        if isinstance(node, ast.Attribute):
+            return self.attribute(self._named(node.value, scope), node.attr)
+        found = scope.annotated(node.id) if isinstance(node, ast.Name) else ()
+        return union(*(self._follow(one) if isinstance(one, Name) else (one,) for one in found))
+
+    def _subscript(self, node: ast.Subscript, scope: Scope) -> Values:
+        found: list[Values] = []
+        keys = list(texts_in(self.value(node.slice, scope)))
+        for one in self.value(node.value, scope):
+            if isinstance(one, Name) and keys:
+                found.append(tuple(entry for key in keys if (entry := entry_of(one, key)) is not None))
+            elif isinstance(one, MappingValue):
+                found += [held for key, held in one.pairs if any(text in keys for text in texts_in(key))]
+        return union(*found)
+
+    def _call(self, node: ast.Call, scope: Scope) -> Values:
+        called = self.value(node.func, scope)
+        found: list[Values] = []
+        for one in called:
+            if isinstance(one, Name):
+                found.append(self._result(one.dotted, node, scope) or _instance_of(one))
+            elif isinstance(one, LocalDef):
+                found.append(_returned_function(one))
+        if not called:
+            found += [self._decorated(node, scope), self._view(node, scope)]
+        return union(*found)
+
+    def _result(self, called: str, node: ast.Call, scope: Scope) -> Values:
+        """Return what a call of a known function returns."""
+        first = node.args[0] if node.args else None
+        if called in IMPORTERS:
+            return tuple(Name(module) for module in self.imported(called, node, scope))
+        if called in GETTERS and len(node.args) > 1:
+            value = self.value(first, scope)
+            return union(*(self.attribute(value, text) for text in texts_in(self.value(node.args[1], scope))))
+        if called == "builtins.vars":
+            return self.attribute(self.value(first, scope), "__dict__")
+        if called == "pkgutil.resolve_name":
+            found = (text.partition(":") for text in texts_in(self.value(first, scope)))
+            return tuple(Name(module, qualname) for module, _, qualname in found)
+        if called == "sys.modules.get":
+            return tuple(Name(text) for text in texts_in(self.value(first, scope)))
+        if called == "typing.cast" and len(node.args) > 1:
+            return self.value(node.args[1], scope)
+        if called == "builtins.zip":
+            rows = zip(*(items_of(self.value(one, scope)) for one in node.args), strict=False)
+            return (SequenceValue(tuple((SequenceValue(row),) for row in rows)),)
+        if called in _APPLIED:
+            value = self.value(first, scope)
+            return tuple(PartialName(one.module, one.qualname) if isinstance(one, Name) else one for one in value)
+        return self.value(first, scope) if called in _PASSED_ON else ()
+
+    def imported(self, called: str, node: ast.Call, scope: Scope) -> list[str]:
+        """Return the modules that a call of ``import_module`` or ``__import__`` returns."""
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        names = list(texts_in(self.value(node.args[0] if node.args else given.get("name"), scope)))
+        if called == "builtins.__import__":
+            whole = len(node.args) > 3 or "fromlist" in given
+            return names if whole else [name.partition(".")[0] for name in names]
+        package = list(texts_in(self.value(node.args[1] if len(node.args) > 1 else given.get("package"), scope)))
+        return [f"{package[0]}{name}" if name.startswith(".") and package else name for name in names]
+
+    def _decorated(self, node: ast.Call, scope: Scope) -> Values:
+        """Resolve ``wraps(original)(function)`` and other decorators called by hand."""
+        if not isinstance(node.func, ast.Call) or len(node.args) != 1:
+            return ()
+        return tuple(one for one in self.value(node.args[0], scope) if isinstance(one, LocalDef))
+
+    def _view(self, node: ast.Call, scope: Scope) -> Values:
+        """Resolve ``items()``, ``keys()`` and ``values()`` of a dictionary that the source spells out."""
+        if not isinstance(node.func, ast.Attribute):
+            return ()
+        tables = [one for one in self.value(node.func.value, scope) if isinstance(one, MappingValue)]
+        pick: dict[str, Callable[[tuple[Values, Values]], Values]] = {
+            "items": lambda pair: (SequenceValue(pair),),
+            "keys": lambda pair: pair[0],
+            "values": lambda pair: pair[1],
+        }
+        chosen = pick.get(node.func.attr)
+        return () if chosen is None else tuple(SequenceValue(tuple(map(chosen, table.pairs))) for table in tables)
+
+    def _constant(self, node: ast.Constant, scope: Scope) -> Values:
+        return (TextValue(node.value),) if isinstance(node.value, str) else ()
+
+    def _joined(self, node: ast.JoinedStr, scope: Scope) -> Values:
+        parts = [""]
+        for one in node.values:
+            held = one.value if isinstance(one, ast.FormattedValue) else one
+            texts = list(texts_in(self.value(held, scope)))
+            parts = [f"{before}{text}" for before in parts for text in texts]
+        return tuple(TextValue(part) for part in parts)
+
+    def _sum(self, node: ast.BinOp, scope: Scope) -> Values:
+        if not isinstance(node.op, ast.Add):
+            return ()
+        left, right = self.value(node.left, scope), self.value(node.right, scope)
+        return tuple(TextValue(first + second) for first in texts_in(left) for second in texts_in(right))
+
+    def _either(self, node: ast.BoolOp, scope: Scope) -> Values:
+        found = [self.value(one, scope) for one in node.values]
+        # ``name or default`` is the name where that is spelled out.
+        spelled = bool(found[0]) and all(isinstance(one, TextValue) and one.text for one in found[0])
+        return found[0] if isinstance(node.op, ast.Or) and spelled else union(*found)
+
+    def _many(self, node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Values:
+        return (SequenceValue(tuple(self.value(one, scope) for one in node.elts)),)
+
+    def _table(self, node: ast.Dict, scope: Scope) -> Values:
+        pairs = zip(node.keys, node.values, strict=True)
+        return (MappingValue(tuple((self.value(key, scope), self.value(held, scope)) for key, held in pairs)),)
+
+
+def dotted_of(value: Values) -> str:
+    """Return the full name of what is none of the package's own, the first where there are several; empty for none."""
+    return next((one.dotted for one in value if isinstance(one, Name)), "")
+
+
+def guessed(name: str) -> Values:
+    """Guess a variable or attribute by vLLM's usual names where nothing else tells: ``model_config``."""
+    if name == "vllm_config":
+        return (Instance(CONFIG, (), guessed=True),)
+    named = name.endswith("_config") and not name.startswith(VERBS)
+    return (Instance(CONFIG, (name,), guessed=True),) if named else ()
+
+
+def is_class(qualname: str) -> bool:
+    """Return whether a name is written as vLLM writes names of classes."""
+    last = qualname.rpartition(".")[2].lstrip("_")
+    return last[:1].isupper() and not (last.isupper() and "_" in last)
+
+
+def _instance_of(called: Name) -> Values:
+    """Return the instance that a class of vLLM creates, or the configuration that its functions return."""
+    if not called.is_vllm or isinstance(called, PartialName):
+        return ()
+    if called.qualname in _CONFIG_GETTERS:
+        return (Instance(CONFIG),)
+    return (Instance(called),) if is_class(called.qualname) else ()
+
+
+def _returned_function(maker: LocalDef) -> Values:
+    """Return the inner function that a function of the package returns."""
+    if not isinstance(maker.node, Function) or maker.inside is None:
+        return ()
+    returned = [one.value for one in statements(maker.node.body) if isinstance(one, ast.Return)]
+    names = [one.id for one in returned if isinstance(one, ast.Name)]
+    return tuple(one for name in names for one in maker.inside.names.get(name, ()) if isinstance(one, LocalDef))
+
+
+def entry_of(holder: Name, key: str) -> Name | None:
+    """Return what an entry of ``sys.modules`` or of a namespace stands for; None for other holders."""
+    if holder.dotted == "sys.modules":
+        return Name(key)
+    above, _, last = holder.qualname.rpartition(".")
+    return Name(holder.module, above).inside(key) if last == "__dict__" else None
+
+
+def items_of(value: Values) -> list[Values]:
+    """Return the items that a loop over a value goes through, where the source spells them out."""
+    found: list[Values] = []
+    for one in value:
+        if isinstance(one, SequenceValue):
+            found += one.items
+        elif isinstance(one, MappingValue):
+            found += [key for key, _ in one.pairs]
+    return found

@@ -1,0 +1,740 @@
+"""Walk through a file statement by statement, with scopes, branches and guards as Python has them.
+
+Function bodies come last, when everything around them has its final value, as they do when the package runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from vllm_graft.audit.model import Condition, UseGuard
+from vllm_graft.audit.uses import guards, patches, syntax
+from vllm_graft.audit.uses.bodies import body_contents
+from vllm_graft.audit.uses.classes import upstream
+from vllm_graft.audit.uses.guards import ExpressionCondition, TryBody, TryCondition, UnknownCondition
+from vllm_graft.audit.uses.patches import record_assignment
+from vllm_graft.audit.uses.relevance import Relevance
+from vllm_graft.audit.uses.resolver import GETTERS, IMPORTERS, dotted_of, guessed, is_class, items_of
+from vllm_graft.audit.uses.source_file import SourceFile
+from vllm_graft.audit.uses.syntax import local_names, parameters, statements
+from vllm_graft.audit.uses.values import (
+    TOP,
+    ConditionValue,
+    FlagValue,
+    Instance,
+    LocalDef,
+    Name,
+    Receiver,
+    Scope,
+    Values,
+    local_defs,
+    texts_in,
+    union,
+    vllm_names,
+)
+from vllm_graft.audit.uses.walk_state import AttributeSpelling, ClassMember, Subclass, WalkState
+from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import absolute, dotted
+
+_UNROLLED: Final = 64
+"""The longest sequence of names that a loop is followed through, one by one."""
+
+_NESTED: Final = 3
+"""How many functions deep a change is followed from the call that causes it."""
+
+_TESTS: Final = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
+"""Expressions whose outcome may be stored in a variable and tested later."""
+
+_LEAVING: Final = frozenset({ast.If, ast.Try, ast.TryStar})
+"""Statements that may keep those after them from running."""
+
+_LEAVES: Final = frozenset({ast.Constant, ast.Load, ast.Store, ast.Del})
+"""Nodes without parts of interest, which are most of a tree."""
+
+_NO_COPIES: Final[Mapping[AttributeSpelling, Values]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _DefinitionSite:
+    """Where a function was defined: the state to restore for the walk through its body."""
+
+    scope: Scope
+    owner: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    called_at: tuple[int, ...]
+    file: SourceFile
+
+
+class Walker:
+    """One walk through one file."""
+
+    def __init__(self, state: WalkState) -> None:
+        self.state = state
+        self._members: list[list[ClassMember]] = []
+        self._classes: list[LocalDef] = []
+        self._later: deque[tuple[LocalDef, Callable[[], None]]] = deque()
+        self._tries: dict[ast.stmt, TryBody] = {}
+
+    def top_level(self) -> None:
+        """Walk through the statements of the module itself."""
+        self._block(self.state.file.tree.body)
+        self.state.file.forget_tree()
+        self._tries.clear()
+
+    def functions(self, relevance: Relevance, refuse: Callable[[SourceFile, Exception], None]) -> None:
+        """Walk through the bodies of functions, nested ones included; irrelevant ones are deferred.
+
+        RecursionError where one is too deep; a deferred one is passed to ``refuse`` instead.
+        """
+        self.state.found.stored.update(self.state.file.stored)
+        while self._later:
+            own, walk = self._later.popleft()
+            if not syntax.is_outline(own.node) or relevance.concerns(own):
+                walk()
+            else:
+                own.unwalked = functools.partial(self._catch_up, walk, refuse)
+        self.state.forget_tests()
+
+    def _catch_up(self, walk: Callable[[], None], refuse: Callable[[SourceFile, Exception], None]) -> None:
+        """Walk through a body that was deferred, and through the functions in it."""
+        try:
+            walk()
+            while self._later:
+                self._later.popleft()[1]()
+        except RecursionError as error:
+            refuse(self.state.file, error)
+
+    # Statements.
+
+    def _block(self, body: Sequence[ast.stmt]) -> None:
+        """Walk through statements that run one after the other."""
+        for place, node in enumerate(body):
+            self._visit(node)
+            if type(node) in _LEAVING and (after := self._after(node)) is not None:
+                self._arm(after, body[place + 1 :])
+                return
+
+    def _after(self, node: ast.stmt) -> Condition | None:
+        """Return the condition for the statements after one to run, where it may leave the function or the loop."""
+        if isinstance(node, ast.If) and guards.leaves(node.body):
+            return self._test(node.test, wanted=False, other=node.body)
+        if isinstance(node, ast.If) and guards.leaves(node.orelse):
+            return self._test(node.test, other=node.orelse)
+        if isinstance(node, ast.Try | ast.TryStar) and node in self._tries:
+            handlers = [one for one in node.handlers if guards.handles_absence(self.state, one)]
+            if handlers and all(guards.leaves(one.body) for one in handlers):
+                alternative = not all(guards.does_nothing(one.body) for one in handlers)
+                return TryCondition(self._tries[node], failed=False, alternative=alternative)
+        return None
+
+    def _test(self, test: ast.expr, *, wanted: bool = True, other: Sequence[ast.stmt] = ()) -> Condition | None:
+        """Return a condition if it asks for vLLM's version or a name; ``other`` runs where it does not hold."""
+        state = self.state
+        if not state.asks(test):
+            return None
+        alternative = not guards.does_nothing(other)
+        return ExpressionCondition(test, state.scope, state.resolver, wanted, alternative)
+
+    def _import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._record_import(Name(alias.name), alias.lineno)
+            name = alias.asname or alias.name.partition(".")[0]
+            self.state.scope.bind(name, (Name(alias.name if alias.asname else name),))
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        module = absolute(node, self.state.file.name, self.state.file.is_package)
+        for alias in node.names:
+            name = Name(module, "" if alias.name == "*" else alias.name)
+            self._record_import(name, alias.lineno)
+            if name.qualname:
+                self.state.scope.bind(alias.asname or alias.name, (name,))
+
+    def _record_import(self, name: Name, line: int) -> None:
+        """Record a use of vLLM, or of a module of the package that may be there for some releases only."""
+        self.state.mention(name, line, by=guards.IMPORT)
+        if not name.is_vllm:
+            self.state.found.imported.append((name.dotted, self.state.guard))
+
+    def _assign(self, node: ast.Assign) -> None:
+        self._alias(node.value)
+        for target in node.targets:
+            self._assign_to(target, node.value, self._value(node.value))
+
+    def _value(self, node: ast.expr) -> Values:
+        """Return what an expression stands for; the outcome of a test, and a flag set behind one, as such."""
+        state = self.state
+        if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool)):
+            tried = tuple(TryCondition(body, failed=False) for body in state.tries)
+            conditions = (*state.conditions, *tried)
+            return (FlagValue(node.value, UseGuard(conditions)),) if conditions else ()
+        found = state.value(node)
+        if not found and isinstance(node, _TESTS) and state.asks(node):
+            return (ConditionValue(node, state.scope),)
+        return found
+
+    def _annotated(self, node: ast.AnnAssign) -> None:
+        state = self.state
+        self._visit(node.annotation)
+        if node.value is not None:
+            self._alias(node.value)
+            value = self._value(node.value)
+            if all(isinstance(one, Instance) and one.guessed for one in value):
+                # The annotation knows better than the variable's name.
+                value = state.annotated(node.annotation) or value
+            self._assign_to(node.target, node.value, value)
+        elif isinstance(node.target, ast.Name) and state.scope.kind == "function":
+            state.scope.bind(node.target.id, state.annotated(node.annotation))
+
+    def _augmented(self, node: ast.AugAssign) -> None:
+        self._visit(node.value)
+        # A counter that goes up does not change vLLM's code.
+        if not isinstance(node.value, ast.Constant) or isinstance(node.target, ast.Name):
+            self._assign_to(node.target, None, ())
+
+    def _assign_to(self, target: ast.expr, expr: ast.expr | None, value: Values) -> None:
+        """Give a value to the left side of an assignment."""
+        state = self.state
+        if isinstance(target, ast.Name):
+            state.scope.bind(target.id, value)
+            if state.scope.kind == "class" and self._members:
+                patches.remember_original(state, target.id, value)
+                self._members[-1].append(ClassMember(target.id, target.lineno, value, expr, state.guard))
+        elif isinstance(target, ast.Starred):
+            self._assign_to(target.value, None, ())
+        elif isinstance(target, ast.Tuple | ast.List):
+            parts: list[tuple[ast.expr | None, Values]] = [(None, item) for item in items_of(value)]
+            if isinstance(expr, ast.Tuple | ast.List) and len(expr.elts) == len(target.elts):
+                parts = [(one, state.value(one)) for one in expr.elts]
+            if len(parts) != len(target.elts):
+                parts = [(None, ())] * len(target.elts)
+            for part, (inner, held) in zip(target.elts, parts, strict=True):
+                self._assign_to(part, inner, held)
+        else:
+            if isinstance(target, ast.Attribute):
+                self._store_test(target, value)
+            if not record_assignment(state, target, expr, value):
+                self._below(target)
+
+    def _store_test(self, target: ast.Attribute, value: Values) -> None:
+        """Store the outcome of a test that a method sets on its object: ``self.has_x = hasattr(vllm, "x")``."""
+        receivers = [one.cls for one in self.state.value(target.value) if isinstance(one, Receiver)]
+        is_test = bool(value) and all(isinstance(one, ConditionValue) and self._asks_vllm(one.node) for one in value)
+        for cls in receivers:
+            if cls.inside is not None and (is_test or target.attr in cls.inside.tests):
+                tests = cls.inside.tests
+                tests[target.attr] = union(tests.get(target.attr, ()), value) if is_test else ()
+
+    def _asks_vllm(self, test: ast.expr) -> bool:
+        """Return whether a test asks vLLM itself, and not what an object such as a request has."""
+        calls = [one for one in ast.walk(test) if isinstance(one, ast.Call) and one.args]
+        asking = [one for one in calls if dotted(one.func) in ("hasattr", "getattr")]
+        return all(any(vllm_names(self.state.value(one.args[0]))) for one in asking)
+
+    def _delete(self, node: ast.Delete) -> None:
+        for target in node.targets:
+            if not record_assignment(self.state, target, None, (), way="delete"):
+                self._below(target)
+
+    def _define(self, node: Function) -> None:
+        state = self.state
+        self._visit(node.args)
+        self._visit(node.returns)
+        own = self._function(node, _imported_module(state, node))
+        for one in node.decorator_list:
+            if not patches.record_decorator(state, one, own):
+                self._visit(one)
+                self._decorate(one, own)
+        state.scope.bind(node.name, (own,))
+        if state.scope.kind == "class" and self._members:
+            self._members[-1].append(ClassMember(node.name, node.lineno, (own,), None, state.guard))
+
+    def _decorate(self, decorator: ast.expr, own: LocalDef) -> None:
+        """Walk through a decorator of the package that gets something of vLLM's: ``@put_on(Class)``."""
+        if not isinstance(decorator, ast.Call):
+            return
+        for maker in local_defs(self.state.value(decorator.func)):
+            given = patches.arguments(self.state, decorator, maker)
+            if not isinstance(maker.node, Function) or not any(any(vllm_names(value)) for value in given.values()):
+                continue
+            scope = self._walk_call(maker, given, decorator.lineno)
+            for one in statements(maker.node.body) if scope is not None else ():
+                name = one.value.id if isinstance(one, ast.Return) and isinstance(one.value, ast.Name) else ""
+                for inner in local_defs(scope.names.get(name, ()) if scope is not None else ()):
+                    if inner.function is not None and (first := next(parameters(inner.function.args), None)):
+                        self._walk_call(inner, {first[0]: (own,)}, decorator.lineno)
+
+    def _function(self, node: Function | ast.Lambda, first: Values = ()) -> LocalDef:
+        """Define a function of the package, its body left for later; ``first`` is its first parameter's value."""
+        state = self.state
+        given = {name: state.value(default) for name, default in parameters(node.args)}
+        for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            given[one.arg] = state.annotated(one.annotation) or given[one.arg]
+        if first:
+            given[next(iter(given))] = first
+        own = LocalDef(state.file, node, state.scope, given)
+        inner = own.inside = Scope("function", state.scope)
+        inner.method_of = self._classes[-1] if state.scope.kind == "class" and self._classes else None
+        if inner.method_of is not None and (bound := _receiver(node)):
+            given[bound] = (Receiver(inner.method_of),)
+        inner.names.update(dict.fromkeys(local_names(node), ()) | given)
+        site = _DefinitionSite(inner, state.owner, state.conditions, state.called_at, state.body_file)
+        self._later.append((own, functools.partial(self._walk_body, own, site)))
+        return own
+
+    def _walk_body(self, own: LocalDef, site: _DefinitionSite) -> None:
+        state = self.state
+        state.scope, state.owner, state.conditions = site.scope, site.owner, site.conditions
+        state.called_at, state.body_file = site.called_at, site.file
+        state.caught, state.alternative, state.tries = frozenset(), False, ()
+        if isinstance(own.node, ast.Lambda):
+            self._visit(own.node.body)
+        elif isinstance(own.node, Function):
+            state.owner = (*site.owner, own.node.name)
+            self._block(own.node.body)
+            if site.scope.method_of is not None and any(upstream(site.scope.method_of)):
+                # While its body is parsed: the verdict on an override will ask for its dependencies.
+                body_contents(own.node)
+        self._tries.clear()
+
+    def _walk_call(self, own: LocalDef, given: dict[str, Values], line: int) -> Scope | None:
+        """Walk through a function again with the arguments of a call; its changes count as made by the call."""
+        state = self.state
+        if not isinstance(own.node, Function) or len(state.called_at) >= _NESTED:
+            return None
+        inner = Scope("function", own.scope)
+        inner.names.update({**dict.fromkeys(local_names(own.node), ()), **own.defaults, **given})
+        with state.within(inner), state.temporarily(called_at=(*state.called_at, line), body_file=own.file):
+            self._block(own.node.body)
+        return inner
+
+    def _class(self, node: ast.ClassDef) -> None:
+        state = self.state
+        for one in (*node.decorator_list, *(keyword.value for keyword in node.keywords)):
+            self._visit(one)
+        bare = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+        for base, plain in zip(node.bases, bare, strict=True):
+            # A base of vLLM's is a subclass or a patch, and not just a mention.
+            if patches.patch_targets(state, base):
+                continue
+            if not any(vllm_names(state.value(plain))):
+                self._visit(base)
+            elif isinstance(base, ast.Subscript):
+                self._visit(base.slice)
+        inner = Scope("class", state.scope)
+        own = LocalDef(state.file, node, state.scope, inside=inner, bases=tuple(map(state.value, bare)))
+        self._members.append([])
+        self._classes.append(own)
+        with state.within(inner, node.name):
+            self._block(node.body)
+        members = self._members.pop()
+        self._classes.pop()
+        state.scope.bind(node.name, (own,))
+        targets = union(*(patches.patch_targets(state, base) for base in node.bases))
+        if targets:
+            patches.record_patch_class(state, node, targets, members)
+        else:
+            self._subclass(own, node, members)
+        for one in node.decorator_list:
+            # ``@gorilla.patches(Target)``: every function of the body goes to the target.
+            if isinstance(one, ast.Call) and one.args and state.dotted(one.func) == "gorilla.patches":
+                for member in members:
+                    if member.function is not None:
+                        target = patches.attributes(state.value(one.args[0]), [member.name])
+                        state.assign(target, member.line, value=(member.function,))
+
+    def _subclass(self, own: LocalDef, node: ast.ClassDef, members: list[ClassMember]) -> None:
+        state = self.state
+        methods: dict[str, tuple[LocalDef, int, UseGuard]] = {}
+        for member in members:
+            # ``step = traced`` overrides as a ``def`` does.
+            held = next((one for one in local_defs(member.value) if one.function is not None), None)
+            if held is not None:
+                methods.setdefault(member.name, (held, member.line, member.guard))
+        for target, base in {state.normal(name): base for name, base in upstream(own)}.items():
+            names = [state.normal(one) for one in vllm_names(base)]
+            state.found.subclasses.append(
+                Subclass(
+                    cls=own,
+                    target=target,
+                    line=node.lineno,
+                    owner=".".join((*state.owner, node.name)),
+                    guard=state.guard,
+                    alternatives=tuple(one for one in names if one != target),
+                    fallback=any(
+                        isinstance(one, LocalDef) or (isinstance(one, Name) and not one.is_vllm) for one in base
+                    ),
+                    methods=methods,
+                )
+            )
+
+    def _branches(self, *arms: Callable[[], None]) -> None:
+        """Walk through alternatives; afterwards a name stands for its value in any of them."""
+        scope = self.state.scope
+        before = scope.names
+        merged: dict[str, Values] = {}
+        for arm in arms:
+            scope.names = dict(before)
+            arm()
+            for name, value in scope.names.items():
+                other = merged.setdefault(name, value)
+                if other is not value:
+                    merged[name] = union(other, value)
+        scope.names = merged
+
+    def _if(self, node: ast.If) -> None:
+        if guards.for_type_checkers(node.test):
+            for name in local_names(node):
+                self.state.scope.bind(name, ())
+            self._declare(node)
+            self._block(node.orelse)
+            return
+        self._visit(node.test)
+        found = self._test(node.test, other=node.orelse)
+        otherwise = self._test(node.test, wanted=False, other=node.body)
+        self._branches(
+            lambda: self._arm(found, node.body, patches.compared_copies(self.state, node.test)),
+            lambda: self._arm(otherwise, node.orelse),
+        )
+
+    def _arm(
+        self,
+        condition: Condition | None,
+        body: Sequence[ast.stmt],
+        copies: Mapping[AttributeSpelling, Values] = _NO_COPIES,
+    ) -> None:
+        """Walk through statements behind a test; ``copies`` are the attributes that it found to be copies."""
+        state = self.state
+        if condition is not None and body:
+            state.found.branches.append((condition, body[0].lineno, body[-1].end_lineno or body[-1].lineno))
+        if condition is None and not copies:
+            self._block(body)
+            return
+        with state.behind(condition), state.temporarily(copies={**state.copies, **copies}):
+            self._block(body)
+
+    def _declare(self, node: ast.If) -> None:
+        """Store the imports for type checkers, for the annotations that name them."""
+        declared = self.state.scope.declared
+        for one in node.body:
+            if isinstance(one, ast.ImportFrom):
+                module = absolute(one, self.state.file.name, self.state.file.is_package)
+                for alias in one.names:
+                    declared[alias.asname or alias.name] = (Name(module, alias.name),)
+            elif isinstance(one, ast.Import):
+                for alias in one.names:
+                    name = alias.asname or alias.name.partition(".")[0]
+                    declared[name] = (Name(alias.name if alias.asname else name),)
+
+    def _try(self, node: ast.Try | ast.TryStar) -> None:
+        body = self._tries[node] = TryBody(opaque=_is_opaque(node.body, self.state.file))
+        self._branches(
+            lambda: self._try_body(node, body),
+            *(functools.partial(self._handler, handler, body) for handler in node.handlers),
+        )
+        self._block(node.finalbody)
+
+    def _try_body(self, node: ast.Try | ast.TryStar, body: TryBody) -> None:
+        state = self.state
+        handlers = [one for one in node.handlers if guards.handles_absence(state, one)]
+        alternative = not all(guards.does_nothing(one.body) for one in handlers)
+        with state.catching(guards.caught_by(state, node), body, alternative=alternative):
+            self._block(node.body)
+        with state.behind(TryCondition(body, failed=False, alternative=alternative) if handlers else None):
+            self._block(node.orelse)
+
+    def _handler(self, handler: ast.ExceptHandler, body: TryBody) -> None:
+        if handler.name:
+            self.state.scope.bind(handler.name, ())
+        absent = guards.handles_absence(self.state, handler)
+        with self.state.behind(TryCondition(body, failed=True, alternative=True) if absent else None):
+            self._block(handler.body)
+
+    def _with(self, node: ast.With | ast.AsyncWith) -> None:
+        for item in node.items:
+            self._visit(item.context_expr)
+            if item.optional_vars is not None:
+                self._assign_to(item.optional_vars, None, ())
+        with self.state.catching(guards.suppressed_by(self.state, node), alternative=False):
+            self._block(node.body)
+
+    def _for(self, node: ast.For | ast.AsyncFor) -> None:
+        self._visit(node.iter)
+        items = items_of(self.state.value(node.iter))
+        if not any(items) or len(items) > _UNROLLED:
+            items = [()]
+
+        def turn(item: Values) -> None:
+            self._assign_to(node.target, None, item)
+            self._block(node.body)
+
+        self._branches(lambda: None, *(functools.partial(turn, item) for item in items))
+        self._block(node.orelse)
+
+    def _while(self, node: ast.While) -> None:
+        self._visit(node.test)
+        with self.state.behind(self._test(node.test)):
+            self._branches(lambda: None, lambda: self._block(node.body))
+        self._block(node.orelse)
+
+    def _match(self, node: ast.Match) -> None:
+        self._visit(node.subject)
+        with self.state.behind(UnknownCondition() if self.state.asks(node.subject) else None):
+            self._branches(lambda: None, *(functools.partial(self._block, case.body) for case in node.cases))
+
+    def _global(self, node: ast.Global | ast.Nonlocal) -> None:
+        scope = self.state.scope
+        target = scope.module() if isinstance(node, ast.Global) else scope.parent
+        if target is not None:
+            for name in node.names:
+                scope.names.pop(name, None)
+                scope.elsewhere[name] = target
+
+    # Expressions.
+
+    def _visit(self, node: ast.AST | None) -> None:
+        """Walk through a statement or an expression."""
+        way = _WAYS.get(type(node)) if node is not None else None
+        if way is not None:
+            way(self, node)
+        elif node is not None:
+            self._below(node)
+
+    def _below(self, node: ast.AST) -> None:
+        """Walk through the parts of a node, not the node itself."""
+        # As ast.iter_child_nodes, at half the price: most of the time is spent here.
+        for value in node.__dict__.values():
+            if type(value) is list:
+                for one in value:
+                    if isinstance(one, ast.AST) and type(one) not in _LEAVES:
+                        self._visit(one)
+            elif isinstance(value, ast.AST) and type(value) not in _LEAVES:
+                self._visit(value)
+
+    def _alias(self, node: ast.expr) -> None:
+        """Walk through the value of a variable; calls of a function under another name are still in sight."""
+        if isinstance(node, ast.Attribute):
+            self._attribute(node, called=True)
+        elif not isinstance(node, ast.Name):
+            self._visit(node)
+
+    def _name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            for name in vllm_names(self.state.scope.find(node.id) or ()):
+                self.state.found.passed.add(self.state.normal(name))
+
+    def _attribute(self, node: ast.Attribute, *, called: bool = False) -> None:
+        inner: ast.expr = node
+        parts: list[str] = []
+        while isinstance(inner, ast.Attribute):
+            parts.insert(0, inner.attr)
+            inner = inner.value
+        held = self.state.value(inner)
+        for name in vllm_names(held):
+            self._chain(name, parts, node.lineno, called=called)
+        if len(held) == 1 and isinstance(held[0], Instance):
+            self.state.read(held[0], parts, node.lineno)
+        if all(isinstance(one, Receiver) for one in held) and isinstance(node.ctx, ast.Load):
+            self._guess(node, parts)
+        if not isinstance(inner, ast.Name):
+            self._visit(inner)
+
+    def _guess(self, node: ast.Attribute, parts: Sequence[str]) -> None:
+        """Record what ``anything.model_config.x`` reads, which the name alone shows."""
+        for place, part in enumerate(parts[:-1]):
+            for one in guessed(part):
+                if isinstance(one, Instance):
+                    self.state.read(one, parts[place + 1 :], node.lineno)
+                    return
+
+    def _chain(
+        self, base: Name, parts: Sequence[str], line: int, *, guarded: bool = False, called: bool = False
+    ) -> None:
+        """Record an attribute of a module or of a class; those of an instance are followed no further."""
+        if not _has_names(self.state.normal(base)) or "__dict__" in base.qualname.split("."):
+            return
+        whole = self.state.normal(Name(base.module, ".".join([*base.qualname.split("."), *parts]).strip(".")))
+        rest = whole.qualname.split(".")
+        above = base.qualname.split(".") if base.qualname and whole.module == base.module else []
+        in_class = any(map(_is_capital, above))
+        defined = _defined(rest[len(above) :], modules=whole.module == TOP and not above, in_class=in_class)
+        if defined:
+            name = Name(whole.module, ".".join([*above, *defined]))
+            self.state.mention(name, line, guarded=guarded)
+            if not called:
+                self.state.found.passed.add(name)
+
+    def _call(self, node: ast.Call) -> None:
+        state = self.state
+        value = state.value(node.func)
+        left = patches.record_call(state, node, value)
+        if left is not None:
+            for one in left:
+                self._visit(one)
+            return
+        called = dotted_of(value)
+        if called in IMPORTERS or called == "sys.modules.get":
+            for name in state.value(node):
+                if isinstance(name, Name):
+                    self._record_import(name, node.lineno)
+        elif called in GETTERS and len(node.args) > 1:
+            for base in vllm_names(state.value(node.args[0])):
+                for text in texts_in(state.value(node.args[1])):
+                    self._chain(base, [text], node.lineno, guarded=len(node.args) > 2)
+        state.call(node, value)
+        if isinstance(node.func, ast.Attribute):
+            self._attribute(node.func, called=True)
+        elif not isinstance(node.func, ast.Name):
+            self._visit(node.func)
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            self._visit(argument)
+        for own, given in patches.patching_functions(state, node, value) if value else ():
+            self._walk_call(own, given, node.lineno)
+
+    def _subscript(self, node: ast.Subscript) -> None:
+        if self.state.dotted(node.value) == "sys.modules":
+            for name in vllm_names(self.state.value(node)):
+                self.state.mention(name, node.lineno)
+        self._below(node)
+
+    def _lambda(self, node: ast.Lambda) -> None:
+        self._visit(node.args)
+        self.state.resolver.lambdas[node] = self._function(node)
+
+    def _named(self, node: ast.NamedExpr) -> None:
+        self._visit(node.value)
+        self.state.scope.bind(node.target.id, self.state.value(node.value))
+
+    def _if_expression(self, node: ast.IfExp) -> None:
+        self._visit(node.test)
+        for wanted, arm in ((True, node.body), (False, node.orelse)):
+            with self.state.behind(self._test(node.test, wanted=wanted)):
+                self._visit(arm)
+
+    def _boolean(self, node: ast.BoolOp) -> None:
+        """Walk through ``and`` and ``or``: each value is evaluated only where those before it let it."""
+        before: list[Condition | None] = []
+        for one in node.values:
+            with self.state.behind(*before):
+                self._visit(one)
+            before.append(self._test(one, wanted=isinstance(node.op, ast.And)))
+
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        scope = Scope("function", self.state.scope)
+        for one in node.generators:
+            self._visit(one.iter)
+            item = union(*items_of(self.state.value(one.iter)))
+            for name in ast.walk(one.target):
+                if isinstance(name, ast.Name):
+                    scope.names[name.id] = item if name is one.target else ()
+        tests = [test for one in node.generators for test in one.ifs]
+        parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        with self.state.within(scope), self.state.behind(*map(self._test, tests)):
+            for part in (*tests, *parts):
+                self._visit(part)
+
+
+_WAYS: Final[Mapping[type[ast.AST], Callable[..., None]]] = {
+    ast.Import: Walker._import,
+    ast.ImportFrom: Walker._import_from,
+    ast.Assign: Walker._assign,
+    ast.AnnAssign: Walker._annotated,
+    ast.AugAssign: Walker._augmented,
+    ast.Delete: Walker._delete,
+    ast.FunctionDef: Walker._define,
+    ast.AsyncFunctionDef: Walker._define,
+    syntax.FunctionDef: Walker._define,
+    syntax.AsyncFunctionDef: Walker._define,
+    ast.ClassDef: Walker._class,
+    ast.If: Walker._if,
+    ast.Try: Walker._try,
+    ast.TryStar: Walker._try,
+    ast.With: Walker._with,
+    ast.AsyncWith: Walker._with,
+    ast.For: Walker._for,
+    ast.AsyncFor: Walker._for,
+    ast.While: Walker._while,
+    ast.Match: Walker._match,
+    ast.Global: Walker._global,
+    ast.Nonlocal: Walker._global,
+    ast.Name: Walker._name,
+    ast.Attribute: Walker._attribute,
+    ast.Call: Walker._call,
+    ast.Subscript: Walker._subscript,
+    ast.Lambda: Walker._lambda,
+    ast.NamedExpr: Walker._named,
+    ast.IfExp: Walker._if_expression,
+    ast.BoolOp: Walker._boolean,
+    ast.ListComp: Walker._comprehension,
+    ast.SetComp: Walker._comprehension,
+    ast.GeneratorExp: Walker._comprehension,
+    ast.DictComp: Walker._comprehension,
+}
+"""The method for each kind of node; of other nodes the parts are walked."""
+
+
+def _is_opaque(body: Sequence[ast.stmt], file: SourceFile) -> bool:
+    """Return whether the body of a ``try`` may fail for another reason than a missing name of vLLM's."""
+    own = file.name.partition(".")[0]
+    for node in (one for statement in body for one in ast.walk(statement)):
+        if isinstance(node, ast.Call | ast.Subscript | ast.Await | ast.Raise | ast.BinOp):
+            return True
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [absolute(node, file.name, file.is_package)]
+        if any(name.partition(".")[0] not in (TOP, own) for name in names):
+            return True
+    return False
+
+
+def _receiver(node: Function | ast.Lambda) -> str:
+    """Return the parameter that is the object; empty where a method is called on its class, or on nothing."""
+    if isinstance(node, ast.Lambda) or not (names := [*node.args.posonlyargs, *node.args.args]):
+        return ""
+    marks = {dotted(one).rpartition(".")[2] for one in node.decorator_list}
+    return "" if marks & {"staticmethod", "classmethod"} or node.name == "__new__" else names[0].arg
+
+
+def _imported_module(state: WalkState, node: Function) -> Values:
+    """Return the module that a function decorated with wrapt's ``when_imported`` is called with."""
+    for one in node.decorator_list:
+        if isinstance(one, ast.Call) and one.args and state.dotted(one.func).endswith(".when_imported"):
+            return tuple(Name(text) for text in texts_in(state.value(one.args[0])))
+    return ()
+
+
+def _has_names(name: Name) -> bool:
+    """Return whether a name is that of a module or class, by imports and by vLLM's naming."""
+    parts = name.qualname.split(".")
+    if any(map(_is_capital, parts)):
+        return is_class(name.qualname)
+    # A lower-case import is a module or an object, which only a release can tell.
+    return name.qualname != "logger" and not any(part.startswith("__") for part in parts)
+
+
+def _is_capital(part: str) -> bool:
+    return part.lstrip("_")[:1].isupper()
+
+
+def _defined(parts: Sequence[str], *, modules: bool, in_class: bool = False) -> list[str]:
+    """Return as much of a chain of attributes as a source can define: ``Enum.MEMBER.value`` ends at the member.
+
+    A function or a value ends it, unless ``modules`` says that there may be modules before them. Attributes of every
+    object, such as ``__name__``, are defined nowhere.
+    """
+    found: list[str] = []
+    for part in parts:
+        if not part or (part.startswith("__") and part.endswith("__")):
+            break
+        found.append(part)
+        capital = _is_capital(part)
+        constant = part.isupper() and (in_class or "_" in part)
+        if constant or (not capital and (in_class or not modules)):
+            break
+        in_class = in_class or capital
+    return found

@@ -1,0 +1,333 @@
+"""Judge one use in two releases: what became of the name, as far as the code that uses it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from vllm_graft.audit.compatibility import judge_call, judge_read, missing_methods
+from vllm_graft.audit.model import Branch, Condition, Outcome, Standing, Use, UseGuard, Verdict
+from vllm_graft.audit.releases.release import FOREIGN, METHODS, NOT_OURS, Release, Shape
+
+SAME: Final = Verdict("same")
+
+_COMPILED: Final = re.compile(r"^vllm\.(\w+\.)?([a-z0-9_]*_C(_\w+)?|cumem_allocator|spinloop|_rust_\w+)\.")
+"""The compiled modules of vLLM: ``_C``, ``_moe_C``, ``_C_stable_libtorch``."""
+
+_KINDS: Final = {"FunctionDef": "a plain function", "AsyncFunctionDef": "a coroutine function"}
+
+
+class ReleaseFacts:
+    """Answers the tests around a use for one release; ``outcomes`` holds the conditions evaluated so far."""
+
+    def __init__(self, release: Release) -> None:
+        self._release = release
+        self._standings: dict[UseGuard, Standing] = {}
+        self.outcomes: dict[Condition, Outcome] = {}
+        self.version = release.version.partition("+")[0]
+
+    def has(self, module: str, qualname: str) -> bool | None:
+        """Return whether a name exists; None where it would not be found if it did."""
+        use = Use("import", module, qualname, "", 0)
+        if find_shape(self._release, use) is not None:
+            return True
+        return None if _unread(use) else False
+
+    def attribute(self, module: str, qualname: str, name: str) -> bool | None:
+        """Return whether a class or module has an attribute; None where the owner itself is missing."""
+        owner = Use("import", module, qualname, "", 0)
+        found = find_shape(self._release, owner) if module != "vllm" or qualname else None
+        if self.has(module, f"{qualname}.{name}".strip(".")):
+            return True
+        if found is None or found.kind not in ("class", "module"):
+            return None
+        known = self._release.attributes(found.module, found.qualname) or frozenset()
+        if name in known or self._release.shape(f"{found.module}.{name}", "") is not None:
+            return True
+        return None if found.qualname and self._release.outside(found.module, found.qualname) else False
+
+    def standing(self, guard: UseGuard) -> Standing:
+        """Return what a guard makes of the code behind it in this release."""
+        if not guard:
+            return "runs"
+        if guard not in self._standings:
+            self._standings[guard] = self._evaluate(guard)
+        return self._standings[guard]
+
+    def _evaluate(self, guard: UseGuard) -> Standing:
+        outcomes = [condition.outcome(self) for condition in guard.conditions]
+        stopped = [one for one in outcomes if one.runs is False]
+        if stopped:
+            return "unmet" if all(one.asked for one in stopped) else "skipped"
+        if guard.caught:
+            return "caught"
+        return "unsure" if any(one.runs is None for one in outcomes) else "runs"
+
+    def runs(self, branches: Sequence[Branch], line: int) -> bool:
+        """Return whether a line is certain to be reached once the function around it is called."""
+        inside = (condition for condition, first, last in branches if first <= line <= last)
+        return all(condition.outcome(self).runs for condition in inside)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePair:
+    """Two releases to compare.
+
+    silent:  the names that the old one mentions and the new one does not
+    known:   others before the new one, for code that was written for an older release than the old one
+    """
+
+    old: Release
+    new: Release
+    silent: frozenset[str] = frozenset()
+    known: tuple[Release, ...] = ()
+    old_facts: ReleaseFacts = field(init=False, repr=False, compare=False)
+    new_facts: ReleaseFacts = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "old_facts", ReleaseFacts(self.old))
+        object.__setattr__(self, "new_facts", ReleaseFacts(self.new))
+
+    @classmethod
+    def of(cls, old: Release, new: Release, uses: Iterable[Use], known: Iterable[Release] = ()) -> ReleasePair:
+        """Pair two releases, with the names of patch targets that fell silent between them."""
+        names = {use.attribute for use in uses if use.changes_vllm and use.qualname}
+        return cls(old, new, new.unmentioned(names) - old.unmentioned(names), tuple(known))
+
+    @property
+    def before(self) -> tuple[Release, ...]:
+        """The releases that code may have been written for, the old one first."""
+        return (self.old, *self.known)
+
+    def judge(self, use: Use) -> Verdict:
+        """Judge a use's name from the old release to the new one, as far as the code runs in the new one."""
+        stands = self.new_facts.standing(use.guard)
+        if stands == "skipped":
+            return Verdict("", f"it is not for {self.new.version}, by a test of the version", standing=stands)
+        found = self._judge(use)
+        if found.state in ("gone", "moved", "absent"):
+            return replace(self._missing(use, found, stands), standing=stands)
+        if stands == "unmet":
+            return Verdict("", f"it does not run in {self.new.version}, by a test for a name", standing=stands)
+        if found.state not in ("", "misfit") and self.old_facts.standing(use.guard) == "skipped":
+            return Verdict("same", f"the code is not for {self.old.version}")
+        return replace(found, standing=stands) if stands != found.standing else found
+
+    def _missing(self, use: Use, found: Verdict, stands: Standing) -> Verdict:
+        """Judge a missing name: no loss where the code has something else in its place."""
+        elsewhere = next((name for name in use.alternatives if self.new_facts.has(*name)), None)
+        if elsewhere is not None:
+            return Verdict("", f"{':'.join(elsewhere)} is in its place")
+        if stands == "runs":
+            return found
+        if stands == "unmet" and (not use.changes_vllm or found.state == "absent"):
+            return Verdict("", f"it does not run in {self.new.version}, by a test for a name")
+        if use.changes_vllm and (use.guard.alternative or any(one.alternative for one in use.guard.conditions)):
+            return Verdict("", "the code does something else where it is missing")
+        return found
+
+    def _judge(self, use: Use) -> Verdict:
+        if use.way == "call":
+            return judge_call(use, self.before, self.new)
+        if use.way == "read":
+            return judge_read(use, self.before, self.new)
+        missing, is_new = missing_methods(use, self.before, self.new)
+        if missing:
+            names = ", ".join(map(repr, missing))
+            said = f"it does not define {names}, which {'is' if len(missing) == 1 else 'are'} abstract"
+            return Verdict("misfit", said if is_new else f"{said}, as before", fitted=is_new)
+        was, now = find_shape(self.old, use), find_shape(self.new, use)
+        if (was is None or now is None) and (why := _unread(use)):
+            return Verdict("", why)
+        if use.way == "add" and use.patch is not None and now is not None:
+            return Verdict("grown", f"upstream has a {now.kind} of this name", now.name)
+        if was is None:
+            return self._new_name(use, now)
+        if now is None:
+            return SAME if self._inherits_from_outside(use) else self._lost(use, was)
+        return self._compare(use, was, now)
+
+    def _new_name(self, use: Use, now: Shape | None) -> Verdict:
+        if now is None:
+            return Verdict("absent")
+        if use.way == "override" and use.attribute in self.new.abstract(use.module, use.container or use.module):
+            return Verdict("same", "upstream asks for it now")
+        if use.way in ("add", "override"):
+            return Verdict("grown", f"upstream has a {now.kind} of this name now", now.name)
+        return Verdict("same", "it is new")
+
+    def _inherits_from_outside(self, use: Use) -> bool:
+        """Return whether a class has a new base outside vLLM, which may define what it no longer does itself."""
+        found = [find_owner(release, use) for release in (self.old, self.new)]
+        was, now = found
+        if was is None or now is None or was.kind != "class" or now.kind != "class":
+            return False
+        return bool(self.new.outside(now.module, now.qualname) - self.old.outside(was.module, was.qualname))
+
+    def _lost(self, use: Use, was: Shape) -> Verdict:
+        now = find_moved(was, self.old, self.new)
+        if now is not None:
+            return Verdict("moved", f"it is {now.name} now", now.name)
+        if use.qualname and find_owner(self.new, use) is None:
+            return Verdict("gone", f"so is {replace(use, qualname=use.container).name}, which it was part of")
+        return Verdict("gone")
+
+    def _compare(self, use: Use, was: Shape, now: Shape) -> Verdict:
+        """Compare the definitions of a name that both releases have."""
+        if was.kind == FOREIGN or (now.kind == FOREIGN and (use.way == "import" or was.module.startswith(NOT_OURS))):
+            return SAME
+        if use.way == "import" and was.kind in METHODS and now.kind in METHODS and "." in use.qualname:
+            # Calls of a method are uses of their own.
+            return SAME
+        elsewhere = now.name if now.name != was.name else ""
+        if was.kind != now.kind:
+            return Verdict("kind", f"a {was.kind} is a {now.kind} now", elsewhere)
+        change = signature_change(was.signature, now.signature) if was.signature != now.signature else None
+        if use.way == "import":
+            # Where code passes a function on, its signature counts and its body does not.
+            return Verdict("broken", change[1]) if use.passed and change and change[0] == "broken" else SAME
+        if now.inherited and not was.inherited:
+            owner = use.container or use.module
+            return Verdict("inherited", f"{owner} no longer defines it: {now.name} is what runs", now.name)
+        if change is not None:
+            return Verdict(*change, elsewhere)
+        if use.changes_vllm and was.qualname.rpartition(".")[2] in self.silent:
+            return Verdict("uncalled", "nothing in vLLM mentions it any more", elsewhere)
+        return Verdict("body" if was.body != now.body else "same", "", elsewhere)
+
+
+def find_shape(release: Release, use: Use) -> Shape | None:
+    """Find what a release has where a use points; a name may turn out to be a module, or to be in one."""
+    for module, rest in _splits(release, use):
+        found = release.shape(module, ".".join(rest))
+        if found is None and use.way not in ("add", "override"):
+            found = _value(release, module, rest)
+        if found is not None:
+            return found
+    return None
+
+
+def find_owner(release: Release, use: Use) -> Shape | None:
+    """Find the class or module that a use's name belongs to; None for a module itself."""
+    return find_shape(release, replace(use, qualname=use.container)) if use.qualname else None
+
+
+def normalize(use: Use, releases: Sequence[Release]) -> Use:
+    """Split a use's name where its module ends, as in the first release that has something there.
+
+    ``from vllm.v1.core.sched import scheduler`` does not say that this is a module, and a text given to mock does not
+    say where the module ends.
+    """
+    ways = [(release, module, rest) for release in releases for module, rest in _splits(release, use)]
+    there = [way for way in ways if way[0].shape(way[1], ".".join(way[2][:1])) is not None]
+    _, module, rest = there[0] if there else max(ways, key=lambda way: len(way[1]))
+    if (module, ".".join(rest)) == (use.module, use.qualname) or not (there or len(module) > len(use.module)):
+        return use
+    return replace(use, module=module, qualname=".".join(rest))
+
+
+def _splits(release: Release, use: Use) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the ways to read a dotted name as a module and a name in it."""
+    module, parts = use.module, use.qualname.split(".") if use.qualname else []
+    while use.changes_vllm and release.shape(module, "") is None and "." in module:
+        module, _, last = module.rpartition(".")
+        parts = [last, *parts]
+    yield module, parts
+    while parts:
+        # A module below, or one that is imported there.
+        inner = release.shape(f"{module}.{parts[0]}", "") or release.shape(module, parts[0])
+        if inner is None or inner.kind != "module":
+            return
+        module, parts = inner.module, parts[1:]
+        yield module, parts
+
+
+def _value(release: Release, module: str, parts: Sequence[str]) -> Shape | None:
+    """Find the value or function that a name is an attribute of: vLLM's source does not show its attributes."""
+    for count in range(len(parts) - 1, 0, -1):
+        found = release.shape(module, ".".join(parts[:count]))
+        if found is not None:
+            return Shape(found.module, found.qualname, found.kind) if found.kind not in ("class", "module") else None
+    return None
+
+
+def _unread(use: Use) -> str:
+    """Explain why a name may exist without being found; empty where it would be found."""
+    whole = f"{use.module}.{use.qualname}."
+    if whole.startswith(f"{NOT_OURS}."):
+        return "vLLM carries it of others, and it is not compared"
+    return "it is compiled, and only Python is read" if _COMPILED.search(whole) else ""
+
+
+def adds(use: Use, base: Release, known: Sequence[ReleaseFacts] = ()) -> bool:
+    """Return whether an assignment adds a name that its class or module does not have in the release it is for.
+
+    If one of the ``known`` releases has the name, and the assignment is made there, it replaces what is gone.
+    """
+    # A hook of vllm-graft's without a mark adds a missing name; one that calls the original does not.
+    auto = use.patch is None or (not use.patch.marked and use.way == "replace")
+    if use.way not in ("replace", "wrap") or not auto:
+        return False
+    if find_owner(base, use) is None or find_shape(base, use) is not None:
+        return False
+    having = (facts for facts in known if facts.has(use.module, use.qualname))
+    return not any(facts.standing(use.guard) not in ("skipped", "unmet") for facts in having)
+
+
+def is_dynamic(release: Release, use: Use) -> bool:
+    """Return whether a missing name's class exists: it may get the name from outside vLLM, or at run time."""
+    found = find_owner(release, use) if use.container else None
+    return found is not None and found.kind == "class"
+
+
+def may_inherit(release: Release, use: Use) -> bool:
+    """Return whether a missing name may come from a class of another package, or be one that Python defines."""
+    found = find_owner(release, use) if use.container else None
+    if found is None or found.kind != "class":
+        return False
+    special = use.attribute.startswith("__") and use.attribute.endswith("__")
+    known = release.attributes(found.module, found.qualname) or frozenset()
+    return special or use.attribute in known or bool(release.outside(found.module, found.qualname))
+
+
+def find_moved(was: Shape, old: Release, new: Release) -> Shape | None:
+    """Find a name that is no longer where it was, in a module that did not have it before."""
+    if not was.qualname:
+        return None
+    first, _, rest = was.qualname.partition(".")
+    known = {shape.module for shape in old.elsewhere(first)}
+    fresh = [shape for shape in new.elsewhere(first) if shape.module not in known]
+    found = [new.shape(shape.module, was.qualname) for shape in fresh] if rest else fresh
+    alike = [shape for shape in found if shape is not None and shape.kind == was.kind]
+    same = [shape for shape in alike if shape.body == was.body]
+    return next(iter(same or alike), None)
+
+
+def signature_change(old: Sequence[str], new: Sequence[str]) -> tuple[Literal["extended", "broken"], str]:
+    """Tell whether a signature only has new optional parameters, and describe the change in words."""
+    added = [one for one in new if one not in old]
+    removed = [one for one in old if one not in new]
+    words = _describe({_parameter(one): one for one in added}, {_parameter(one): one for one in removed})
+    optional = all(one.endswith("=") or one.startswith("*") for one in added)
+    if not removed and optional and [one for one in new if one in old] == list(old):
+        return "extended", words
+    return "broken", words or "its parameters stand in another order"
+
+
+def _describe(added: Mapping[str, str], removed: Mapping[str, str]) -> str:
+    said = [f"{name} is new" for name in added if name not in removed]
+    said += [f"{name} is gone" for name in removed if name not in added]
+    for name in added:
+        if name in removed:
+            default = added[name].endswith("=") - removed[name].endswith("=")
+            said.append(
+                f"{name} has {'a' if default > 0 else 'no'} default now" if default else f"{name} is passed otherwise"
+            )
+    return ", ".join(said)
+
+
+def _parameter(token: str) -> str:
+    name = token.removeprefix("kw ").removeprefix("/").removesuffix("=")
+    return _KINDS.get(token) or (f"{name!r}" if name.isidentifier() or name.startswith("*") else token)
