@@ -167,7 +167,7 @@ class Params:
 _FIELDS: Final = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens"})
 
 
-def declared(keys: Sequence[Key | str]) -> tuple[Key, ...]:
+def normalize_keys(keys: Sequence[Key | str]) -> tuple[Key, ...]:
     """Return the declared keys; a bare name stands for a key of any type."""
     return tuple(Key(key) if isinstance(key, str) else key for key in keys)
 

@@ -122,10 +122,10 @@ class PerSlot:
     ``default`` is for rows of other requests (see ``Rows``): choose the number that changes nothing.
     """
 
-    def __init__(self, slots: int, default: float, device: torch.device, *, whole: bool = False) -> None:
+    def __init__(self, slots: int, default: float, device: torch.device, *, integer: bool = False) -> None:
         # Every process imports this module, and it must stay free of torch; a caller that has a device has imported it.
         torch = sys.modules["torch"]
-        self._host = torch.full((slots + 1,), default, dtype=torch.int64 if whole else torch.float32)
+        self._host = torch.full((slots + 1,), default, dtype=torch.int64 if integer else torch.float32)
         self._device = self._host if device.type == "cpu" else self._host.to(device)
         self._stale = False
 
@@ -161,7 +161,7 @@ class ServedModel:
     eos:            the tokens that end an answer
     speculative:    whether drafts are verified, so that a request has several rows in a step
     load_tokenizer: see ``tokenizer``
-    at_a_time:      how many requests there can be at a time
+    max_requests:   how many requests there can be at a time
     """
 
     name: str
@@ -171,11 +171,11 @@ class ServedModel:
     eos: tuple[int, ...] = ()
     speculative: bool = False
     load_tokenizer: Callable[[], object] | None = None
-    at_a_time: int = 0
+    max_requests: int = 0
 
-    def per_slot(self, default: float = 0.0, *, whole: bool = False) -> PerSlot:
-        """Return a table with a number for each slot, on the device: float32, or int64 where ``whole``."""
-        return PerSlot(self.slots, default, self.device, whole=whole)
+    def per_slot(self, default: float = 0.0, *, integer: bool = False) -> PerSlot:
+        """Return a table with a number for each slot, on the device: float32, or int64 where ``integer``."""
+        return PerSlot(self.slots, default, self.device, integer=integer)
 
     @property
     def tokenizer(self) -> object:

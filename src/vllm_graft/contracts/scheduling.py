@@ -75,7 +75,7 @@ class Load:
         return self.waiting / self.rate if self.rate > 0 else 0.0
 
     @classmethod
-    def together(cls, loads: Sequence[Load]) -> Load:
+    def combine(cls, loads: Sequence[Load]) -> Load:
         """Combine the loads of a server's engines: no wait while one has room, the mean for unknown rates."""
         waiting, running = sum(load.waiting for load in loads), sum(load.running for load in loads)
         known = [load.rate for load in loads if load.rate > 0]
@@ -120,7 +120,7 @@ class AdmissionQueue(Item):
     free_slots: int = sys.maxsize
     """How many more requests can run; set before each ``ready``, ``peek`` and ``pop``."""
 
-    def limited_to(self, slots: int) -> None:
+    def check_slots(self, slots: int) -> None:
         """Optional: told once how many requests the engine runs at a time; ConfigError if the options do not fit."""
 
     def push(self, request: WaitingRequest) -> None:

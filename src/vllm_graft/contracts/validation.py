@@ -32,7 +32,7 @@ OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
     SamplingStrategy: ("sampled(tokens, rows)",),
     OptInSampler: ("setup(model)",),
     AdmissionQueue: (
-        "limited_to(slots)", "put_back(request)", "served(request, tokens)", "ended(request)", "admit(request, load)",
+        "check_slots(slots)", "put_back(request)", "served(request, tokens)", "ended(request)", "admit(request, load)",
         "ready()", "labels(request)", "rank(request)",
     ),
     StatSink: ("close()",),
@@ -80,7 +80,7 @@ def find_mistake(kind: type, options: Mapping[str, OptionValue] | None = None) -
     return next(_mistakes(kind, options or {}), None)
 
 
-def place_of(kind: type) -> str:
+def source_location(kind: type) -> str:
     """Return the file and line of a class; its module where there is no source."""
     try:
         file = inspect.getsourcefile(kind) or ""

@@ -41,7 +41,7 @@ def arguments(args: EngineArgs, plan: Plan) -> dict[str, Any]:
     return {"logits_processors": [*theirs, QUALNAME]}
 
 
-def left_out(config: VllmConfig, plan: Plan) -> dict[str, str]:
+def unusable_samplers(config: VllmConfig, plan: Plan) -> dict[str, str]:
     """Return the planned samplers that this engine cannot have, each with the reason; refuse one that is required."""
     planned = plan.of("sampler")
     if not planned:
@@ -77,7 +77,7 @@ def _refuse_defaults_with_drafts(plan: Plan) -> None:
             )
 
 
-def users_own(config: VllmConfig) -> list[str]:
+def user_processors(config: VllmConfig) -> list[str]:
     """Return the logits processors of an engine's arguments that are not ours, as ``module:Class``."""
     found = getattr(config.model_config, "logits_processors", None) or []
     names = [f"{each.__module__}:{each.__qualname__}" if isinstance(each, type) else str(each) for each in found]

@@ -50,10 +50,10 @@ def budget_us(model: ServedModel, per_row: float = 0.0) -> float:
     In half a millisecond a current accelerator passes over a batch's logits 16 times. Where the logits are in host
     memory, the time of as many passes at 5 GB/s comes on top.
     """
-    budget = (point("sampler").budget_us or 0.0) + model.at_a_time * per_row
+    budget = (point("sampler").budget_us or 0.0) + model.max_requests * per_row
     if model.device.type != "cpu":
         return budget
-    return round(budget + model.at_a_time * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US, -2)
+    return round(budget + model.max_requests * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US, -2)
 
 
 class GuardedSampler:
@@ -67,7 +67,7 @@ class GuardedSampler:
         self.keys = sampler.request_keys()
         self.requests: dict[int, Params] = {}
         """The requests that are this sampler's, by slot."""
-        self.mask = model.per_slot(0, whole=True)
+        self.mask = model.per_slot(0, integer=True)
         """1 for the slots of those requests, on the device."""
         self.on_request_end: Callable[[], None] = _do_nothing
         """Called when a request ends within a step and is this sampler's no longer."""
@@ -87,7 +87,7 @@ class GuardedSampler:
         self._copies = CopyBuffer()
         self._atomic = isinstance(sampler, SamplingStrategy) and sampler.atomic
         self._in_place = self._atomic and item.package == _OURS
-        self._spoilt = DeviceFlag(model.device) if model.device.type != "cpu" else None
+        self._nan_flag = DeviceFlag(model.device) if model.device.type != "cpu" else None
         own = item.options.get("budget_us")
         budget = float(own) if isinstance(own, int | float) and own > 0 else budget_us(model, sampler.row_budget_us)
         self._guards: dict[str, Guard[..., object]] = {}
@@ -130,12 +130,12 @@ class GuardedSampler:
 
     def warm_up(self, model: ServedModel) -> None:
         """Compile the kernels that write a strategy's rows back, so that no request waits for them."""
-        if "step" in self._guards and not self._in_place and self._spoilt is not None:
+        if "step" in self._guards and not self._in_place and self._nan_flag is not None:
             import torch
 
             logits = torch.zeros((1, model.vocabulary), device=model.device)
             row = torch.zeros(1, dtype=torch.int64, device=model.device)
-            seen = self._spoilt.seen
+            seen = self._nan_flag.seen
             write_back(logits, row, logits.clone(), mine=None, keep_forbidden=not self._atomic, seen=seen)
 
     def enter(
@@ -144,13 +144,13 @@ class GuardedSampler:
         extra: Mapping[str, object],
         params_of: Callable[[Mapping[str, KeyValue]], Params],
         *,
-        begun: bool = False,
+        resumed: bool = False,
     ) -> bool:
         """Take in a request under a slot, whose former request is gone; return whether it is this sampler's.
 
         extra:     the request's extra arguments
         params_of: makes the request's parameters from the values of this sampler's keys
-        begun:     whether the request was preempted and comes back
+        resumed:   whether the request was preempted and comes back
         """
         self.leave(slot)
         if not extra and not self._by_default:
@@ -173,7 +173,7 @@ class GuardedSampler:
         if self.aside:
             # The front end refuses such requests once it hears of the failure; this one was on its way, or came from a
             # machine without a record of this process. A request that has begun goes on without the sampler.
-            if found and not begun and self._fail is not None:
+            if found and not resumed and self._fail is not None:
                 self._fail(slot, f"{self.name}: was put aside after a failure, and the request asks for it")
             return False
         params = params_of({**self._defaults, **self._planned_values, **found})
@@ -215,7 +215,7 @@ class GuardedSampler:
 
     def _check_aside(self) -> bool:
         """Return whether the sampler is put aside, by what the device has reported since the last step too."""
-        if not self.aside and self._spoilt is not None and self._spoilt.found():
+        if not self.aside and self._nan_flag is not None and self._nan_flag.is_set():
             self.put_aside(f"it gave {NOT_NUMBERS}; those rows were left as they were")
         return self.aside
 
@@ -258,11 +258,11 @@ class GuardedSampler:
             self._copies = CopyBuffer()  # the step may have resized or freed the memory
             raise
         forbidden = not self._atomic
-        if self._spoilt is None:
+        if self._nan_flag is None:
             _refuse(write_back_on_host(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden), "step")
         else:
-            write_back(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden, seen=self._spoilt.seen)
-            self._spoilt.stepped()
+            write_back(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden, seen=self._nan_flag.seen)
+            self._nan_flag.count_step()
 
     def _run_threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor:
         try:
@@ -296,11 +296,11 @@ class GuardedSampler:
         limits = answer.to(stats.max)
         if not self._in_place:
             broken = limits.isnan() & stats.max.isfinite()
-            if self._spoilt is None:
+            if self._nan_flag is None:
                 _refuse(broken.tolist(), "threshold")
             else:
-                self._spoilt.seen |= broken.any()
-                self._spoilt.stepped()
+                self._nan_flag.seen |= broken.any()
+                self._nan_flag.count_step()
         return limits
 
     def _run_sample(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:

@@ -194,7 +194,7 @@ class DeviceFlag:
         self._steps = 0
         self._under_way = False
 
-    def stepped(self) -> None:
+    def count_step(self) -> None:
         """Count a step that is on its way to the device."""
         self._steps += 1
         if self._steps % self.EVERY == 1 and not self._under_way:
@@ -202,7 +202,7 @@ class DeviceFlag:
             self._arrived.record()
             self._under_way = True
 
-    def found(self) -> bool:
+    def is_set(self) -> bool:
         """Return whether a copy has arrived in which the flag is set."""
         if not self._under_way or not self._arrived.query():
             return False

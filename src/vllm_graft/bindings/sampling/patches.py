@@ -219,7 +219,7 @@ def log_refusal(patch: Patch, error: PatchError) -> None:
     _LOG.log(level, "vllm-graft: patch %s is not applied, so %s: %s", patch.declaration.name, consequence, error)
 
 
-def in_force(name: str) -> bool:
+def is_applied(name: str) -> bool:
     """Return whether the patch of this name, without its prefix, is applied in this process."""
     states = [hook.state for hook in default_engine().report() if hook.patch == _PREFIX + name]
     return bool(states) and all(state == "applied" for state in states)

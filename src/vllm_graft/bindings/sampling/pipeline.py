@@ -23,7 +23,7 @@ class SamplerPipeline:
         self.samplers = sorted(samplers, key=lambda each: each.stage)
         self.window = max((each.sampler.window for each in self.samplers), default=0)
         """How many of a request's last tokens the samplers look at, at most."""
-        self.seeds = model.per_slot(0, whole=True)
+        self.seeds = model.per_slot(0, integer=True)
         self.overrides = False
         """Whether ``after`` is called with the tokens that vLLM picked; otherwise picks are forced by the logits."""
         self._unowned = model.slots
@@ -36,10 +36,10 @@ class SamplerPipeline:
         for each in self.samplers:
             each.on_request_end = self._rows.clear
 
-    def enter(self, slot: int, sampling: Any, generated: Callable[[], Sequence[int]], *, begun: bool = False) -> bool:
+    def enter(self, slot: int, sampling: Any, generated: Callable[[], Sequence[int]], *, resumed: bool = False) -> bool:
         """Take in a request with vLLM's sampling parameters; return whether it is any sampler's.
 
-        ``generated`` returns its tokens so far; ``begun`` is true where it was preempted and comes back.
+        ``generated`` returns its tokens so far; ``resumed`` is true where it was preempted and comes back.
         """
         self._entered += 1
         self._rows.clear()
@@ -57,7 +57,7 @@ class SamplerPipeline:
 
         extra: Mapping[str, object] = getattr(sampling, "extra_args", None) or {}
         # Every sampler must see the request: the slot's former one leaves it thereby.
-        taken = [each.enter(slot, extra, params_of, begun=begun) for each in self.samplers]
+        taken = [each.enter(slot, extra, params_of, resumed=resumed) for each in self.samplers]
         if any(taken):
             own = sampling.seed
             # All ranks see requests enter in the same order, so that they count alike. A seed of the request's own

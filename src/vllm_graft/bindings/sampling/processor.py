@@ -138,7 +138,7 @@ def served_model(config: Any, slots: int, device: torch.device) -> ServedModel:
         vocabulary=int(model.get_vocab_size()),
         slots=slots,
         device=device,
-        at_a_time=int(config.scheduler_config.max_num_seqs),
+        max_requests=int(config.scheduler_config.max_num_seqs),
         eos=tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (int(eos),),
         speculative=config.speculative_config is not None,
         load_tokenizer=None if model.skip_tokenizer_init else load_tokenizer,

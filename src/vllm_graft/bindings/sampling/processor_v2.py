@@ -23,7 +23,7 @@ class ProcessorV2(Processor):
     def __init__(self, config: Any, states: Any) -> None:
         super().__init__(config, int(states.max_num_reqs), states.device)
         speculative = self.model.speculative
-        self.pipeline.overrides = patches.in_force("v2-picks") and not speculative
+        self.pipeline.overrides = patches.is_applied("v2-picks") and not speculative
         drafts = int(config.speculative_config.num_speculative_tokens or 0) if speculative else 0
         self._states = states
         self._history = DeviceHistory(states, self.pipeline.window, drafts)
@@ -36,9 +36,9 @@ class ProcessorV2(Processor):
             with self:
                 states = self._states
                 # At a preemption what was generated becomes part of what is filled in again.
-                begun = bool(states.prefill_len.np[req_idx] > states.prompt_len.np[req_idx])
+                resumed = bool(states.prefill_len.np[req_idx] > states.prompt_len.np[req_idx])
                 generated = lambda: self._history.since(req_idx, int(states.prompt_len.np[req_idx]))  # noqa: E731
-                taken = self.pipeline.enter(req_idx, sampling_params, generated, begun=begun)
+                taken = self.pipeline.enter(req_idx, sampling_params, generated, resumed=resumed)
                 if taken and self.pipeline.window:
                     self._history.enter(req_idx)
         return taken

@@ -166,7 +166,7 @@ class SamplerKeys:
                     f"after a failure ({reason}); send the request without it, or restart the server"
                 )
             requested.append((each, found))
-        for name in self._strange(extra):
+        for name in self._unknown_names(extra):
             if complaint := self.complaint(name):
                 raise ValueError(complaint)
         if unusable and requested:
@@ -188,13 +188,13 @@ class SamplerKeys:
             self._complaints[name] = found
         return found
 
-    def lifted(self, top_level: Mapping[str, object]) -> dict[str, object]:
+    def lift(self, top_level: Mapping[str, object]) -> dict[str, object]:
         """Return the top-level keys that are ours, or were probably meant to be.
 
         Clients send keys that they do not use as null, and those of other servers as an empty list or text.
         """
         ours = {name: value for name, value in top_level.items() if name in self.names and value is not None}
-        meant = (name for name in self._strange(top_level) if top_level[name] not in (None, [], ""))
+        meant = (name for name in self._unknown_names(top_level) if top_level[name] not in (None, [], ""))
         return ours | {name: top_level[name] for name in meant if self.complaint(name)}
 
     def _concerned(self, extra: Mapping[str, object]) -> Iterator[SamplerInfo]:
@@ -206,7 +206,7 @@ class SamplerKeys:
                 seen[owner.name] = owner
         return iter(seen.values())
 
-    def _strange(self, names: Iterable[object]) -> Iterator[str]:
+    def _unknown_names(self, names: Iterable[object]) -> Iterator[str]:
         """List the names that are no keys of ours, up to a limit."""
         found = (name for name in names if isinstance(name, str) and name not in self.names)
         return islice(found, _COMPARED)
@@ -372,7 +372,7 @@ def prepare(request: Any, params: Any) -> None:
         found = {}
         if request.model_extra or extra:
             known = sampler_keys()
-            found = known.lifted(request.model_extra or {})
+            found = known.lift(request.model_extra or {})
             known.check({**found, **extra})
         _refuse_unsendable_fields(params)
         _memory.put(request, found)
@@ -455,11 +455,11 @@ def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, obj
     """Refuse a request for beam search that asks for a sampler: vLLM drops all of its keys without a word."""
     if top_level or xargs:
         known = sampler_keys()
-        extra = {**known.lifted(top_level or {}), **(xargs or {})}
+        extra = {**known.lift(top_level or {}), **(xargs or {})}
         known.check(extra, "beam search picks the tokens (use_beam_search)")
 
 
-def listing(
+def describe_samplers(
     plan: Plan, run: Run | None, put_aside: Mapping[str, str] | None = None
 ) -> dict[str, Sequence[dict[str, object]]]:
     """Return the document of ``GET /graft/samplers``: the samplers that are loaded, and those that ship besides."""

@@ -197,8 +197,8 @@ class DeviceHistory:
         return self._ring.last(rows.slots, rows.positions, window)
 
 
-class FedHistory(HostHistory):
-    """The V1 runner's tokens where the logits are on a device: vLLM's lists, of which new tokens are sent along."""
+class HistoryMirror(HostHistory):
+    """The V1 runner's tokens where the logits are on a device: new tokens of vLLM's lists are sent to a ring there."""
 
     on_host = False
 
@@ -235,7 +235,7 @@ class FedHistory(HostHistory):
 class DeviceStep:
     """A step whose logits, positions and last tokens are on a device."""
 
-    def __init__(self, seeds: PerSlot, history: DeviceHistory | FedHistory) -> None:
+    def __init__(self, seeds: PerSlot, history: DeviceHistory | HistoryMirror) -> None:
         self._seeds = seeds
         self.history = history
         self._positions: torch.Tensor | None = None

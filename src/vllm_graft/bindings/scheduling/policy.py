@@ -65,7 +65,7 @@ class PolicyRunner:
         if self._schedule.aside:
             return
         try:
-            starting, stopping = validate_schedule(answer, self._queue.held, running)
+            starting, stopping = validate_schedule(answer, self._queue.requests, running)
         except BaseException as error:  # a request of the author's own making may have anything for an id
             if raised_by_signal(error):
                 raise
@@ -138,7 +138,7 @@ class PolicyQueue:
     ranks = False
 
     def __init__(self, clock: SteadyClock) -> None:
-        self.held: dict[str, LiveRequestView] = {}
+        self.requests: dict[str, LiveRequestView] = {}
         self.refused: dict[str, tuple[Request, Refusal]] = {}  # always empty; the scheduler reads it of any queue
         self._clock = clock
         self._views: dict[str, LiveRequestView] = {}
@@ -149,9 +149,10 @@ class PolicyQueue:
     def waiting(self) -> list[RequestView]:
         """Return the waiting requests in the order of their arrival."""
         if not self._sorted:
-            self.held = {view.request_id: view for view in sorted(self.held.values(), key=attrgetter("arrival"))}
+            views = sorted(self.requests.values(), key=attrgetter("arrival"))
+            self.requests = {view.request_id: view for view in views}
             self._sorted = True
-        return list(self.held.values())
+        return list(self.requests.values())
 
     def view(self, request: Request) -> LiveRequestView:
         """Return the view of a request, the same object each time."""
@@ -185,7 +186,7 @@ class PolicyQueue:
         """Take out the request that is offered next."""
         view = self._next()
         self._withdraw(view)
-        del self.held[view.request_id]
+        del self.requests[view.request_id]
         return view.source
 
     def prepend_request(self, request: Request) -> None:
@@ -204,7 +205,7 @@ class PolicyQueue:
     def remove_requests(self, requests: Iterable[Request]) -> None:
         """Remove several requests, some of which may not be here."""
         for request in requests:
-            view = self.held.pop(request.request_id, None)
+            view = self.requests.pop(request.request_id, None)
             if view is not None:
                 self._withdraw(view)
 
@@ -212,20 +213,20 @@ class PolicyQueue:
         """Forget the views of requests that have ended."""
         for name in ended:
             # An id in use again is that of a new request, which waits.
-            if name not in self.held:
+            if name not in self.requests:
                 self._views.pop(name, None)
 
     def __bool__(self) -> bool:
         return bool(self._offered if self._fallback is None else self._fallback)
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self.requests)
 
     def __iter__(self) -> Iterator[Request]:
-        return (view.source for view in self.held.values())
+        return (view.source for view in self.requests.values())
 
     def _enqueue(self, view: LiveRequestView) -> None:
-        self.held[view.request_id] = view
+        self.requests[view.request_id] = view
         if self._fallback is not None:
             self._fallback.add(view.arrival, view)
         if view.arrival < self._newest:

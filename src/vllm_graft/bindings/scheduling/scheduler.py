@@ -180,7 +180,7 @@ def _planned_queue(
 
     def limit(made: Item) -> None:
         if isinstance(made, AdmissionQueue):
-            made.limited_to(slots)
+            made.check_slots(slots)
 
     made: Item | None = instantiate(item, (AdmissionQueue, SchedulingPolicy), plan, ledger, limit)
     if isinstance(made, AdmissionQueue):

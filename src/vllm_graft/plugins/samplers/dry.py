@@ -82,7 +82,7 @@ class Dry(MatchingStrategy):
             self._breakers.tokens(_BREAKERS)
         self._multipliers = model.per_slot(0.0)
         self._bases = model.per_slot(1.0)
-        self._allowed = model.per_slot(LONGEST + 1, whole=True)
+        self._allowed = model.per_slot(LONGEST + 1, integer=True)
         self._matchers: dict[int, Matcher] = {}
         self._penalties: dict[int, list[float]] = {}
         super().setup(model)

@@ -56,7 +56,7 @@ class NoRepeatNgram(MatchingStrategy):
 
     def setup(self, model: ServedModel) -> None:
         """Make the tables of all requests."""
-        self._needed = model.per_slot(LONGEST + 1, whole=True)
+        self._needed = model.per_slot(LONGEST + 1, integer=True)
         self._matchers: dict[int, tuple[Matcher, TokenSet]] = {}
         super().setup(model)
 

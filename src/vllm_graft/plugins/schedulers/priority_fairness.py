@@ -76,7 +76,7 @@ class PriorityFairness(AdmissionQueue):
         """Refuse what the constructor refuses."""
         cls(options)
 
-    def limited_to(self, slots: int) -> None:
+    def check_slots(self, slots: int) -> None:
         """Refuse reserved slots that leave none to all."""
         if self._reserved_slots >= slots:
             what = f"must be below the {slots} requests that this engine runs at once, and is {self._reserved_slots}"
@@ -118,17 +118,17 @@ class PriorityFairness(AdmissionQueue):
         self._by_class.discard(request)
         self._first_class.discard(request)
         self._reserved.discard(request)
-        self._urgent.admitted(request, self._way, self.clock())
+        self._urgent.record_admission(request, self._way, self.clock())
         return request
 
     def put_back(self, request: WaitingRequest) -> None:
         """Put a request back into its old place, as if it had not been admitted."""
-        self._urgent.returned(request)
+        self._urgent.undo_admission(request)
         self.push(request)
 
     def ended(self, request: WaitingRequest) -> None:
         """Forget a request."""
-        self._urgent.ended(request)
+        self._urgent.forget(request)
 
     def remove(self, request: WaitingRequest) -> None:
         """Remove a request from both lanes."""

@@ -110,7 +110,7 @@ class TenantFairness(AdmissionQueue):
         request = due or self._groups[min(self._groups)].first()
         self._take(request)
         if self._urgent is not None:
-            self._urgent.admitted(request, "class" if due is None else "urgent", self.clock())
+            self._urgent.record_admission(request, "class" if due is None else "urgent", self.clock())
         tenant = self._tenant(request)
         self._counters.charge(tenant, request.prompt_tokens)
         self._accounts[request.request_id] = Account(tenant, self._weights.get(tenant, 1.0), request.prompt_tokens)
@@ -120,7 +120,7 @@ class TenantFairness(AdmissionQueue):
         """Put a request back, and refund what was charged and not served."""
         self._refund(request)
         if self._urgent is not None:
-            self._urgent.returned(request)
+            self._urgent.undo_admission(request)
         self.push(request)
 
     def remove(self, request: WaitingRequest) -> None:
@@ -149,7 +149,7 @@ class TenantFairness(AdmissionQueue):
         """Refund what was charged and not served."""
         self._refund(request)
         if self._urgent is not None:
-            self._urgent.ended(request)
+            self._urgent.forget(request)
 
     def _due(self) -> WaitingRequest | None:
         return self._urgent.due() if self._urgent is not None and self._urgent.any(self.clock()) else None
@@ -173,7 +173,7 @@ class TenantFairness(AdmissionQueue):
         if account is not None and account.advance:
             self._counters.charge(account.tenant, -account.advance)
             for heap in self._groups.values():
-                heap.lowered(account.tenant)
+                heap.reposition(account.tenant)
 
 
 def _names(queue: TenantFairness, option: str) -> list[str]:

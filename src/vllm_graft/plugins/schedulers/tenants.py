@@ -143,7 +143,7 @@ class TenantHeap:
     """Waiting requests by tenant, and the tenants by their counters. All in O(log n).
 
     Counters grow while their tenants wait: an entry whose counter has grown is corrected when it comes up. A counter
-    that was lowered must be reported by ``lowered``.
+    that was lowered must be reported by ``reposition``.
     """
 
     def __init__(self, counters: TenantCounters) -> None:
@@ -165,7 +165,7 @@ class TenantHeap:
         if heap is not None and heap.discard(request) and not heap:
             del self._requests[tenant], self._entered[tenant]
 
-    def lowered(self, tenant: str) -> None:
+    def reposition(self, tenant: str) -> None:
         """Correct the place of a tenant whose counter was lowered."""
         if tenant in self._requests:
             self._enter(tenant)

@@ -75,7 +75,7 @@ def parse_engine_args(words: Sequence[str]) -> AsyncEngineArgs:
     return AsyncEngineArgs.from_cli_args(parser.parse_args(list(words)))
 
 
-def engine_config(given: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> VllmConfig:
+def engine_config(engine_args: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> VllmConfig:
     """Build vLLM's configuration for a run as its API server does; ConfigError where vLLM refuses the arguments."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -85,7 +85,7 @@ def engine_config(given: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> 
         # They warn with every run: of unrendered prompts, of request ids that are not vLLM's, of a missing end token.
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        args = AsyncEngineArgs(**given) if isinstance(given, Mapping) else given
+        args = AsyncEngineArgs(**engine_args) if isinstance(engine_args, Mapping) else engine_args
         # Without statistics vLLM gives its outputs no timestamps.
         args.disable_log_stats = False
         args.skip_tokenizer_init = args.skip_tokenizer_init or not text

@@ -42,13 +42,13 @@ _GARBAGE: Final = (50_000, 20, 100)
 """Thresholds of Python's garbage collector. A run makes many objects that live for a while and few cycles; with
 Python's defaults the collector takes a tenth of the run's time."""
 
-_LOOK_S: Final = 0.001
+_POLL_S: Final = 0.001
 """The clock's step while a scheduler holds every request back: it may wait for a moment to come."""
 
 _LEAD_S: Final = 0.2
 """The time between the end of the preparations and the run's start."""
 
-_ASK_S: Final = 5.0
+_LOAD_TIMEOUT_S: Final = 5.0
 """The timeout for an engine's load; the engine may be dying."""
 
 
@@ -240,7 +240,7 @@ def _loop(recording: Recording, engine: Any, start: float) -> None:
             if output.finished:
                 recording.add_output(playing.pop(output.request_id), output, start, VIRTUAL_CLOCK.now() - start)
         if playing and VIRTUAL_CLOCK.now() == now and idle.lasts():
-            soon = now + _LOOK_S
+            soon = now + _POLL_S
             VIRTUAL_CLOCK.reach(min(soon, start + coming[0].at) if coming else soon)
 
 
@@ -390,7 +390,7 @@ async def _load(engine: Any) -> dict[str, float]:
     from vllm.v1.engine.exceptions import EngineDeadError
 
     try:
-        loads = await asyncio.wait_for(engine.collective_rpc("simulated_load"), _ASK_S)
+        loads = await asyncio.wait_for(engine.collective_rpc("simulated_load"), _LOAD_TIMEOUT_S)
     except (EngineDeadError, TimeoutError):
         return {"steps": 0, "busy_s": 0.0}
     return max(loads, key=lambda each: each["steps"])

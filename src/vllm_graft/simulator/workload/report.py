@@ -145,7 +145,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ResultSummary:
     """The results of a run, or of one group of it, summed up."""
 
     results: tuple[Result, ...]
@@ -216,17 +216,17 @@ class WorkloadReport:
         return not any(finding.level == "error" or finding.code in _ASIDE for finding in self.findings)
 
     @property
-    def all(self) -> Counts:
+    def all(self) -> ResultSummary:
         """All requests."""
-        return Counts(self.results)
+        return ResultSummary(self.results)
 
     @property
-    def groups(self) -> dict[str, Counts]:
+    def groups(self) -> dict[str, ResultSummary]:
         """The requests by group, where there are several."""
-        names = list(dict.fromkeys(result.group for result in self.results))
-        if len(names) < 2:
-            return {}
-        return {name: Counts(tuple(each for each in self.results if each.group == name)) for name in sorted(names)}
+        groups: dict[str, list[Result]] = {}
+        for result in self.results:
+            groups.setdefault(result.group, []).append(result)
+        return {name: ResultSummary(tuple(groups[name])) for name in sorted(groups)} if len(groups) > 1 else {}
 
     @property
     def makespan_s(self) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
 from vllm_graft.contracts import ConfigError, Key, KeyValue, Params, Sampler, ServedModel
 from vllm_graft.contracts.kernels import indices
-from vllm_graft.plugins.samplers.constrained_json.automaton import END, Root, State, complete, start, step
+from vllm_graft.plugins.samplers.constrained_json.automaton import END, JsonState, Root, complete, start, step
 from vllm_graft.plugins.samplers.constrained_json.masks import Masks
 from vllm_graft.plugins.samplers.constrained_json.pick import pick
 from vllm_graft.plugins.samplers.constrained_json.vocabulary import token_bytes
@@ -35,7 +35,7 @@ class _Document:
     seed:  what the request's random numbers are made of
     """
 
-    state: State | None
+    state: JsonState | None
     read: int
     seed: str
 
@@ -114,7 +114,7 @@ class ConstrainedJSONSampler(Sampler):
         document = self._document(params)
         number = _number(document.seed, document.read)
         if document.state is None:
-            return _Choice(self._masks.open, 0, number)
+            return _Choice(self._masks.unconstrained, 0, number)
         allowed = self._masks.allowed(document.state, int(params.number("json_max_depth")))
         budget = None if params.max_tokens is None else params.max_tokens - document.read - 1
         return _Choice(allowed.mask(budget), allowed.way_out, number)
@@ -132,12 +132,12 @@ class ConstrainedJSONSampler(Sampler):
             document.read += 1
         return document
 
-    def _read(self, state: State | None, token: int, depth: int) -> State | None:
+    def _read(self, state: JsonState | None, token: int, depth: int) -> JsonState | None:
         if state is None:
             return None
         if token in self._eos and complete(state):
             return END
-        after: State | None = state
+        after: JsonState | None = state
         # A token without a text is as good as a zero byte: it may stand nowhere.
         for byte in self._texts.get(token, b"\0"):
             after = after and step(after, byte, depth)

@@ -36,7 +36,7 @@ class Trie:
         self._bytes = bytearray(1)
         self._ends = array("q", [0])
         self._tokens: dict[int, array[int]] = {}
-        self._kept: dict[tuple[int, int], Inside] = {}
+        self._cache: dict[tuple[int, int], Inside] = {}
         open_nodes, before = [ROOT], b""
         for text in sorted(texts):
             alike = _alike(before, text)
@@ -70,9 +70,9 @@ class Trie:
 
     def inside(self, node: int, mode: int) -> Inside:
         """Return what the tokens below this node do inside of a string, from a mode of ``in_string`` on."""
-        if (node, mode) not in self._kept:
-            self._kept[node, mode] = self._walk(node, mode)
-        return self._kept[node, mode]
+        if (node, mode) not in self._cache:
+            self._cache[node, mode] = self._walk(node, mode)
+        return self._cache[node, mode]
 
     def _close(self, open_nodes: list[int], keep: int) -> None:
         while len(open_nodes) > keep:

@@ -46,7 +46,7 @@ class Breakers:
     def _find(self, text: str) -> TokenSet:
         tokenizer: Any = self._load()
         if self._index is None:
-            self._index = TextIndex(decoded(tokenizer, self._vocabulary))
+            self._index = TextIndex(decode_vocabulary(tokenizer, self._vocabulary))
         found = self._index.containing(text)
         if found.any():
             return TokenSet.where(found)
@@ -96,7 +96,7 @@ class TextIndex:
         return found
 
 
-def decoded(tokenizer: Any, vocabulary: int) -> list[str]:
+def decode_vocabulary(tokenizer: Any, vocabulary: int) -> list[str]:
     """Decode each token of the vocabulary; empty where the tokenizer has none."""
     known = min(vocabulary, _size(tokenizer))
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

@@ -69,7 +69,7 @@ class TokenSets:
         self._vocabulary = model.vocabulary
         words = len(empty.bits) * 8 // WORD
         self.table: torch.Tensor = torch.zeros((model.slots + 1, words), dtype=torch.int32, device=model.device)
-        self.of_slot: PerSlot = model.per_slot(0, whole=True)
+        self.of_slot: PerSlot = model.per_slot(0, integer=True)
         self._at: OrderedDict[TokenSet, int] = OrderedDict({empty: 0})
         self._owners: dict[TokenSet, int] = {empty: 1}
         self._owned: dict[int, TokenSet] = {}

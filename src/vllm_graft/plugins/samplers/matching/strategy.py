@@ -48,7 +48,7 @@ class MatchingStrategy(SamplingStrategy):
 
         self._vocabulary = model.vocabulary
         self._sets = TokenSets(model)
-        self._windows = model.per_slot(0, whole=True)
+        self._windows = model.per_slot(0, integer=True)
         warm_up(model, lambda logits, rows: self._change_by_kernel(logits, rows, no_tokens(model, self.window)))
 
     def step(self, logits: torch.Tensor, rows: Rows) -> None:
