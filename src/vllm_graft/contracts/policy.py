@@ -57,27 +57,15 @@ class RequestView(dict[str, object]):
         lora: str = "",
         progress: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        own: Mapping[str, object] = {} if extra is None else extra
-        self._write(
-            request_id=request_id,
-            priority=priority,
-            arrival=arrival,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_tokens,
-            extra=own,
-            cache_salt=cache_salt,
-            lora=lora,
-            _progress=progress,
-        )
-        super().__init__(
-            request_id=request_id,
-            arrival_time=arrival,
-            input_length=prompt_tokens,
-            max_tokens=max_tokens,
-            extra=own,
-            cache_salt=cache_salt,
-            lora=lora,
-        )
+        shared = {
+            "request_id": request_id,
+            "max_tokens": max_tokens,
+            "extra": {} if extra is None else extra,
+            "cache_salt": cache_salt,
+            "lora": lora,
+        }
+        self._write(**shared, priority=priority, arrival=arrival, prompt_tokens=prompt_tokens, _progress=progress)
+        super().__init__(**shared, arrival_time=arrival, input_length=prompt_tokens)
         if priority:
             self["priority"] = priority
 

@@ -115,6 +115,14 @@ class Statistics:
     mean: torch.Tensor
     std: torch.Tensor
 
+    def select(self, at: slice | torch.Tensor) -> Statistics:
+        """Return the statistics of some of the rows."""
+        return Statistics(self.max[at], self.logsumexp[at], self.mean[at], self.std[at])
+
+    def clone(self) -> Statistics:
+        """Return a copy in memory of its own."""
+        return Statistics(self.max.clone(), self.logsumexp.clone(), self.mean.clone(), self.std.clone())
+
 
 class PerSlot:
     """One number per slot: written on the host when a request enters, read on the device for each row.

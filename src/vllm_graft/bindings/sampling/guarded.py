@@ -8,10 +8,10 @@ package and promises that a step which raises has changed nothing.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
+from vllm_graft.bindings.instantiate import guard_method
 from vllm_graft.bindings.sampling.isolation import (
     NOT_NUMBERS,
     CopyBuffer,
@@ -26,7 +26,7 @@ from vllm_graft.contracts import Params, Rows, Sampler, SamplingStrategy, Served
 from vllm_graft.contracts.kernels import indices
 from vllm_graft.contracts.request_keys import KeyValue, read_keys
 from vllm_graft.contracts.sampling import STAGES, OptInSampler, read_defaults
-from vllm_graft.ledger import Guard, Ledger
+from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
 from vllm_graft.points import point
@@ -69,7 +69,7 @@ class GuardedSampler:
         """The requests that are this sampler's, by slot."""
         self.mask = model.per_slot(0, integer=True)
         """1 for the slots of those requests, on the device."""
-        self.on_request_end: Callable[[], None] = _do_nothing
+        self.on_request_end: Callable[[], None] = lambda: None
         """Called when a request ends within a step and is this sampler's no longer."""
         self.truncates = isinstance(sampler, Truncation)
         self.picks = isinstance(sampler, Sampler)
@@ -90,21 +90,18 @@ class GuardedSampler:
         self._nan_flag = DeviceFlag(model.device) if model.device.type != "cpu" else None
         own = item.options.get("budget_us")
         budget = float(own) if isinstance(own, int | float) and own > 0 else budget_us(model, sampler.row_budget_us)
-        self._guards: dict[str, Guard[..., object]] = {}
+        methods: dict[str, Callable[..., object]] = {}
         if isinstance(sampler, SamplingStrategy):
-            self._guard("open", self._run_open, lambda slot, params: False, budget + OPEN_BUDGET_US)
+            methods["open"] = self._run_open
             if type(sampler).sampled is not SamplingStrategy.sampled:
-                self._guard("sampled", sampler.sampled, _do_nothing, budget)
-            if self.truncates:
-                self._guard("threshold", self._run_threshold, _do_nothing, budget)
-            else:
-                self._guard("step", self._run_step, _do_nothing, budget)
+                methods["sampled"] = sampler.sampled
+            methods |= {"threshold": self._run_threshold} if self.truncates else {"step": self._run_step}
         elif self.picks:
-            self._guard("sample", self._run_sample, _do_nothing, budget)
-
-    def _guard(self, name: str, call: Callable[..., object], fallback: Callable[..., object], budget: float) -> None:
-        on_aside = functools.partial(self._ledger.put_aside, self.name)
-        self._guards[name] = Guard(call, fallback, self._ledger.hook(self.name, name, budget), on_aside)
+            methods["sample"] = self._run_sample
+        self._guards = {
+            name: guard_method(item, name, call, ledger, budget_us=budget + OPEN_BUDGET_US * (name == "open"))
+            for name, call in methods.items()
+        }
 
     @property
     def stage(self) -> int:
@@ -274,9 +271,8 @@ class GuardedSampler:
             for each in _split(rows):
                 row, slot = each.pairs[0]
                 part = slice(numbers[row], numbers[row] + 1)
-                own = Statistics(stats.max[part], stats.logsumexp[part], stats.mean[part], stats.std[part])
                 try:
-                    limits[part] = self._limits(own, each)
+                    limits[part] = self._limits(stats.select(part), each)
                 except BaseException as of_one:
                     self._end_request(slot, of_one)
             return limits
@@ -285,11 +281,9 @@ class GuardedSampler:
         """Return a limit for each row; raise a ValueError where the strategy's answer is none."""
         import torch
 
-        given = stats
-        if not self._in_place:
-            # The mask and other truncations read the statistics after this strategy.
-            given = Statistics(stats.max.clone(), stats.logsumexp.clone(), stats.mean.clone(), stats.std.clone())
-        answer: object = cast("Truncation", self.sampler).threshold(given, self._own_view(rows))
+        # A copy for other packages: the mask and other truncations read the statistics after this strategy.
+        own = stats if self._in_place else stats.clone()
+        answer: object = cast("Truncation", self.sampler).threshold(own, self._own_view(rows))
         if not isinstance(answer, torch.Tensor) or answer.shape != stats.max.shape:
             gave = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
             raise ValueError(f"threshold must return {len(stats.max)} limits, one for each row, and gave {gave}")
@@ -362,7 +356,3 @@ def _refuse(broken: Sequence[bool], method: str) -> None:
     """Raise a ValueError where a method has left NaN or +inf in any row."""
     if any(broken):
         raise ValueError(f"{method} gave {NOT_NUMBERS}, in {sum(broken)} of {len(broken)} rows")
-
-
-def _do_nothing(*args: object) -> None:
-    """Stand in for a sampler that was put aside: logits pass as they are."""

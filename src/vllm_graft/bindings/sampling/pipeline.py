@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm_graft.bindings.sampling.guarded import GuardedSampler
-from vllm_graft.contracts import Params, Rows, ServedModel, Statistics
+from vllm_graft.contracts import Params, Rows, ServedModel
 from vllm_graft.contracts.kernels import indices, mask_below, statistics
 from vllm_graft.contracts.request_keys import KeyValue
 from vllm_graft.contracts.rows import Step
@@ -104,14 +104,12 @@ class SamplerPipeline:
         self._listening.clear()
         active: list[tuple[GuardedSampler, Rows]] = []
         for each in self.samplers:
-            if each.requests:
-                rows = (
-                    self._known_rows(each, step, logits)
-                    if slots is None
-                    else self._draft_rows(each, step, layout, slots)
-                )
-                if rows is not None:
-                    active.append((each, rows))
+            if not each.requests:
+                continue
+            known = slots is None
+            rows = self._known_rows(each, step, logits) if known else self._draft_rows(each, step, layout, slots)
+            if rows is not None:
+                active.append((each, rows))
         truncations = [(each, rows) for each, rows in active if each.truncates and not each.aside]
         for each, rows in active:
             if each.truncates:
@@ -185,8 +183,7 @@ def _truncate(logits: torch.Tensor, truncations: Sequence[tuple[GuardedSampler, 
     limits = torch.full_like(stats.max, float("-inf"))
     for each, rows in truncations:
         at = place[rows.rows]
-        own = Statistics(stats.max[at], stats.logsumexp[at], stats.mean[at], stats.std[at])
-        limit = each.threshold(own, rows)
+        limit = each.threshold(stats.select(at), rows)
         if limit is not None:
             limits[at] = torch.maximum(limits[at], limit.nan_to_num(nan=float("-inf"), posinf=float("inf")))
     mask_below(logits, every, limits, stats.max)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from vllm_graft.bindings.instantiate import guard_method
 from vllm_graft.bindings.scheduling.clock import SteadyClock
 from vllm_graft.bindings.scheduling.request_fields import request_fields
 from vllm_graft.contracts import KVState, Refusal, RequestView, Schedule, SchedulingPolicy, WaitingHeap
-from vllm_graft.ledger import Guard, Ledger
+from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
-from vllm_graft.points import point
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -45,8 +45,7 @@ class PolicyRunner:
         policy.clock = clock
         self.failed = ""
         self._item, self._ledger, self._queue, self._clock = item, ledger, queue, clock
-        meter = ledger.hook(item.name, "schedule", point("scheduler").budget_us)
-        self._schedule = Guard(policy.schedule, _no_answer, meter, self._fail)
+        self._schedule = guard_method(item, "schedule", policy.schedule, ledger, on_aside=self._fail)
         self._started_nothing = False
         self._stalled = 0
 
@@ -332,7 +331,3 @@ def _kv_state(scheduler: Any) -> KVState:
     pool = scheduler.kv_cache_manager.block_pool
     # One block is never allocated: unused entries of block tables point to it.
     return KVState(pool.get_num_free_blocks(), pool.num_gpu_blocks - 1, scheduler.block_size)
-
-
-def _no_answer(*args: object) -> None:
-    """Stand in for a failed policy: the queue offers every request by arrival."""

@@ -84,7 +84,7 @@ def step(state: JsonState, byte: int, depth: int) -> JsonState | None:
     if mode < STRINGS:
         to = in_string.NEXT[mode][byte]
         if to == in_string.CLOSED:
-            return after_string(stack)
+            return end_string(stack)
         return JsonState(to, 0, stack) if to != in_string.NOWHERE else None
     if mode in _NUMBER_STEPS:
         return _in_number(state, byte)
@@ -97,7 +97,7 @@ def step(state: JsonState, byte: int, depth: int) -> JsonState | None:
     return _between(mode, stack, byte, depth)
 
 
-def after_string(stack: str) -> JsonState:
+def end_string(stack: str) -> JsonState:
     """Return the state after a closing quote: a key's colon is due, or a value has ended."""
     return JsonState(_COLON, _FRESH, stack) if stack[-1:] == _KEYS else _ended(stack)
 

@@ -9,20 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from vllm_graft.contracts.kernels import to_device
-from vllm_graft.plugins.samplers.constrained_json.automaton import (
-    STRINGS,
-    JsonState,
-    after_string,
-    complete,
-    cost,
-    step,
-)
+from vllm_graft.plugins.samplers.constrained_json.automaton import STRINGS, JsonState, complete, cost, end_string, step
 from vllm_graft.plugins.samplers.constrained_json.trie import ROOT, Trie
 
 if TYPE_CHECKING:
     import torch
 
-CACHE_SIZE: Final = 128
+STATES: Final = 128
 """How many states are kept, each with at most two masks of two bytes per token, on the host four."""
 
 
@@ -74,12 +67,7 @@ class Masks:
     """What each state allows, for one vocabulary; the states used least recently are forgotten."""
 
     def __init__(
-        self,
-        texts: Mapping[int, bytes],
-        eos: Sequence[int],
-        vocabulary: int,
-        device: torch.device,
-        size: int = CACHE_SIZE,
+        self, texts: Mapping[int, bytes], eos: Sequence[int], vocabulary: int, device: torch.device, size: int = STATES
     ) -> None:
         import torch
 
@@ -107,7 +95,7 @@ class Masks:
                     groups.setdefault(cost(JsonState(mode, 0, state.stack)), []).append(tokens)
                 if inside.tails is None:
                     continue
-                trie, node, state = inside.tails, ROOT, after_string(state.stack)
+                trie, node, state = inside.tails, ROOT, end_string(state.stack)
                 if tokens := trie.tokens(ROOT):
                     groups.setdefault(cost(state), []).append(tokens)
             for byte, child in trie.children(node):

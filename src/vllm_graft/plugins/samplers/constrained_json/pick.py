@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.contracts import Params
 from vllm_graft.contracts.kernels import indices, to_device
@@ -108,15 +108,14 @@ def _heaviest_on_host(weights: Any, params: Params) -> tuple[Any, Any, float]:
 def _draw(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float]) -> torch.Tensor:
     import torch
 
-    columns = to_device([[float(one.temperature) for one in params], numbers], scores.device)
-    weights = scores.div_(columns[0, :, None]).softmax(dim=-1)
-    targets = columns[1, :, None]
+    # One copy to the device for both.
+    temperatures, targets = to_device([[float(one.temperature) for one in params], numbers], scores.device)[..., None]
+    weights = scores.div_(temperatures).softmax(dim=-1)
     narrow = [row for row, one in enumerate(params) if one.top_p < 1 or 0 < one.top_k < weights.shape[1]]
-    drawn = (
-        _invert_cdf(weights, targets)
-        if len(narrow) < len(params)
-        else torch.zeros_like(targets[:, 0], dtype=torch.int64)
-    )
+    if len(narrow) < len(params):
+        drawn = _invert_cdf(weights, targets)
+    else:
+        drawn = torch.zeros_like(targets[:, 0], dtype=torch.int64)
     if narrow:
         rows = indices(narrow, scores.device)
         drawn[rows] = _invert_top_cdf(weights[rows], targets[rows], [params[row] for row in narrow])
@@ -133,37 +132,21 @@ def _invert_cdf(weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(edges, targets * edges[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)[:, 0]
 
 
-class _Heaviest(NamedTuple):
-    """The heaviest tokens of each row in falling order, 0 behind its top_k; enough of them to hold its top_p."""
-
-    weights: torch.Tensor
-    tokens: torch.Tensor
-    total: torch.Tensor
-    """What top_p is a share of."""
-
-
 def _invert_top_cdf(weights: torch.Tensor, targets: torch.Tensor, params: Sequence[Params]) -> torch.Tensor:
-    """Find those indices among the tokens that top_k and top_p leave."""
-    import torch
-
-    heaviest = _heaviest(weights, params)
-    shares = to_device([[one.top_p] for one in params], weights.device)
-    edges = heaviest.weights.cumsum(dim=-1)
-    # The first stays, and each whose forerunners do not make up top_p.
-    last = torch.searchsorted(edges, heaviest.total * shares).clamp_(max=edges.shape[1] - 1)
-    place = torch.searchsorted(edges, targets * edges.gather(1, last), right=True)
-    return heaviest.tokens.gather(1, torch.minimum(place, last))[:, 0]
-
-
-def _heaviest(weights: torch.Tensor, params: Sequence[Params]) -> _Heaviest:
-    """Return the heaviest tokens of all rows at once."""
+    """Find those indices among the tokens that top_k and top_p leave, of all rows at once."""
     import torch
 
     vocabulary = weights.shape[1]
     counts = [one.top_k if 0 < one.top_k < vocabulary else vocabulary for one in params]
     most = max(counts)
+    # In falling order, 0 behind a row's own top_k: enough of them to hold its top_p.
     heavy, tokens = weights.topk(most) if most < vocabulary else weights.sort(descending=True)
     if min(counts) < most:
         behind = torch.arange(most, device=weights.device) >= indices(counts, weights.device)[:, None]
         heavy = heavy.masked_fill(behind, 0.0)
-    return _Heaviest(heavy, tokens, heavy.sum(dim=-1, keepdim=True))
+    shares = to_device([[one.top_p] for one in params], weights.device)
+    edges = heavy.cumsum(dim=-1)
+    # The first stays, and each whose forerunners do not make up top_p, which is a share of what top_k left.
+    last = torch.searchsorted(edges, heavy.sum(dim=-1, keepdim=True) * shares).clamp_(max=edges.shape[1] - 1)
+    place = torch.searchsorted(edges, targets * edges.gather(1, last), right=True)
+    return tokens.gather(1, torch.minimum(place, last))[:, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Trie:
         self._cache: dict[tuple[int, int], Inside] = {}
         open_nodes, before = [ROOT], b""
         for text in sorted(texts):
-            alike = _alike(before, text)
+            alike = len(os.path.commonprefix([before, text]))  # noqa: RUF071 - of bytes, not of paths
             self._close(open_nodes, alike + 1)
             for byte in text[alike:]:
                 open_nodes.append(len(self._bytes))
@@ -112,9 +113,3 @@ class Trie:
 
 
 _NONE: Final = array("q")
-
-
-def _alike(left: bytes, right: bytes) -> int:
-    """Count the bytes that two texts begin with in common."""
-    shorter = min(len(left), len(right))
-    return next((at for at in range(shorter) if left[at] != right[at]), shorter)
