@@ -225,15 +225,3 @@ def read_defaults(kind: type[OptInSampler], options: Mapping[str, OptionValue]) 
 
 SamplerBase = Sampler
 """The name under which the contract was first described."""
-
-__all__ = [
-    "ON_ERROR",
-    "STAGES",
-    "OptInSampler",
-    "Sampler",
-    "SamplerBase",
-    "SamplingStrategy",
-    "Stage",
-    "Truncation",
-    "read_defaults",
-]

@@ -166,7 +166,10 @@ class SimulatedWorker(WorkerBase):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Launch a step, whose tokens ``sample_tokens`` returns; an empty step is answered at once."""
-        self._load_adapters(scheduler_output)
+        if self._adapters is not None:
+            for request in scheduler_output.scheduled_new_reqs:
+                if request.lora_request is not None:
+                    self._adapters.add(request.lora_request.lora_int_id)
         # Of a tensor-parallel group the executor reads the first worker's output.
         if not self.is_driver_worker:
             return None
@@ -293,13 +296,6 @@ class SimulatedWorker(WorkerBase):
         alone = "SimulatedExecutor" in str(self.parallel_config.distributed_executor_backend)
         if alone or self.rank == self.parallel_config.world_size - 1:
             raise ConfigError(what, where="simulated accelerator", fix=fix)
-
-    def _load_adapters(self, scheduler_output: SchedulerOutput) -> None:
-        if self._adapters is None:
-            return
-        for request in scheduler_output.scheduled_new_reqs:
-            if request.lora_request is not None:
-                self._adapters.add(request.lora_request.lora_int_id)
 
 
 class AdapterCache:

@@ -16,6 +16,7 @@ from vllm_graft.launcher.models import tiny_model
 from vllm_graft.launcher.server import ServerProcess, free_port
 from vllm_graft.ledger import RunView, runs
 from vllm_graft.ledger.folder import home_in
+from vllm_graft.simulator.workload.engine import set_environment
 from vllm_graft.testing import zygote
 from vllm_graft.testing.packages import lay_out, python_path
 
@@ -125,31 +126,31 @@ class Session:
     @contextmanager
     def llm(self, **arguments: Any) -> Iterator[LLM]:
         """vLLM's ``LLM`` in this very process, with the plan; everything is put back afterwards."""
-        saved = {name: os.environ.get(name) for name in self.env}
-        _update(os.environ, self.env)
-        from vllm_graft.boot.process import enter, process
+        with set_environment(self.env):
+            from vllm_graft.boot.process import enter, process
 
-        entered, held = process.entered, process.engine.active()
-        loaded = False
-        try:
-            self._check_platform()
-            from vllm import LLM, plugins
-
-            loaded = plugins.plugins_loaded
-            # vLLM calls its plugins once in a process, which may have been in an earlier test.
-            enter()
-            given = {"model": str(tiny_model()), "dtype": "float32", "enforce_eager": True, "max_model_len": 256}
-            made = LLM(**{**given, **arguments})
+            entered, active = process.entered, process.engine.active()
+            loaded = False
             try:
-                yield made
+                self._check_platform()
+                from vllm import LLM, plugins
+
+                loaded = plugins.plugins_loaded
+                # vLLM calls its plugins once in a process, which may have been in an earlier test.
+                enter()
+                small = {"model": str(tiny_model()), "dtype": "float32", "enforce_eager": True, "max_model_len": 256}
+                made = LLM(**{**small, **arguments})
+                try:
+                    yield made
+                finally:
+                    made.llm_engine.engine_core.shutdown()
             finally:
-                made.llm_engine.engine_core.shutdown()
-        finally:
-            process.leave()
-            if not entered:
-                process.withdraw(held)
-                _set_plugins_loaded(loaded)
-            _update(os.environ, saved)
+                process.leave()
+                if not entered:
+                    process.withdraw(active)
+                    if (found := sys.modules.get("vllm.plugins")) is not None:
+                        # vLLM calls its plugins again where it had not done so before.
+                        setattr(found, "plugins_loaded", loaded)  # noqa: B010 - unknown to a type checker
 
     def views(self) -> list[RunView]:
         """What was recorded: servers that run, and those that ended without order."""
@@ -171,18 +172,3 @@ class Session:
                 where="Session.llm",
                 fix="use Session.script or Session.server, which start processes of their own",
             )
-
-
-def _set_plugins_loaded(loaded: bool) -> None:
-    """Have vLLM call its plugins again where it had not done so before."""
-    plugins = sys.modules.get("vllm.plugins")
-    if plugins is not None:
-        setattr(plugins, "plugins_loaded", loaded)  # noqa: B010 - a module has no such attribute for a type checker
-
-
-def _update(environ: Any, values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            environ.pop(name, None)
-        else:
-            environ[name] = value

@@ -117,7 +117,12 @@ class SamplerPipeline:
                     _truncate(logits, truncations)
                     truncations = []
             elif each.picks:
-                self._pick(each, logits, rows)
+                tokens = each.pick(logits, rows)
+                if tokens is not None and self.overrides:
+                    self._picked.append((rows.rows, tokens))
+                elif tokens is not None:
+                    logits[rows.rows] = float("-inf")
+                    logits[rows.rows, tokens] = 0.0
             else:
                 each.step(logits, rows)
             if each.listens:
@@ -151,16 +156,6 @@ class SamplerPipeline:
             return None
         every = torch.arange(slots.shape[0], device=slots.device)
         return Rows(every, torch.where(each.mask.all()[slots] == 1, slots, self._unowned), step)
-
-    def _pick(self, each: GuardedSampler, logits: torch.Tensor, rows: Rows) -> None:
-        tokens = each.pick(logits, rows)
-        if tokens is None:
-            return
-        if self.overrides:
-            self._picked.append((rows.rows, tokens))
-        else:
-            logits[rows.rows] = float("-inf")
-            logits[rows.rows, tokens] = 0.0
 
 
 def _truncate(logits: torch.Tensor, truncations: Sequence[tuple[GuardedSampler, Rows]]) -> None:

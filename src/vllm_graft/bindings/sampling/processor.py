@@ -44,7 +44,7 @@ class Processor:
         self.broken = False
         self.model = served_model(config, slots, device)
         self.pipeline = build_pipeline(self.model, int(config.model_config.seed or 0), self.failed.__setitem__)
-        failures.register(self)
+        failures.PROCESSORS.add(self)
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:

@@ -78,8 +78,14 @@ class SamplerInfo:
             if self.is_requested(found):
                 said = ", ".join(self.names_in(extra))
                 raise ValueError(f"{said}: the sampler {self.name!r} cannot be used: {self.refused}")
-        else:
-            self._check({**self.defaults, **found})
+            return found
+        try:
+            self.kind.check({**self.defaults, **found})
+        except ValueError:
+            raise
+        except Exception as error:
+            # An author's mistake: vLLM would answer the request with a 500.
+            raise ValueError(f"{', '.join(found)}: {type(error).__name__}: {error}") from error
         return found
 
     @property
@@ -109,14 +115,6 @@ class SamplerInfo:
             "every_request": self.by_default,
             "keys": [key.as_dict() for key in self.keys],
         }
-
-    def _check(self, found: Mapping[str, KeyValue]) -> None:
-        try:
-            self.kind.check(found)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{', '.join(found)}: {type(error).__name__}: {error}") from error
 
 
 class SamplerKeys:
@@ -202,7 +200,9 @@ class SamplerKeys:
         seen: dict[str, SamplerInfo] = {}
         for name in extra:
             owner = self._owners.get(name)
-            if owner is not None and owner.name not in seen and (owner.planned or not self._passes(name)):
+            if owner is None or owner.name in seen:
+                continue
+            if owner.planned or not (self._unknown == "pass" or name in self._others or self._mentions(name)):
                 seen[owner.name] = owner
         return iter(seen.values())
 
@@ -210,9 +210,6 @@ class SamplerKeys:
         """List the names that are no keys of ours, up to a limit."""
         found = (name for name in names if isinstance(name, str) and name not in self.names)
         return islice(found, _COMPARED)
-
-    def _passes(self, name: str) -> bool:
-        return self._unknown == "pass" or name in self._others or self._mentions(name)
 
     def _complain(self, name: str) -> str:
         # vLLM itself puts what it needs into the extra arguments, such as kv_transfer_params.
@@ -435,20 +432,14 @@ def with_status(call: Callable[..., None], *args: Any) -> None:
     try:
         call(*args)
     except PutAsideError as error:
-        raise _unavailable(str(error)) from error
+        try:
+            from vllm.exceptions import GracefulHTTPError
+        except ImportError:
+            # Older releases have no error of their own for it; their /v1/messages makes a 500 of this one.
+            from fastapi import HTTPException
 
-
-def _unavailable(message: str) -> Exception:
-    """Return the exception that vLLM answers with a 503."""
-    try:
-        from vllm.exceptions import GracefulHTTPError
-    except ImportError:
-        # Older releases have no error of their own for it; their /v1/messages makes a 500 of this one.
-        from fastapi import HTTPException
-
-        return HTTPException(503, message)
-    found: Exception = GracefulHTTPError(message, HTTPStatus.SERVICE_UNAVAILABLE)
-    return found
+            raise HTTPException(503, str(error)) from error
+        raise GracefulHTTPError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from error
 
 
 def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, object] | None) -> None:

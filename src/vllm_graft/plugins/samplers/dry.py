@@ -41,13 +41,7 @@ class Dry(MatchingStrategy):
         Key("dry_multiplier", "float", 0.0, low=0, switch=True, help="how strong; 0 switches it off"),
         Key("dry_base", "float", 1.75, low=1, help="how much stronger with each further token of a repetition"),
         Key("dry_allowed_length", "int", 2, low=1, help="repetitions shorter than this are free"),
-        Key(
-            "dry_sequence_breakers",
-            "list[str]",
-            list(_BREAKERS),
-            high=64,
-            help="texts at which a repetition ends",
-        ),
+        Key("dry_sequence_breakers", "list[str]", list(_BREAKERS), high=64, help="texts at which a repetition ends"),
         Key(
             "dry_penalty_last_n",
             "int",
@@ -145,20 +139,8 @@ class Dry(MatchingStrategy):
     def _change_by_kernel(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
         from vllm_graft.plugins.samplers.matching import kernels
 
-        kernels.lower_repetitions(
-            logits,
-            rows.rows,
-            rows.slots,
-            tokens,
-            windows=self._windows.all(),
-            sets=self._sets.table,
-            set_of_slot=self._sets.of_slot.all(),
-            multipliers=self._multipliers.all(),
-            bases=self._bases.all(),
-            allowed=self._allowed.all(),
-            vocabulary=self._vocabulary,
-            greatest=GREATEST,
-        )
+        own = {"multipliers": self._multipliers.all(), "bases": self._bases.all(), "allowed": self._allowed.all()}
+        kernels.lower_repetitions(logits, rows, tokens, **self._tables(), **own, greatest=GREATEST)
 
 
 def _penalty(multiplier: float, base: float, beyond: int) -> float:

@@ -109,14 +109,4 @@ class NoRepeatNgram(MatchingStrategy):
     def _change_by_kernel(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
         from vllm_graft.plugins.samplers.matching import kernels
 
-        kernels.ban_repetitions(
-            logits,
-            rows.rows,
-            rows.slots,
-            tokens,
-            windows=self._windows.all(),
-            sets=self._sets.table,
-            set_of_slot=self._sets.of_slot.all(),
-            needed=self._needed.all(),
-            vocabulary=self._vocabulary,
-        )
+        kernels.ban_repetitions(logits, rows, tokens, **self._tables(), needed=self._needed.all())

@@ -38,18 +38,23 @@ def simulation_variables(simulated: Mapping[str, object]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables in this process's environment, and put the old ones back afterwards."""
+def set_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables in this process's environment, unset those that are None, and put the old ones back afterwards."""
     before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
     try:
+        _set_variables(variables)
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        # Only these: vLLM sets variables of its own during a run, on which later engines of this process rely.
+        _set_variables(before)
+
+
+def _set_variables(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def vllm_variables(settings: SimulationSettings) -> dict[str, str]:
