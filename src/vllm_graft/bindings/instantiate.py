@@ -44,6 +44,7 @@ def instantiate(
     without it, and None is returned.
     """
     try:
+        # Imports here may take minutes (kernels that compile), in the middle of a start that prints nothing.
         with warn_if_slow(f"{item.point} {item.name!r} is made"):
             kind = load(item.target, item.name, item.package)
             args, kwargs = _arguments(kind, dict(item.options), provided)
@@ -52,6 +53,7 @@ def instantiate(
             names = [each.__name__ for each in (contract if isinstance(contract, tuple) else (contract,))]
             raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {' and no '.join(names)}")
         fit(made)
+    # SystemExit too: a plugin that calls sys.exit() must not end the engine without a reason in its record.
     except BaseException as error:
         reason = failure_reason(error)
         ledger.set_item(item.point, item.name, "refused", reason)

@@ -132,6 +132,8 @@ def _sink(item: PlanItem, plan: Plan, ledger: Ledger) -> Sink | None:
 def _logger_class(feeds: list[Feed]) -> type:
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
+    # An aggregate class gets one instance for all engines; of a plain StatLoggerBase vLLM makes one per data-parallel
+    # rank. The methods have the same signatures from 0.26 to 0.32.
     class GraftStatLogger(AggregateStatLoggerBase):
         """vLLM's side of the stats point."""
 
@@ -155,6 +157,7 @@ def _batch(scheduler: Any, iteration: Any, engine: int) -> BatchRecord:
         engine=engine,
         generated_tokens=getattr(iteration, "num_generation_tokens", 0),
         preempted=getattr(iteration, "num_preempted_reqs", 0),
+        # With several API servers vLLM attaches these to one of them per step, so the others see None.
         running=getattr(scheduler, "num_running_reqs", None),
         waiting=getattr(scheduler, "num_waiting_reqs", None),
         kv_cache_usage=getattr(scheduler, "kv_cache_usage", None),
@@ -166,6 +169,8 @@ def _requests(iteration: Any) -> list[RequestRecord]:
         return []
     return [
         RequestRecord(
+            # The external id, as the client knows it. FinishedRequestStats has neither priority nor tenant, in any
+            # release.
             request_id=done.request_id or "",
             finish_reason=str(done.finish_reason),
             prompt_tokens=done.num_prompt_tokens,

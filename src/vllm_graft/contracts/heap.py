@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from vllm_graft.contracts.scheduling import WaitingRequest
 
+# Below this many stale entries, rebuilding the heap costs more than it saves.
 _SLACK: Final = 64
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+# What JSON can hold: `--additional-config` carries options too.
 OptionTable = dict[str, bool | int | float | str | list[str] | list[int]]
 """A table as the value of an option, such as the keys that requests carry by default."""
 

@@ -66,6 +66,7 @@ class RequestView(dict[str, object]):
         }
         self._write(**shared, priority=priority, arrival=arrival, prompt_tokens=prompt_tokens, _progress=progress)
         super().__init__(**shared, arrival_time=arrival, input_length=prompt_tokens)
+        # Policies read request.get("priority", default): a key that is always there would defeat the default.
         if priority:
             self["priority"] = priority
 
@@ -81,6 +82,7 @@ class RequestView(dict[str, object]):
 
     def _write(self, **attributes: object) -> None:
         for name, value in attributes.items():
+            # Past __setattr__ below, which keeps policies from writing what vLLM decides.
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -17,6 +17,7 @@ Kind = Literal["bool", "int", "float", "str", "list[str]", "list[int]", "any"]
 KINDS: Final[tuple[Kind, ...]] = ("bool", "int", "float", "str", "list[str]", "list[int]", "any")
 """Every type that a key may have."""
 
+# _SAMPLING_EPS of vllm/sampling_params.py, the same from 0.26 to 0.32.
 GREEDY_BELOW: Final = 1e-5
 """The temperature below which vLLM takes the most probable token, whatever else is asked."""
 
@@ -251,6 +252,7 @@ def _contents(value: object) -> tuple[Collection[object], ...]:
 
 
 _HARMLESS: Final = frozenset({type(None), bool, float})
+# Python keeps half of a surrogate pair from JSON such as "\ud800"; msgpack, by which vLLM's processes talk, does not.
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _DEEPEST: Final = 64
 
@@ -274,6 +276,7 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
+        # An integer of JSON may have more digits than a float can hold.
         number = float(value)
     except OverflowError:
         return None

@@ -133,7 +133,9 @@ class PerSlot:
     def __init__(self, slots: int, default: float, device: torch.device, *, integer: bool = False) -> None:
         # Every process imports this module, and it must stay free of torch; a caller that has a device has imported it.
         torch = sys.modules["torch"]
+        # One more than there are slots: the last entry is for rows that belong to no request.
         self._host = torch.full((slots + 1,), default, dtype=torch.int64 if integer else torch.float32)
+        # On a CPU both are one tensor, and nothing is ever copied.
         self._device = self._host if device.type == "cpu" else self._host.to(device)
         self._stale = False
 

@@ -53,6 +53,7 @@ class OptInSampler(Item):
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        # A subclass that declares options of its own would lose the common ones.
         cls.options = {**OptInSampler.options, **cls.options}
 
     @classmethod
@@ -72,6 +73,7 @@ class OptInSampler(Item):
                 cls.is_requested(defaults)
             except ValueError as error:
                 raise OptionError(f"cannot be what requests carry: {error}", option="defaults") from error
+        # With keys there would be two answers to whether a request without them is meant.
         if options["every_request"] and cls.request_keys():
             what = "is for samplers without keys, and this one has keys"
             raise OptionError(what, option="every_request", fix="set `defaults` to what requests ask for")

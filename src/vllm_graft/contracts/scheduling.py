@@ -79,6 +79,7 @@ class Load:
         """Combine the loads of a server's engines: no wait while one has room, the mean for unknown rates."""
         waiting, running = sum(load.waiting for load in loads), sum(load.running for load in loads)
         known = [load.rate for load in loads if load.rate > 0]
+        # vLLM's front end sends a request to the least busy engine, so one without a queue takes it at once.
         if not known or any(load.waiting == 0 for load in loads):
             return cls(waiting, running, 0.0)
         return cls(waiting, running, sum(known) / len(known) * len(loads))

@@ -131,6 +131,7 @@ def _method(
         yield Mistake(f"has {written} as a coroutine or generator, which is never awaited", "make it a plain method")
         return
     try:
+        # Bound here and not called: importing a plugin must not run it.
         signature = inspect.signature(called)
     except (TypeError, ValueError):
         return  # compiled code without a signature

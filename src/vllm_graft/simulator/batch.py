@@ -98,6 +98,7 @@ class RequestTable:
     def _introduce(self, request: NewRequestData) -> tuple[int, int]:
         """Add a new request; return its tokens computed so far, and those known to the scheduler."""
         length = _prompt_length(request)
+        # Filled for the V2 runner only, whose resumed requests come as new ones.
         known = len(request.prefill_token_ids) if request.prefill_token_ids is not None else length
         before = self._sequences.get(request.req_id)
         produced = self._resumed(before, known - length)

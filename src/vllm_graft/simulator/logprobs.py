@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     """Token ids and their values, a row per position with the chosen token first, and the chosen tokens' ranks."""
 
 _EXPONENT = 1.5
+# Few enough to be cached, many enough that neighbouring positions have other orders.
 _MAPS = 64
 _OUTPUT_SALT = 0x6F7574707574
 _PROMPT_SALT = 0x70726F6D7074

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 INSTANT_KV_BYTES = 1 << 30
 """The KV cache of the instant device, unless its size is set."""
 
+# VllmConfig._set_cudagraph_sizes takes the smaller one of this and 2 * max_num_seqs * tokens per decode.
 _LARGEST_GRAPH = 512
 """The most tokens of a CUDA graph by vLLM's defaults."""
 
@@ -148,6 +149,7 @@ def kv_cache_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
         "head_size": model.get_head_size(),
         "dtype": _kv_dtype(vllm_config),
     }
+    # None where --disable-sliding-window is set, whatever the file says.
     window = model.get_sliding_window()
     config = ConfigFields(model.hf_text_config.to_dict(), FILE)
     windows = read_windows(config, model.get_total_num_hidden_layers())

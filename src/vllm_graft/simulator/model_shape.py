@@ -306,6 +306,7 @@ def _read_kv_heads(config: ConfigFields) -> int | None:
 
 
 def _read_layers(config: ConfigFields, number: int, hidden: int, attention: int) -> tuple[LayerShape, ...]:
+    # GPT-2 leaves n_inner out and means four times the width.
     inner = config.optional(*_WIDTH) or 4 * hidden
     dense = LayerShape(attention + (2 if config.kind in _UNGATED else 3) * hidden * inner)
     mixture = _read_mixture(config, hidden, attention)

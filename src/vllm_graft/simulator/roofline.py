@@ -92,6 +92,7 @@ class Roofline:
     @property
     def weight_bytes(self) -> float:
         """The weights on the device that holds most of them."""
+        # With several stages the input and the output embedding are on different devices, unless they are one tensor.
         embeddings = self.shape.embedding_bytes / (2 if len(self._stages) > 1 and not self.shape.tied else 1)
         held = max(stage.shared + stage.experts / self._data for stage in self._stages)
         return (held * self.shape.weight_bytes + embeddings) / self._tensor

@@ -175,6 +175,8 @@ class SimulatedWorker(WorkerBase):
             return None
         batch = self._requests.advance(scheduler_output)
         if not batch.shares:
+            # vLLM calls sample_tokens after every step that scheduled something, under asynchronous scheduling without
+            # looking at the result of execute_model; an empty step must be answered here.
             return ModelRunnerOutput(req_ids=[], req_id_to_index={})
         # vLLM pauses its scheduler while the device sleeps; a step then is an error of the caller.
         if self._asleep:
@@ -196,6 +198,7 @@ class SimulatedWorker(WorkerBase):
             return None
         (batch, end), self._launched = self._launched, None
         output = build_output(batch, grammar_output, self._drafter)
+        # Counted here, not when the output is read: under asynchronous scheduling the next step comes first.
         self._requests.settle(output.req_ids, output.sampled_token_ids)
         return StepOutput(output, lambda: self._timeline.wait(end))
 
@@ -226,6 +229,7 @@ class SimulatedWorker(WorkerBase):
 
     def sleep(self, level: int = 1) -> None:
         """Sleep: level 1 moves the weights to the host, level 2 drops them. vLLM's scheduler drops cached blocks."""
+        # vLLM's CuMemAllocator has the same two tags.
         self._asleep = _MEMORY
         self._weights_on_host = level == 1
         if self._weights_on_host:

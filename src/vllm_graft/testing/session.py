@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 _ENVIRONMENT: Final[Mapping[str, str | None]] = {
+    # GiB: plenty for the tiny model, which most machines have to spare.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -36,6 +37,7 @@ _ENVIRONMENT: Final[Mapping[str, str | None]] = {
     "GRAFT_SIMULATED_OUTPUT_TOKENS": None,
     "GRAFT_SIMULATED_SPEED": None,
     "VLLM_CUSTOM_PATCHES": None,
+    # A value of the developer's own shell would leave graft out.
     "VLLM_PLUGINS": None,
 }
 

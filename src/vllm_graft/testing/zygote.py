@@ -250,6 +250,7 @@ def _fork_spawned() -> None:
 
     def spawn(path: Any, args: Sequence[str], passfds: Sequence[int]) -> int:
         zygote, words = client(), _without_flags([os.fsdecode(word) for word in args])
+        # It imports nothing that the zygote could share.
         tracker = "resource_tracker" in " ".join(words)
         if zygote is None or tracker or not zygote.can_fork(words[1:], os.environ):
             return plain(path, args, passfds)
@@ -306,10 +307,12 @@ def _serve(control: socket.socket) -> ForkRequest:
         if middle == 0:
             between = os.getpid()
             if pid := os.fork():
+                # The process in the middle exits at once, so the kernel hands the new one to the subreaper.
                 os.write(write, struct.pack("!I", pid))
                 os._exit(0)
             for fd in (read, write, control.detach()):
                 os.close(fd)
+            # os.getppid() is the real parent from the first line of the program on.
             while os.getppid() == between:
                 time.sleep(0.0005)
             return ForkRequest(words, env, cwd, session, dict(zip(targets, fds, strict=True)))

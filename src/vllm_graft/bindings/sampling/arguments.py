@@ -37,6 +37,7 @@ def arguments(args: EngineArgs, plan: Plan) -> dict[str, Any]:
             where=f"{RUNNER_VARIABLE}=1",
             fix=f"unset {RUNNER_VARIABLE}, install vLLM 0.31 or newer, or take the sampler out of the plan",
         )
+    # After theirs: vLLM applies custom processors in the order of this list, and ours should see their logits.
     theirs = [processor for processor in args.logits_processors or [] if processor != QUALNAME]
     return {"logits_processors": [*theirs, QUALNAME]}
 
@@ -47,6 +48,7 @@ def unusable_samplers(config: VllmConfig, plan: Plan) -> dict[str, str]:
     if not planned:
         return {}
     reason = ""
+    # With these two vLLM raises for --logits-processors, but drops processors of entry points in silence.
     if getattr(config.model_config, "runner_type", "") == "pooling":
         reason = _POOLING
     elif config.speculative_config is not None and not getattr(config, "use_v2_model_runner", False):

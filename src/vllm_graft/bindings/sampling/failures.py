@@ -51,6 +51,7 @@ def finish(scheduler: Any, output: Any, answers: Any) -> Any:
             if one.request_id in failed and one.finish_reason is None:
                 one.finish_reason = FinishReason.ERROR
                 one.stop_reason = failed[one.request_id]
+                # Frees its blocks as well; without this the request would go on although its client has the answer.
                 scheduler.finish_requests(one.request_id, RequestStatus.FINISHED_ERROR)
     setattr(scheduler, NAME, {name: reason for name, reason in failed.items() if name in scheduler.requests})
     return answers

@@ -76,6 +76,7 @@ class GuardedSampler:
         self._broken = ""
         self._defaults: Mapping[str, KeyValue] = {key.name: key.default for key in self.keys}
         self._planned_values = read_defaults(type(sampler), item.options)
+        # Decided once: `enter` runs for every request of the server, and most carry no key.
         self._by_default = bool(item.options.get("every_request")) or (
             bool(self._planned_values) and sampler.is_requested(self._planned_values)
         )

@@ -189,6 +189,7 @@ class DeviceFlag:
         import torch
 
         self.seen = torch.zeros(1, dtype=torch.int32, device=device)
+        # Pinned, or the copy back would wait for the device.
         self._host = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._arrived = torch.Event(device.type)
         self._steps = 0

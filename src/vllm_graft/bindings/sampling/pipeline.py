@@ -41,6 +41,7 @@ class SamplerPipeline:
 
         ``generated`` returns its tokens so far; ``resumed`` is true where it was preempted and comes back.
         """
+        # Counted for requests of no sampler too: tensor-parallel ranks must give equal numbers to equal requests.
         self._entered += 1
         self._rows.clear()
 
@@ -110,6 +111,7 @@ class SamplerPipeline:
             rows = self._known_rows(each, step, logits) if known else self._draft_rows(each, step, layout, slots)
             if rows is not None:
                 active.append((each, rows))
+        # Truncations are adjacent in the order of stages, so the first one runs all of them.
         truncations = [(each, rows) for each, rows in active if each.truncates and not each.aside]
         for each, rows in active:
             if each.truncates:

@@ -35,6 +35,7 @@ class BatchTracker:
 
     def update(self, change: Any) -> None:
         """Follow vLLM's ``BatchUpdate``: removed, then added, then moved."""
+        # The order is vLLM's: removed, added, moved. Signatures and semantics are the same from 0.26 to 0.32.
         for index in change.removed:
             self._leave(index)
         for index, params, prompt, output in change.added:
@@ -42,6 +43,7 @@ class BatchTracker:
             self._leave(index)
             self._enter(index, params, prompt, output)
         for first, second, direction in change.moved:
+            # A move in one direction overwrites the request at its target, which is then in none of the lists.
             if getattr(direction, "name", "") != "SWAP":
                 self._leave(second)
             one, other = self._slots.pop(first, None), self._slots.pop(second, None)
@@ -60,6 +62,7 @@ class BatchTracker:
         self._slots[index] = slot
         # A request whose prompt is given as embeddings has no prompt tokens.
         self._tokens[slot] = Tokens(prompt if prompt is not None else (), output)
+        # The list itself: vLLM appends each token to it, so nothing has to be told again.
         generated = ReadOnlyTokens(output)
         self._pipeline.enter(slot, params, lambda: generated, resumed=bool(output))
         if self._mirror is not None:
@@ -102,6 +105,7 @@ class ProcessorV1(Processor):
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Work on a step's logits, unless ``run`` is called once vLLM's penalties are in them."""
+        # V1 applies processors before its penalties, V2 after them; the patch moves V1's to where V2 has them.
         if not self._after_penalties:
             self.run(logits)
         return logits

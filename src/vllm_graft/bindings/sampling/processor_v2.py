@@ -31,6 +31,7 @@ class ProcessorV2(Processor):
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Take in a request that enters or comes back after a preemption; return whether it is any sampler's."""
+        # False lets vLLM skip the whole stage, and its float32 copy of the logits, if no request of a batch needs it.
         taken = False
         if not self.broken:
             with self:
@@ -50,6 +51,7 @@ class ProcessorV2(Processor):
         """Work on a step's logits; the runner's penalties are in them."""
         if not self.broken:
             with self:
+                # On the host already; the mapping of single rows, with drafts, is on the device only.
                 layout = ctx.idx_mapping_np.tolist()
                 if self.pipeline.concerns(layout):
                     self._begin(layout, ctx)
@@ -59,6 +61,7 @@ class ProcessorV2(Processor):
         return logits
 
     def _begin(self, layout: list[int], ctx: Any) -> None:
+        # `pos` counts from 0 and is that of the newest token, which the model has just read.
         positions = ctx.pos + 1
         self._device.begin(positions)
         if self.pipeline.window:

@@ -181,6 +181,7 @@ class SamplerKeys:
         found = self._complaints.get(name)
         if found is None:
             found = self._complain(name)
+            # Cleared, not trimmed: the next few requests refill it with the names that are in use.
             if len(self._complaints) >= _REMEMBERED:
                 self._complaints.clear()
             self._complaints[name] = found
@@ -424,6 +425,7 @@ def check_early(client: Any) -> None:
             _refuse_unsendable_fields(params)
         return generate(*args, **kwargs)
 
+    # On the instance: other engine clients of this process keep vLLM's own method.
     client.generate = generate_checked
 
 

@@ -46,6 +46,7 @@ class AdmissionQueueAdapter:
         slots: int = sys.maxsize,
         engine: int = 0,
     ) -> None:
+        # One clock for queue and adapter, so that a wait is measured on the time scale of the arrivals.
         self._clock = queue.clock = clock or SteadyClock()
         self._running, self._slots = running, slots
         self._waiting: Waiting = {}
@@ -87,6 +88,7 @@ class AdmissionQueueAdapter:
 
     def pop_request(self) -> Request:
         """Take out the request that goes next: the one that was peeked at, even if time has passed since."""
+        # vLLM peeks, decides for hundreds of lines whether the request fits, then pops and relies on the same one.
         name = self._peeked or self._peek()
         # Before the request leaves `_waiting`, from which a failing pop fills the fallback.
         self._author.pop(name)
@@ -124,6 +126,7 @@ class AdmissionQueueAdapter:
         for request in requests:
             name = request.request_id
             self.refused.pop(name, None)
+            # vLLM calls this on both of its queues with every aborted request, so most may be unknown here.
             entry = self._waiting.pop(name, None)
             if entry is not None:
                 self._peeked = ""

@@ -134,6 +134,7 @@ class PolicyQueue:
     come, first served.
     """
 
+    # A policy names the requests to preempt; vLLM's own choice, for want of blocks, stays the newest one.
     ranks = False
 
     def __init__(self, clock: SteadyClock) -> None:
@@ -308,6 +309,7 @@ def _preempt(scheduler: Any, names: set[str]) -> None:
     """Preempt running requests as vLLM does when blocks run out."""
     if not names:
         return
+    # As vLLM does itself: a victim has left `running` by the time _preempt_request frees its blocks.
     victims = [request for request in scheduler.running if request.request_id in names]
     scheduler.running = [request for request in scheduler.running if request.request_id not in names]
     options = {}
@@ -316,6 +318,7 @@ def _preempt(scheduler: Any, names: set[str]) -> None:
         options["drop_stale_output"] = scheduler.requires_kv_delivery
     now = time.monotonic()
     for request in victims:
+        # Frees the blocks, resets the computed tokens and puts the request back into `waiting` by prepend_request.
         scheduler._preempt_request(request, now, **options)
 
 

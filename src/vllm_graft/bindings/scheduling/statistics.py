@@ -36,6 +36,7 @@ MAX_LABELS: Final = 8
 REPORT_STEPS: Final = 16
 """Every running request is reported once per this many steps."""
 
+# Readers of the shared table are /metrics and `status`: seconds apart, while steps are milliseconds apart.
 _WRITE_EVERY_S: Final = 0.5
 _WRITES_PER_STEP: Final = 16
 _EVICTION_TRIES: Final = 8

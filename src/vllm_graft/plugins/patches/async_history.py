@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LOG: Final = logging.getLogger("vllm.graft")
+# MinTokens, LogitBias and MinP.
 _BUILT_IN: Final = "vllm.v1.sample.logits_processor."
 
 

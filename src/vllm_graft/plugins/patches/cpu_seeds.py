@@ -32,6 +32,8 @@ class CpuSeeds(
 
     @wrap
     def _sample(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # `_sample` is where the token is drawn, `_bookkeeping_sync` where the runner takes it back; both on 0.26 to
+        # 0.32.
         before = [(generator, generator.get_state()) for generator in _thrown_away(self).values()]
         output = call(*args, **kwargs)
         for generator, state in before:

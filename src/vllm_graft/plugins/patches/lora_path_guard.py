@@ -46,6 +46,7 @@ class LoraPathGuard(
 
 def _lies_below(folder: str, name: str) -> bool:
     """Whether a name leads to a place in the folder, once every link and every ``..`` on the way is followed."""
+    # os.path.join drops everything before an absolute part.
     if os.path.isabs(name):
         return False
     root = os.path.realpath(folder)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("vllm.graft")
 _NAME: Final = "stat-logger-guard"
+# All that StatLoggerManager calls; record_admission_rejection is there from 0.32 on.
 _METHODS: Final = ("record", "log", "log_engine_initialized", "record_sleep_state", "record_admission_rejection")
 
 
@@ -59,6 +60,7 @@ def _guard(logger: Any) -> None:
         meter = book.hook(_NAME, f"{name}.{method}")
         guards.append(ledger.Guard(call, _ignore, meter, functools.partial(_put_aside, guards, f"{name}.{method}")))
         try:
+            # On the instance: vLLM looks methods up there, and the class may belong to several loggers.
             setattr(logger, method, guards[-1])
         except AttributeError:
             _LOG.warning("vllm-graft: the stat logger %s has __slots__ and cannot be guarded", name)

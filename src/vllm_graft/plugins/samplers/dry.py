@@ -97,6 +97,7 @@ class Dry(MatchingStrategy):
         assert isinstance(texts, list)
         breakers = self._breakers.tokens(map(str, texts if self._breaks else ()))
         self._matchers[slot] = Matcher(allowed, window, breakers.flags)
+        # By length, once per request: `base ** length` for each match would cost more than finding it.
         self._penalties[slot] = [_penalty(multiplier, base, length - allowed) for length in range(LONGEST + 1)]
         self._sets.assign(slot, breakers)
         self._multipliers[slot], self._bases[slot] = multiplier, base

@@ -67,6 +67,7 @@ class NoRepeatNgram(MatchingStrategy):
 
         size = int(params.number("no_repeat_ngram_size"))
         self._matchers.pop(slot, None)
+        # A sequence of that size is completed where one token less than that has matched.
         self._needed[slot] = size - 1 if size else LONGEST + 1
         if not size:
             return False

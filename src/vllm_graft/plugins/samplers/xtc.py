@@ -11,6 +11,7 @@ from vllm_graft.contracts.kernels import has_triton, log_of_sum, warm_up, works_
 if TYPE_CHECKING:
     import torch
 
+# "XTC" in ASCII: other strategies that draw at the same position get other numbers.
 _SALT: Final = 0x585443
 _BLOCK: Final = 512
 
@@ -38,6 +39,7 @@ class Xtc(SamplingStrategy):
     def open(self, slot: int, params: Params) -> bool:
         """Read the request's keys; a greedy request keeps its most probable token."""
         chance, threshold = params.number("xtc_probability"), params.number("xtc_threshold")
+        # Greedy requests never sample, and without their most probable token they would no longer be greedy.
         meant = chance > 0 and not params.greedy
         self._chances[slot] = chance if meant else 0.0
         self._logarithms[slot] = math.log(threshold) if threshold > 0 else -math.inf

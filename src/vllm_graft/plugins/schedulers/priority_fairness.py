@@ -101,6 +101,8 @@ class PriorityFairness(AdmissionQueue):
     def push(self, request: WaitingRequest) -> None:
         """Add a request to both lanes."""
         own = self._classes.of(request)
+        # A fixed key: as scores of all requests grow alike with time, their order never changes, and a heap can hold
+        # it.
         self._by_class.add(request.arrival + self._level * (own - 1), request)
         if own == 1:
             self._first_class.add(request.arrival, request)
@@ -118,6 +120,7 @@ class PriorityFairness(AdmissionQueue):
         self._by_class.discard(request)
         self._first_class.discard(request)
         self._reserved.discard(request)
+        # vLLM pops in every step what it then cannot take, so an admission may be undone by put_back.
         self._urgent.record_admission(request, self._way, self.clock())
         return request
 

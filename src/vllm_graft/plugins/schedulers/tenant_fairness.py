@@ -112,6 +112,7 @@ class TenantFairness(AdmissionQueue):
         if self._urgent is not None:
             self._urgent.record_admission(request, "class" if due is None else "urgent", self.clock())
         tenant = self._tenant(request)
+        # vLLM may admit dozens of requests in one step, before any of their tokens is reported.
         self._counters.charge(tenant, request.prompt_tokens)
         self._accounts[request.request_id] = Account(tenant, self._weights.get(tenant, 1.0), request.prompt_tokens)
         return request

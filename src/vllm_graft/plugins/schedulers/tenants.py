@@ -20,6 +20,7 @@ _MOST_BITS: Final = 256
 """Longer integers are no names: Python refuses to convert those of more than 4300 digits to text."""
 
 _KEPT: Final = 1024
+# vLLM puts the endpoint before an X-Request-Id, and a random part behind it.
 _ENDPOINTS: Final = ("chatcmpl-", "cmpl-", "resp_", "resp-")
 
 
@@ -185,6 +186,7 @@ class TenantHeap:
     def _enter(self, tenant: str) -> None:
         counter = self._counters.served[tenant]
         self._entered[tenant] = counter
+        # Of equal counters the name decides, so that a run in virtual time repeats.
         heapq.heappush(self._order, (counter, tenant))
         if len(self._order) > 2 * len(self._entered) + 64:
             self._order = [(at, name) for name, at in self._entered.items()]

@@ -49,6 +49,7 @@ class RequestLog(StatSink):
         self._closing = threading.Event()
         self._dropped = 0
         self._error: OSError | None = None
+        # A thread of its own, although each sink has one in a server: with LLM a sink is called in the caller's thread.
         self._writer = threading.Thread(target=self._write, name="graft-request-log", daemon=True)
         self._writer.start()
 
@@ -107,6 +108,7 @@ def _open(path: Path) -> IO[str]:
     if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):
         os.close(descriptor)
         raise _no_file(path)
+    # Only the opening must not wait; a disk may.
     os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, "a", encoding="utf-8")
 

@@ -160,6 +160,7 @@ def preemption_counter(*, alone: bool) -> type:
     """
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase, PrometheusStatLogger
 
+    # vLLM replaces its own Prometheus logger by a subclass of it, and adds any other class beside.
     base: Any = PrometheusStatLogger if alone else AggregateStatLoggerBase
 
     class PreemptionCounter(base):

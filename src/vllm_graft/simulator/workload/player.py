@@ -179,9 +179,11 @@ def play_virtual(recording: Recording) -> None:
 
     real = VIRTUAL_CLOCK.real
     began = real()
+    # The same moments in every run make the same floats, down to the last bit.
     VIRTUAL_CLOCK.restart()
     counter = preemption_counter(alone=True)
     try:
+        # The synchronous engine, whose steps this loop drives itself.
         engine = LLMEngine.from_vllm_config(recording.config, stat_loggers=[counter])
         try:
             recording.measured["start_s"] = real() - began

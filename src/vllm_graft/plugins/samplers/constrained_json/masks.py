@@ -79,6 +79,7 @@ class Masks:
         """Returns what a state allows, given how many containers may be open."""
         self.unconstrained = torch.zeros(vocabulary, dtype=mask_type(device), device=device)
         """The mask that lets every token come."""
+        # Worked out before the first request: inside of a string nearly every token is possible, which takes longest.
         for mode in range(STRINGS):
             self._trie.inside(ROOT, mode)
 

@@ -88,6 +88,7 @@ class ConstrainedJSONSampler(Sampler):
                 fix="set eos_token_id in its generation_config.json, or take constrained-json out of the plan",
             )
         self._eos = frozenset(model.eos)
+        # Once per worker; requests then look masks up.
         texts = token_bytes(model.tokenizer)
         self._texts = {token: text for token, text in texts.items() if token not in self._eos}
         self._masks = Masks(self._texts, model.eos, model.vocabulary, model.device)
@@ -127,6 +128,7 @@ class ConstrainedJSONSampler(Sampler):
             seed = f"#{next(self._requests)}" if params.seed is None else str(params.seed)
             document = _Document(start(cast(Root, params["json_root"])), 0, seed)
             params.state[_PLACE] = document
+        # Usually one; all of them for a request that comes back after a preemption, whose state was dropped.
         for token in tokens[document.read :]:
             document.state = self._read(document.state, token, int(params.number("json_max_depth")))
             document.read += 1

@@ -19,6 +19,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
         found = {token: inner.id_to_byte_piece(token) for token in range(len(tokenizer))}
     else:
         found = _of_texts(tokenizer.get_vocab())
+    # Special tokens end or structure a text for vLLM, which cuts them out of the answer.
     left_out = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     kept = {token: text for token, text in found.items() if text and token not in left_out}
     _check(tokenizer, kept.values())

@@ -23,6 +23,7 @@ class MatchingStrategy(SamplingStrategy):
     item: ClassVar[str]
     options: ClassVar[Mapping[str, OptionValue]] = {"window": 4096}
     stage = "penalty"
+    # It only lowers logits, and lowers none before all changes are known.
     atomic = True
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
