@@ -32,6 +32,10 @@ def build_roofline(vllm_config: VllmConfig, settings: SimulationSettings) -> Roo
     if settings.device is None:
         return None
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    # The limits of vLLM's CUDA graphs by its own defaults, although on this platform graphs are off.
+    drafting = vllm_config.speculative_config
+    decode = 1 + (drafting.num_speculative_tokens if drafting else 0)
+    largest = 0 if model.enforce_eager else 2 * decode * vllm_config.scheduler_config.max_num_seqs
     return Roofline(
         _model_shape(model),
         settings.device,
@@ -39,16 +43,9 @@ def build_roofline(vllm_config: VllmConfig, settings: SimulationSettings) -> Roo
         pipeline=parallel.pipeline_parallel_size,
         data=parallel.data_parallel_size,
         kv_bytes=_kv_dtype(vllm_config).itemsize,
-        **_graphs(vllm_config),
+        decode=decode,
+        graph_tokens=min(largest, _LARGEST_GRAPH),
     )
-
-
-def _graphs(vllm_config: VllmConfig) -> dict[str, int]:
-    """Return the limits of vLLM's CUDA graphs by its own defaults; on this platform graphs are off."""
-    drafting = vllm_config.speculative_config
-    decode = 1 + (drafting.num_speculative_tokens if drafting else 0)
-    largest = 0 if vllm_config.model_config.enforce_eager else 2 * decode * vllm_config.scheduler_config.max_num_seqs
-    return {"decode": decode, "graph_tokens": min(largest, _LARGEST_GRAPH)}
 
 
 def _model_shape(model: ModelConfig) -> ModelShape:

@@ -60,7 +60,10 @@ class PolicyRunner:
         running = {request.request_id: self._queue.view(request) for request in scheduler.running}
         if not waiting and not running:
             return
-        answer = self._schedule(waiting, list(running.values()), _kv_state(scheduler))
+        pool = scheduler.kv_cache_manager.block_pool
+        # One block is never allocated: unused entries of block tables point to it.
+        kv_cache = KVState(pool.get_num_free_blocks(), pool.num_gpu_blocks - 1, scheduler.block_size)
+        answer = self._schedule(waiting, list(running.values()), kv_cache)
         if self._schedule.aside:
             return
         try:
@@ -328,9 +331,3 @@ def _has_output_in_flight(request: Request) -> bool:
     Resumed now, it would compute again what is about to be delivered. Since 0.27.1 vLLM skips such a request itself.
     """
     return request.num_in_flight_tokens > 0 and not hasattr(request, "num_stale_output_tokens")
-
-
-def _kv_state(scheduler: Any) -> KVState:
-    pool = scheduler.kv_cache_manager.block_pool
-    # One block is never allocated: unused entries of block tables point to it.
-    return KVState(pool.get_num_free_blocks(), pool.num_gpu_blocks - 1, scheduler.block_size)

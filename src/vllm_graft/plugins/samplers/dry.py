@@ -89,7 +89,9 @@ class Dry(MatchingStrategy):
         base = min(params.number("dry_base"), _LARGE)
         allowed = int(params.number("dry_allowed_length"))
         if multiplier == 0 or allowed > LONGEST:
-            self._close(slot)
+            self._matchers.pop(slot, None)
+            self._penalties.pop(slot, None)
+            self._multipliers[slot] = 0.0
             return False
         last = int(params.number("dry_penalty_last_n"))
         window = min(last, self.window) if last > 0 else self.window
@@ -103,11 +105,6 @@ class Dry(MatchingStrategy):
         self._multipliers[slot], self._bases[slot] = multiplier, base
         self._allowed[slot], self._windows[slot] = allowed, window
         return True
-
-    def _close(self, slot: int) -> None:
-        self._matchers.pop(slot, None)
-        self._penalties.pop(slot, None)
-        self._multipliers[slot] = 0.0
 
     def _change_from_host(self, logits: torch.Tensor, rows: Rows) -> None:
         from vllm_graft.plugins.samplers.matching.by_torch import lower_each

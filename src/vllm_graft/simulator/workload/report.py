@@ -65,7 +65,8 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row of the per-request file, with the tokens as a hash."""
-        row = {name: _rounded(getattr(self, name)) for name in _ROW}
+        values = {name: getattr(self, name) for name in _ROW}
+        row = {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
         row["tokens"] = _hash([array("q", self.token_ids).tobytes()])[:16]
         return row
 
@@ -106,10 +107,6 @@ def _hash(parts: Iterable[bytes]) -> str:
 
 def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
-
-
-def _rounded(value: Any) -> Any:
-    return round(value, 6) if isinstance(value, float) else value
 
 
 @dataclass(frozen=True, slots=True)
