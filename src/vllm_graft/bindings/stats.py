@@ -31,7 +31,7 @@ MOST_BATCHES: Final = 10_000
 """How many batches may wait for a sink; one that falls further behind is put aside. A busy server makes 100 per s."""
 
 CLOSE_S: Final = 5.0
-"""How long the end of a server waits for its sinks: what they were not yet told of, and their ``close``."""
+"""How long the end of a server waits for its sinks: for the batches in their queues, and for their ``close``."""
 
 
 def stat_loggers(plan: Plan, ledger: Ledger, *, threads: bool) -> list[type]:
@@ -53,7 +53,7 @@ def stat_loggers(plan: Plan, ledger: Ledger, *, threads: bool) -> list[type]:
 
 
 class SinkThread:
-    """A thread on which one sink is made, told of every batch in order, and closed.
+    """A thread on which one sink is made, fed every batch in order, and closed.
 
     A sink that falls ``MOST_BATCHES`` behind is put aside: what waits for it would fill the memory.
     """
@@ -80,7 +80,7 @@ class SinkThread:
         self._batches.put((scheduler, iteration, engine))
 
     def end(self) -> None:
-        """Have the sink closed once it was told of all that waits for it."""
+        """Have the sink closed after the batches in its queue."""
         self._batches.put(None)
 
     def wait(self, until: float) -> None:
@@ -105,7 +105,7 @@ class SinkThread:
             guard(*batch)
         try:
             close()
-        except BaseException as error:  # a thread that exits is not heard of either
+        except BaseException as error:  # SystemExit would end the thread without a trace
             self._ledger.note_error(self.name, f"failed to close: {reason_of(error)}")
 
 
@@ -147,7 +147,7 @@ def _logger_class(feeds: list[Feed]) -> type:
                 feed(scheduler_stats, iteration_stats, engine_idx)
 
         def log_engine_initialized(self) -> None:
-            """Nothing to say: the record already does."""
+            """Log nothing: the line of the plan names the sinks."""
 
     return GraftStatLogger
 

@@ -34,11 +34,11 @@ class WaitingHeap:
         self._tidy()
 
     def first(self) -> WaitingRequest:
-        """The request with the smallest key; IndexError where there is none."""
+        """Return the request with the smallest key; IndexError where there is none."""
         return self._top()[2]
 
     def first_key(self) -> Any:
-        """The smallest key; IndexError where there is none."""
+        """Return the smallest key; IndexError where there is none."""
         return self._top()[0]
 
     def take(self) -> WaitingRequest:
@@ -49,7 +49,7 @@ class WaitingHeap:
         return request
 
     def discard(self, request: WaitingRequest) -> bool:
-        """Take out a request; False where it is not here."""
+        """Take out a request; return False where it is not here."""
         if self._live.pop(request.request_id, None) is None:
             return False
         self._tidy()
@@ -62,7 +62,7 @@ class WaitingHeap:
         return len(self._live)
 
     def __iter__(self) -> Iterator[WaitingRequest]:
-        """The requests in no particular order."""
+        """Return the requests in no particular order."""
         return (request for _, number, request in self._entries if self._live.get(request.request_id) == number)
 
     def _top(self) -> tuple[Any, int, WaitingRequest]:

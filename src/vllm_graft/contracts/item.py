@@ -34,9 +34,9 @@ class Item:
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
         """Optional: refuse values that cannot work, with an ``OptionError`` or a ValueError.
 
-        ``options`` holds every declared option. Called by ``vllm-graft plan`` and at the start, before it is made.
+        ``options`` holds every declared option. Called by ``vllm-graft plan`` and at the start, before the item is made.
         """
 
     def option(self, name: str) -> OptionValue:
-        """The value of a declared option: what the configuration says, else the default."""
+        """Return the value of a declared option: the one of the configuration, else the default."""
         return self._options[name]

@@ -162,9 +162,9 @@ class PerSlot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
-    """The model, as samplers are told of it once, before the first request.
+    """The model, described to samplers once, before the first request.
 
-    name:           as the server was told it
+    name:           as the server was started with it
     vocabulary:     how many logits a row has
     slots:          slots are numbered from 0 to slots - 1
     device:         where the logits are
@@ -189,7 +189,7 @@ class ServedModel:
 
     @property
     def tokenizer(self) -> object:
-        """The model's tokenizer, loaded when first asked for; an error where the server runs without one."""
+        """The model's tokenizer, loaded on first use; an error where the server runs without one."""
         if self.load_tokenizer is None:
             raise RuntimeError(f"{self.name} is served without a tokenizer")
         return self.load_tokenizer()

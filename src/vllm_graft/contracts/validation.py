@@ -1,4 +1,4 @@
-"""Validate the class of an item before anything is made of it: its methods, their signatures, its request keys.
+"""Validate the class of an item before it is instantiated: its methods, their signatures, its request keys.
 
 An author's mistake would otherwise show with the first request, in a worker, as a sampler that was put aside.
 """

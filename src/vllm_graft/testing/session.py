@@ -91,7 +91,7 @@ class Session:
     def server(
         self, *arguments: str, model: str | Path | None = None, program: Sequence[str] | None = None
     ) -> ServerProcess:
-        """A server with the plan, not started yet; stopped when the test ends."""
+        """Return a server with the plan, not started yet; it is stopped when the test ends."""
         chosen = str(model if model is not None else tiny_model())
         port = [] if "--port" in arguments else ["--port", str(free_port())]
         small = [] if model is not None else list(_SMALL)
@@ -127,7 +127,7 @@ class Session:
 
     @contextmanager
     def llm(self, **arguments: Any) -> Iterator[LLM]:
-        """vLLM's ``LLM`` in this very process, with the plan; everything is put back afterwards."""
+        """Make vLLM's ``LLM`` in this very process, with the plan; everything is put back afterwards."""
         with set_environment(self.env):
             from vllm_graft.boot.process import enter, process
 
@@ -155,7 +155,7 @@ class Session:
                         setattr(found, "plugins_loaded", loaded)  # noqa: B010 - unknown to a type checker
 
     def views(self) -> list[RunView]:
-        """What was recorded: servers that run, and those that ended without order."""
+        """Return the records of servers that run, and of those that crashed."""
         return runs(self.state)
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ class ForkRequest(NamedTuple):
 
 
 class ZygoteClient:
-    """The asking side: one zygote, reached through a socket."""
+    """A zygote as seen by its parent, reached through a socket."""
 
     def __init__(self, control: socket.socket, env: Mapping[str, str]) -> None:
         self._control = control
@@ -266,7 +266,7 @@ def main() -> None:
     names = json.load(sys.stdin)
     env = dict(os.environ)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.environ.get("PYTHONPATH") else []
-    # The first entry is this file's folder, which must not be seen by anybody.
+    # The first entry is this file's folder, from which no forked process may import.
     del sys.path[0]
     base = [one for one in sys.path if one not in paths]
     _preload(names)

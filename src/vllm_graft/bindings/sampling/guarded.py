@@ -111,7 +111,7 @@ class GuardedSampler:
 
     @property
     def listens(self) -> bool:
-        """Whether it is to be told which tokens were picked."""
+        """Whether its ``sampled`` is called with the tokens that were picked."""
         return "sampled" in self._guards and not self.aside
 
     @property

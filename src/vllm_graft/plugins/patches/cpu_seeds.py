@@ -53,7 +53,7 @@ class CpuSeeds(
 
 
 def _thrown_away(runner: Any) -> dict[int, Any]:
-    """The generators, by row, of the requests whose token of this step is thrown away; none where there is a GPU."""
+    """Return the generators, by row, of the requests whose token of this step is thrown away; none with a GPU."""
     batch = runner.input_batch
     if runner.device.type != "cpu" or not batch.generators:
         return {}

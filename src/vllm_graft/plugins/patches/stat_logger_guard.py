@@ -32,7 +32,7 @@ class StatLoggerGuard(
     remove_when="vLLM catches what a stat logger raises",
     processes={"frontend"},
 ):
-    """Every foreign stat logger is called through a guard."""
+    """Call every foreign stat logger through a guard."""
 
     @wrap
     def __init__(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
@@ -42,7 +42,7 @@ class StatLoggerGuard(
 
 
 def _foreign(loggers: list[Any]) -> Iterator[Any]:
-    """The loggers that are neither vLLM's nor ours, those inside vLLM's per-engine adapter included."""
+    """Find the loggers that are neither vLLM's nor ours, those inside vLLM's per-engine adapter included."""
     for logger in loggers:
         yield from _foreign(list(getattr(logger, "per_engine_stat_loggers", {}).values()))
         if not type(logger).__module__.startswith(("vllm.", "vllm_graft.")):
@@ -68,11 +68,11 @@ def _guard(logger: Any) -> None:
 
 
 def _put_aside(guards: list[ledger.Guard[..., Any]], what: str, reason: str) -> None:
-    """One method raised: what the logger holds cannot be trusted, so none of its methods is called again."""
+    """Stop calling a logger of which one method raised: its state cannot be trusted."""
     for guard in guards:
         guard.aside = reason
     ledger.current().note_error(_NAME, f"stat logger {what} is put aside, the server goes on: {reason}")
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
-    """What is called in the place of a logger's method that raised."""
+    """Stand in for a method of a logger that was put aside."""

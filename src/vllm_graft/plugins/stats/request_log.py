@@ -38,7 +38,7 @@ class RequestLog(StatSink):
 
     @classmethod
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
-        """The queue's size; the folder may be one of another machine than that which looks at the plan."""
+        """Refuse a queue without room. The path is not checked: the plan may be looked at on another machine."""
         _room(options["queue"])
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
@@ -57,7 +57,7 @@ class RequestLog(StatSink):
         """Leave finished requests for the writer; what stopped the writer is raised here, where it is noticed."""
         if self._error is not None:
             raise self._error
-        # Appending wakes nobody: a hand-over to another thread would cost more than the budget.
+        # Appending wakes no thread: a hand-over to another one would cost more than the budget.
         for request in requests:
             if len(self._waiting) < self._room:
                 self._waiting.append(request)
@@ -91,7 +91,7 @@ class RequestLog(StatSink):
 def _open(path: Path) -> IO[str]:
     """Open the file to append to; one that is not there is made for its owner alone.
 
-    Nothing waits here: a FIFO would hold up the start until somebody reads it, and requests after that.
+    Nothing waits here: a FIFO would hold up the start until it has a reader, and requests after that.
     """
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
@@ -115,7 +115,7 @@ def _open(path: Path) -> IO[str]:
 
 def _no_file(path: Path) -> ConfigError:
     return ConfigError(
-        f"{path} is a FIFO or a socket, which would hold the server up whenever nobody reads it",
+        f"{path} is a FIFO or a socket, which would hold the server up whenever it has no reader",
         where="option path of request-log",
         fix="name a file",
     )
