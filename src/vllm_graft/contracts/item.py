@@ -34,7 +34,7 @@ class Item:
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
         """Optional: refuse values that cannot work, with an ``OptionError`` or a ValueError.
 
-        ``options`` holds every declared option. Called by ``vllm-graft plan`` and at the start, before the item is made.
+        ``options`` holds every declared option. Called by ``vllm-graft plan`` and before a start makes the item.
         """
 
     def option(self, name: str) -> OptionValue:

@@ -1,8 +1,8 @@
 """``async-history``: logits processors of installed packages see the tokens that were really sampled.
 
 With asynchronous scheduling the V1 model runner appends a placeholder, -1, to a request's output tokens, and fills in
-the real token in the next step, right before logits processors run, if a processor is known to need it. Processors given
-by ``--logits-processors`` are known; those found through the entry points ``vllm.logits_processors`` are not counted.
+the real token in the next step, right before logits processors run, if one of them is known to need it. Those given by
+``--logits-processors`` are known; those found through the entry points ``vllm.logits_processors`` are not counted.
 They see -1, -1, -1 and compute nonsense, without a word in the log. With this patch they count.
 """
 
