@@ -142,11 +142,6 @@ class SimulatedWorker(WorkerBase):
         _log.info("simulated accelerator: rank %d has %d bytes for its KV cache", self.rank, size)
         return size
 
-    def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Record the number of blocks. vLLM's guide for platforms has this method; no release from 0.26 on calls it."""
-        self.cache_config.num_gpu_blocks = num_gpu_blocks
-        self.cache_config.num_cpu_blocks = num_cpu_blocks
-
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate nothing for the blocks."""
 
