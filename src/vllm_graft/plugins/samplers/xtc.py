@@ -57,15 +57,12 @@ class Xtc(SamplingStrategy):
             exclude(logits, rows.rows, rows.slots, draws, chances=chances, logarithms=logarithms)
             return
         drawn = draws < self._chances.of(rows)
-        if works_by_row(logits):
-            self._exclude_drawn(logits, rows, drawn)
-        else:
+        if not works_by_row(logits):
             exclude_top(logits, rows.rows, drawn, self._logarithms.of(rows))
-
-    def _exclude_drawn(self, logits: torch.Tensor, rows: Rows, drawn: torch.Tensor) -> None:
-        """Work on drawn rows alone, one after another on the host, while each is in the cache."""
+            return
         import torch
 
+        # Only the rows that were drawn, one after another, while each is in the cache.
         which = drawn.nonzero().flatten()
         numbers, limits = rows.rows[which].tolist(), self._logarithms.of(rows)[which].tolist()
         scratch = torch.empty(logits.shape[1])

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from vllm_graft.contracts import (
-    AdmissionQueue,
-    Load,
-    OptionError,
-    OptionValue,
-    Refusal,
-    WaitingHeap,
-    WaitingRequest,
-)
+from vllm_graft.contracts import AdmissionQueue, Load, OptionError, OptionValue, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.plugins.schedulers.options import integer, number
 from vllm_graft.plugins.schedulers.priority_classes import LoadShedding, PriorityClasses
 from vllm_graft.plugins.schedulers.urgent_lane import UrgentLane, Way

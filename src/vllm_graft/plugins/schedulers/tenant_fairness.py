@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from vllm_graft.contracts import AdmissionQueue, Load, OptionValue, Refusal, WaitingRequest
 from vllm_graft.plugins.schedulers.options import number
 from vllm_graft.plugins.schedulers.priority_classes import PriorityClasses
-from vllm_graft.plugins.schedulers.tenants import (
-    TenantCounters,
-    TenantHeap,
-    display_name,
-    parse_weights,
-    tenant_reader,
-)
+from vllm_graft.plugins.schedulers.tenants import TenantCounters, TenantHeap, display_name, parse_weights, tenant_reader
 from vllm_graft.plugins.schedulers.urgent_lane import UrgentLane
 
 _NAME: Final = "tenant-fairness"
 
 
+@dataclass(slots=True)
 class Account:
     """The account of an admitted request: its tenant, and the tokens of its prompt that were charged in advance."""
 
-    __slots__ = ("advance", "tenant", "weight")
-
-    def __init__(self, tenant: str, weight: float, advance: int) -> None:
-        self.tenant = tenant
-        self.weight = weight
-        self.advance = advance
+    tenant: str
+    weight: float
+    advance: int
 
 
 class TenantFairness(AdmissionQueue):

@@ -28,7 +28,9 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
 
 def _of_texts(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
     if all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
-        return {token: _of_piece(text) for text, token in vocabulary.items()}
+        # SentencePiece: a lower block stands for a blank, and some pieces name one byte.
+        bytes_of = {text: bytes.fromhex(byte[1]) for text in vocabulary if (byte := _BYTE.fullmatch(text))}
+        return {token: bytes_of.get(text) or text.replace("▁", " ").encode() for text, token in vocabulary.items()}
     signs = _byte_signs()
     # A text with a sign that stands for no byte is one that was added to the vocabulary.
     return {
@@ -36,13 +38,6 @@ def _of_texts(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
         for text, token in vocabulary.items()
         if all(sign in signs for sign in text)
     }
-
-
-def _of_piece(text: str) -> bytes:
-    """Return the bytes of a SentencePiece: a lower block stands for a blank, and some pieces name one byte."""
-    if byte := _BYTE.fullmatch(text):
-        return bytes.fromhex(byte[1])
-    return text.replace("▁", " ").encode()
 
 
 def _byte_signs() -> dict[str, int]:
