@@ -27,7 +27,7 @@ from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
 from vllm_graft.plan.catalogue import SHIPPED, load
-from vllm_graft.plugins.samplers.constrained_json.automaton import State, start, step
+from vllm_graft.plugins.samplers.constrained_json.automaton import JsonState, start, step
 
 FOLDER: Final = Path(__file__).parent.parent / "docs" / "reference" / "samplers"
 
@@ -161,7 +161,7 @@ def constrained_json() -> str:
         '{"n":[true]',
         '{"n":[true]}',
     ):
-        state: State | None = start("object")
+        state: JsonState | None = start("object")
         for byte in begun.encode():
             state = step(state, byte, 8) if state is not None else None
         assert state is not None, begun

@@ -23,7 +23,7 @@ import vllm_graft
 from vllm_graft import contracts
 from vllm_graft.bindings.sampling.guarded import GuardedSampler
 from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
-from vllm_graft.bindings.sampling.requests import SamplerKeys, list_samplers, listing
+from vllm_graft.bindings.sampling.requests import SamplerKeys, describe_samplers, list_samplers
 from vllm_graft.bindings.sampling.step import HostStep, Tokens
 from vllm_graft.cli import COMMANDS, main
 from vllm_graft.cli.queues import render_queues
@@ -790,7 +790,7 @@ class TestSamplers:
 
     def test_what_a_server_has_is_what_the_page_shows(self):
         shown = json.loads(blocks("json", DOCS / "reference/samplers.md")[1].text)
-        assert listing(_samplers("xtc"), None)["samplers"] == [shown]
+        assert describe_samplers(_samplers("xtc"), None)["samplers"] == [shown]
 
     def test_figures_are_those_of_the_records(self):
         text = page("explanation/benchmarks/samplers.md")

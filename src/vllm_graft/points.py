@@ -43,7 +43,7 @@ class Point:
 
     name:       the one word for it, used in every table and message
     contracts:  what an author implements, as ``module:Class``; several where there are several styles, none where the
-                point is not bound yet
+                point is not bound yet or is vllm-graft's own
     called:     when vLLM calls it
     inputs:     what the author's code is given
     outputs:    what it returns

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from vllm_graft.bindings.instantiate import instantiate
+from vllm_graft.bindings.instantiate import guard_method, instantiate
 from vllm_graft.contracts import SamplingStrategy
 from vllm_graft.errors import StartError
 from vllm_graft.ledger import Ledger
@@ -93,3 +93,25 @@ def test_a_constructor_that_takes_no_options_loses_none(monkeypatch: pytest.Monk
     assert made(TokenizerOnly, monkeypatch, budget_us=9).tokenizer == "the tokenizer"
     with pytest.raises(StartError, match="constructor of TokenizerOnly takes no options, and the plan sets strength"):
         made(TokenizerOnly, monkeypatch, strength=5.0)
+
+
+def test_a_guarded_method_answers_with_none_once_its_item_is_put_aside():
+    ledger, answers = Ledger(), iter((1, None))
+    item = PlanItem("stats", "sink", f"{__name__}:Sink", "vllm-graft", ("frontend",))
+
+    def method(number: int) -> float:
+        return number / next(answers)
+
+    guard = guard_method(item, "finished", method, ledger)
+    assert guard(2) == 2
+    assert guard(2) is None
+    assert guard(2) is None
+    assert "unsupported operand" in guard.aside
+
+
+def test_the_owner_of_a_guarded_method_may_be_told_instead_of_the_ledger():
+    reasons: list[str] = []
+    item = PlanItem("stats", "sink", f"{__name__}:Sink", "vllm-graft", ("frontend",))
+    guard_method(item, "finished", lambda: [][0], Ledger(), on_aside=reasons.append)()
+    (reason,) = reasons
+    assert reason.startswith("IndexError: list index out of range")

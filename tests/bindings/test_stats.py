@@ -110,7 +110,7 @@ def test_a_sink_that_waits_holds_up_nobody_and_is_put_aside(run, monkeypatch):
         thread.feed(None, None, number)
     assert time.monotonic() - started < 5
     assert thread._batches.qsize() <= 10
-    assert "10 batches behind" in thread._guard.aside
+    assert "10 batches behind" in thread.guard.aside
     assert "is put aside" in thread.book.record.last_error
 
 
@@ -138,7 +138,7 @@ def test_a_sink_that_cannot_be_made_stops_the_start_or_is_left_out(run):
     with pytest.raises(StartError, match="no such folder"):
         run(Failing)
     thread = run(Failing, "warn")
-    assert not thread.made
+    assert thread.guard is None
     thread.feed(None, None, 0)
     stats._close_all([thread])
 
@@ -148,7 +148,7 @@ def test_what_a_release_renamed_costs_the_sink_and_not_the_server(run):
     thread = run(Noting)
     thread.feed(None, SimpleNamespace(num_generation_tokens=1), 0)
     stats._close_all([thread])
-    assert "finished_requests" in thread._guard.aside
+    assert "finished_requests" in thread.guard.aside
 
 
 SINKS = """

@@ -97,7 +97,7 @@ def test_a_node_without_a_front_end_says_what_runs_there(
     record: Record, rank: int, headless: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ):
     """The engine core of workers alone is elsewhere, and not missing."""
-    monkeypatch.setattr(start.sampling, "users_own", lambda config: [])
+    monkeypatch.setattr(start.sampling, "user_processors", lambda config: [])
     config = SimpleNamespace(
         speculative_config=None, parallel_config=SimpleNamespace(node_rank_within_dp=rank), use_v2_model_runner=False
     )

@@ -13,7 +13,7 @@ from vllm_graft.contracts import (
     StatSink,
     Truncation,
 )
-from vllm_graft.contracts.validation import OPTIONAL, REQUIRED, RESERVED, find_mistake, place_of, shared_key
+from vllm_graft.contracts.validation import OPTIONAL, REQUIRED, RESERVED, find_mistake, shared_key, source_location
 from vllm_graft.plan.catalogue import SHIPPED, load
 
 ON = (Key("on", "bool", False, switch=True),)
@@ -158,8 +158,8 @@ def test_what_ships_has_no_mistake(name: str):
 def test_the_place_of_a_class_is_its_file_and_line():
     """Where the author looks; for a class without a source its module."""
     line = inspect.getsourcelines(Whole)[1]
-    assert place_of(Whole) == f"{__file__}:{line}"
-    assert place_of(int) == "builtins"
+    assert source_location(Whole) == f"{__file__}:{line}"
+    assert source_location(int) == "builtins"
 
 
 def test_two_samplers_with_one_key():

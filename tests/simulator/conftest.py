@@ -15,6 +15,9 @@ from vllm_graft.launcher.models import tiny_model
 from vllm_graft.simulator.tokens import HashedTokens, Vocabulary
 from vllm_graft.testing import zygote
 
+# Several tests share the configurations in model_configs.py.
+sys.path.insert(0, str(Path(__file__).parent))
+
 EOS = 2
 
 

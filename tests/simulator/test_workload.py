@@ -10,7 +10,6 @@ import pytest
 
 from vllm_graft.errors import ConfigError
 from vllm_graft.hashing import splitmix64
-from vllm_graft.simulator.model_shape import find_model, shipped_models
 from vllm_graft.simulator.workload import Prefix, Result, Spread, Workload, WorkloadReport, WorkloadRequest, read
 from vllm_graft.simulator.workload.description import generate
 from vllm_graft.simulator.workload.requests import build_prompt, invent_tokens
@@ -413,53 +412,3 @@ class TestWorkload:
     def test_text_is_noticed(self):
         assert not Workload([WorkloadRequest(0, 1, 1)]).has_text
         assert Workload([WorkloadRequest(0, 1, 1), WorkloadRequest(0, 1, prompt="hi")]).has_text
-
-
-class TestModels:
-    def test_the_shapes_that_ship_have_the_size_of_their_names(self):
-        sizes = {name: find_model(name).shape.parameters / 1e9 for name in shipped_models()}
-        assert sizes == pytest.approx(
-            {"gemma-3-12b": 11.8, "llama-3-70b": 70.6, "llama-3-8b": 8.0, "mixtral-8x7b": 46.7, "qwen3-30b-a3b": 30.5},
-            abs=0.1,
-        )
-
-    def test_gemma_slides_in_five_of_six_layers(self):
-        windows = [layer.window for layer in find_model("gemma-3-12b").shape.layers]
-        assert windows == ([1024] * 5 + [None]) * 8
-
-    @pytest.mark.parametrize(
-        ("content", "says"),
-        [
-            ("{", "is not JSON"),
-            ("[" * 50_000, "is not JSON: maximum recursion depth exceeded"),
-            ("[]", "is no JSON object but list"),
-            ("{}", "architectures: is missing"),
-            ('{"architectures": ["X"]}', "num_attention_heads: is missing"),
-            (
-                '{"architectures": ["X"], "num_attention_heads": 3, "hidden_size": 8, "num_hidden_layers": 1, '
-                '"num_key_value_heads": 2, "vocab_size": 9}',
-                "does not divide",
-            ),
-        ],
-    )
-    def test_a_bad_file_is_refused_by_name(self, tmp_path: Path, content: str, says: str):
-        (tmp_path / "config.json").write_text(content, encoding="utf-8")
-        for given in (tmp_path, tmp_path / "config.json"):
-            with pytest.raises(ConfigError, match=says) as caught:
-                find_model(str(given))
-            assert "config.json" in caught.value.where
-
-    def test_a_model_that_is_not_modelled_has_no_shape_but_a_folder(self, tmp_path: Path):
-        """The device 'instant' takes it, and needs no shape."""
-        config = {**find_model("llama-3-8b").config, "num_kv_shared_layers": 10}
-        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        model = find_model(str(tmp_path))
-        assert model.folder == tmp_path
-        with pytest.raises(ConfigError, match=r"num_kv_shared_layers: .* are not modelled"):
-            _ = model.shape
-
-    def test_what_does_not_exist_is_refused(self, tmp_path: Path):
-        with pytest.raises(ConfigError, match="did you mean 'llama-3-8b'"):
-            find_model("llama-3-9b")
-        with pytest.raises(ConfigError, match=r"has no config\.json"):
-            find_model(str(tmp_path))

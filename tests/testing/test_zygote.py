@@ -152,7 +152,7 @@ def test_a_zygote_that_would_import_vllm_refuses(tmp_path: Path) -> None:
     made, process = zygote.start(["friend"], {**os.environ, "PYTHONPATH": str(tmp_path)})
     assert process.wait(10) == 1
     with pytest.raises(RuntimeError, match="zygote of the tests has ended"):
-        made.fork(zygote.Request(["-c", "pass"], {}, "/", False, {}))
+        made.fork(zygote.ForkRequest(["-c", "pass"], {}, "/", False, {}))
 
 
 def test_our_own_zygote_holds_nothing_of_vllm_or_ours() -> None:

@@ -1,7 +1,8 @@
-"""Instantiate a planned item: import its class and call it, or record why that cannot be done."""
+"""Planned items: import the class and call it, or record why that cannot be done; guard the methods."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import threading
@@ -9,15 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import GraftError, StartError
-from vllm_graft.ledger import Ledger
+from vllm_graft.ledger import Guard, Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.plan.catalogue import load
+from vllm_graft.points import point
 
 _LOG: Final = logging.getLogger("vllm.graft")
 SLOW_START_S: Final = 10.0
@@ -42,6 +44,7 @@ def instantiate(
     without it, and None is returned.
     """
     try:
+        # Imports here may take minutes (kernels that compile), in the middle of a start that prints nothing.
         with warn_if_slow(f"{item.point} {item.name!r} is made"):
             kind = load(item.target, item.name, item.package)
             args, kwargs = _arguments(kind, dict(item.options), provided)
@@ -50,6 +53,7 @@ def instantiate(
             names = [each.__name__ for each in (contract if isinstance(contract, tuple) else (contract,))]
             raise TypeError(f"{item.target} made a {type(made).__name__}, which is no {' and no '.join(names)}")
         fit(made)
+    # SystemExit too: a plugin that calls sys.exit() must not end the engine without a reason in its record.
     except BaseException as error:
         reason = failure_reason(error)
         ledger.set_item(item.point, item.name, "refused", reason)
@@ -96,16 +100,32 @@ def _arguments(
     elif free:
         kwargs["options" if "options" in free else free[0]] = options
     else:
-        _refuse_lost_options(kind, options)
+        # A constructor may do without the options that every sampler has: the binding itself reads those.
+        defaults = {**getattr(kind, "options", {}), **{name: options.get(name) for name in OptInSampler.options}}
+        if lost := [name for name, value in options.items() if value != defaults.get(name)]:
+            raise TypeError(f"the constructor of {kind.__name__} takes no options, and the plan sets {', '.join(lost)}")
     return args, kwargs
 
 
-def _refuse_lost_options(kind: type, options: Mapping[str, OptionValue]) -> None:
-    """Refuse a constructor without options if the plan sets one; the binding reads those that every sampler has."""
-    defaults: Mapping[str, OptionValue] = getattr(kind, "options", {})
-    lost = [name for name, value in options.items() if name not in OptInSampler.options and value != defaults.get(name)]
-    if lost:
-        raise TypeError(f"the constructor of {kind.__name__} takes no options, and the plan sets {', '.join(lost)}")
+def guard_method(
+    item: PlanItem,
+    method: str,
+    call: Callable[..., Any],
+    ledger: Ledger,
+    *,
+    budget_us: float | None = None,
+    on_aside: Callable[[str], None] | None = None,
+) -> Guard[..., Any]:
+    """Guard a method of an item: metered under its name, and answered with None once the item is put aside.
+
+    ``budget_us`` is the point's own unless given; ``on_aside`` replaces the note in the ledger that the item is aside.
+    """
+    meter = ledger.hook(item.name, method, point(item.point).budget_us if budget_us is None else budget_us)
+    return Guard(call, _no_answer, meter, on_aside or functools.partial(ledger.put_aside, item.name))
+
+
+def _no_answer(*args: object) -> None:
+    """Stand in for a method of an item that was put aside; what vLLM does without the item goes on."""
 
 
 def failure_reason(error: BaseException) -> str:

@@ -7,30 +7,31 @@ loop, and sinks are called where vLLM calls them.
 
 from __future__ import annotations
 
-import functools
 import multiprocessing.util
 import threading
 import time
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from vllm_graft.bindings.instantiate import instantiate
+from vllm_graft.bindings.instantiate import guard_method, instantiate
 from vllm_graft.contracts import BatchRecord, RequestRecord, StatSink
 from vllm_graft.ledger import Guard, Ledger
 from vllm_graft.ledger.guard import reason_of
 from vllm_graft.plan import Plan, PlanItem
-from vllm_graft.points import point
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Feed = Callable[[Any, Any, int], None]
+    Sink = tuple[Guard[..., None], Callable[[], None]]
+    """The guarded ``finished`` of a sink, fed with vLLM's own statistics, and its ``close``."""
 
 MOST_BATCHES: Final = 10_000
 """How many batches may wait for a sink; one that falls further behind is put aside. A busy server makes 100 per s."""
 
 CLOSE_S: Final = 5.0
-"""How long the end of a server waits for its sinks: what they were not yet told of, and their ``close``."""
+"""How long the end of a server waits for its sinks: for the batches in their queues, and for their ``close``."""
 
 
 def stat_loggers(plan: Plan, ledger: Ledger, *, threads: bool) -> list[type]:
@@ -39,8 +40,9 @@ def stat_loggers(plan: Plan, ledger: Ledger, *, threads: bool) -> list[type]:
     ``threads`` gives each sink a thread of its own.
     """
     if threads:
-        running = [SinkThread(item, plan, ledger) for item in plan.of("stats")]
-        feeds: list[Feed] = [thread.feed for thread in running if thread.made]
+        running = [thread for item in plan.of("stats") if (thread := SinkThread(item, plan, ledger)).guard is not None]
+        feeds: list[Feed] = [thread.feed for thread in running]
+        # vLLM's API servers are multiprocessing children, which end without atexit but run these finalizers.
         multiprocessing.util.Finalize(None, _close_all, args=(running,), exitpriority=10)
     else:
         made = [sink for item in plan.of("stats") if (sink := _sink(item, plan, ledger)) is not None]
@@ -51,67 +53,60 @@ def stat_loggers(plan: Plan, ledger: Ledger, *, threads: bool) -> list[type]:
 
 
 class SinkThread:
-    """A thread on which one sink is made, told of every batch in order, and closed.
+    """A thread on which one sink is made, fed every batch in order, and closed.
 
     A sink that falls ``MOST_BATCHES`` behind is put aside: what waits for it would fill the memory.
     """
 
     def __init__(self, item: PlanItem, plan: Plan, ledger: Ledger) -> None:
-        self.made = False
-        """Whether there is a sink: a lenient plan goes on without one that cannot be made."""
-        self._item = item
-        self._plan = plan
+        self.name = item.name
         self._ledger = ledger
         self._batches: SimpleQueue[tuple[Any, Any, int] | None] = SimpleQueue()
-        self._guard: Guard[[Any, Any, int], None] | None = None
-        self._close: Callable[[], None] = _nothing
-        self._ready = threading.Event()
-        self._failed: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"graft-sink-{item.name}", daemon=True)
+        made: Future[Sink | None] = Future()
+        run = (item, plan, made)
+        self._thread = threading.Thread(target=self._run, args=run, name=f"graft-sink-{item.name}", daemon=True)
         self._thread.start()
-        self._ready.wait()
-        if self._failed is not None:
-            raise self._failed
+        sink = made.result()
+        self.guard = sink[0] if sink is not None else None
+        """None without a sink: a lenient plan goes on without one that cannot be made."""
 
     def feed(self, scheduler: Any, iteration: Any, engine: int) -> None:
         """Hand a batch to the thread. Called on the event loop."""
-        guard = self._guard
-        if guard is None or guard.aside:
+        if self.guard is None or self.guard.aside:
             return
         if self._batches.qsize() >= MOST_BATCHES:
-            guard.put_aside(f"it is {MOST_BATCHES} batches behind; none of the later ones is kept for it")
+            self.guard.put_aside(f"it is {MOST_BATCHES} batches behind; none of the later ones is kept for it")
             return
         self._batches.put((scheduler, iteration, engine))
 
     def end(self) -> None:
-        """Have the sink closed once it was told of all that waits for it."""
+        """Have the sink closed after the batches in its queue."""
         self._batches.put(None)
 
     def wait(self, until: float) -> None:
-        """Wait for the sink's end until a moment of the monotonic clock, and say where it is not reached."""
+        """Wait for the sink's end until a moment of the monotonic clock, and record where it is not reached."""
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             left = max(self._batches.qsize() - 1, 0)
             what = f"did not close within {CLOSE_S:g} s of the server's end, with {left} batches still to be told of"
-            self._ledger.note_error(self._item.name, what)
+            self._ledger.note_error(self.name, what)
 
-    def _run(self) -> None:
+    def _run(self, item: PlanItem, plan: Plan, made: Future[Sink | None]) -> None:
         try:
-            sink = _sink(self._item, self._plan, self._ledger)
-            if sink is not None:
-                self._guard, self._close = sink
-                self.made = True
+            sink = _sink(item, plan, self._ledger)
         except BaseException as error:
-            self._failed = error
+            made.set_exception(error)
             return
-        finally:
-            self._ready.set()
-        while self._guard is not None and (batch := self._batches.get()) is not None:
-            self._guard(*batch)
+        made.set_result(sink)
+        if sink is None:
+            return
+        guard, close = sink
+        while (batch := self._batches.get()) is not None:
+            guard(*batch)
         try:
-            self._close()
-        except BaseException as error:  # a thread that exits is not heard of either
-            self._ledger.note_error(self._item.name, f"failed to close: {reason_of(error)}")
+            close()
+        except BaseException as error:  # SystemExit would end the thread without a trace
+            self._ledger.note_error(self.name, f"failed to close: {reason_of(error)}")
 
 
 def _close_all(threads: list[SinkThread]) -> None:
@@ -122,31 +117,23 @@ def _close_all(threads: list[SinkThread]) -> None:
         thread.wait(until)
 
 
-def _nothing() -> None:
-    """Close nothing."""
-
-
-def _sink(item: PlanItem, plan: Plan, ledger: Ledger) -> tuple[Guard[[Any, Any, int], None], Callable[[], None]] | None:
-    """Return the guarded ``finished`` of one sink, fed with vLLM's own statistics, and its ``close``."""
+def _sink(item: PlanItem, plan: Plan, ledger: Ledger) -> Sink | None:
     sink = instantiate(item, StatSink, plan, ledger)
     if sink is None:
         return None
-    meter = ledger.hook(item.name, "finished", point("stats").budget_us)
 
     def feed(scheduler: Any, iteration: Any, engine: int) -> None:
         # Inside the guard, so that a release that renames a field costs the sink and not the server.
         sink.finished(_requests(iteration), _batch(scheduler, iteration, engine))
 
-    return Guard(feed, _ignore, meter, functools.partial(ledger.put_aside, item.name)), sink.close
-
-
-def _ignore(scheduler: Any, iteration: Any, engine: int) -> None:
-    """What is called in the place of a sink that was put aside."""
+    return guard_method(item, "finished", feed, ledger), sink.close
 
 
 def _logger_class(feeds: list[Feed]) -> type:
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
+    # An aggregate class gets one instance for all engines; of a plain StatLoggerBase vLLM makes one per data-parallel
+    # rank. The methods have the same signatures from 0.26 to 0.32.
     class GraftStatLogger(AggregateStatLoggerBase):
         """vLLM's side of the stats point."""
 
@@ -154,17 +141,13 @@ def _logger_class(feeds: list[Feed]) -> type:
             self.engine_indexes = engine_indexes
 
         def record(
-            self,
-            scheduler_stats: Any,
-            iteration_stats: Any,
-            mm_cache_stats: Any = None,
-            engine_idx: int = 0,
+            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
         ) -> None:
             for feed in feeds:
                 feed(scheduler_stats, iteration_stats, engine_idx)
 
         def log_engine_initialized(self) -> None:
-            """Nothing to say: the record already does."""
+            """Log nothing: the line of the plan names the sinks."""
 
     return GraftStatLogger
 
@@ -174,6 +157,7 @@ def _batch(scheduler: Any, iteration: Any, engine: int) -> BatchRecord:
         engine=engine,
         generated_tokens=getattr(iteration, "num_generation_tokens", 0),
         preempted=getattr(iteration, "num_preempted_reqs", 0),
+        # With several API servers vLLM attaches these to one of them per step, so the others see None.
         running=getattr(scheduler, "num_running_reqs", None),
         waiting=getattr(scheduler, "num_waiting_reqs", None),
         kv_cache_usage=getattr(scheduler, "kv_cache_usage", None),
@@ -185,6 +169,8 @@ def _requests(iteration: Any) -> list[RequestRecord]:
         return []
     return [
         RequestRecord(
+            # The external id, as the client knows it. FinishedRequestStats has neither priority nor tenant, in any
+            # release.
             request_id=done.request_id or "",
             finish_reason=str(done.finish_reason),
             prompt_tokens=done.num_prompt_tokens,

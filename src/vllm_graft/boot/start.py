@@ -65,7 +65,7 @@ def engine_config(
             injections.install_headless(process.engine)
         with _injected(args, plan):
             config = call(*given, **named)
-        left_out = sampling.left_out(config, plan)
+        left_out = sampling.unusable_samplers(config, plan)
     except BaseException:
         if first and child_role() is None:
             # A corrected configuration may be tried again in this process, as in a notebook.
@@ -222,7 +222,7 @@ def _note_engine(plan: Plan, run: Run, config: VllmConfig, left_out: dict[str, s
     runner = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
     speculative = config.speculative_config is not None
     process.run = dataclasses.replace(
-        run, runner=runner, speculative=speculative, left_out=left_out, processors=sampling.users_own(config)
+        run, runner=runner, speculative=speculative, left_out=left_out, processors=sampling.user_processors(config)
     )
     carry(plan, process.run)
     for name, reason in left_out.items():

@@ -4,7 +4,7 @@
 - ``SchedulingPolicy``: decides each step which requests start and which are preempted
 - ``SamplingStrategy``: changes the logits of the requests that ask for it; ``Truncation`` by a limit per row
 - ``Sampler``: picks the tokens of the requests that ask for it
-- ``StatSink``: is told of every finished request
+- ``StatSink``: receives every finished request
 - ``ConfigError``: an item that cannot work as it is configured
 - ``OptionError``: refuses the value of an option (``OptionValue``); ``nearest`` suggests a name in its message
 

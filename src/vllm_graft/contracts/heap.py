@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from vllm_graft.contracts.scheduling import WaitingRequest
 
+# Below this many stale entries, rebuilding the heap costs more than it saves.
 _SLACK: Final = 64
 
 
@@ -33,11 +34,11 @@ class WaitingHeap:
         self._tidy()
 
     def first(self) -> WaitingRequest:
-        """The request with the smallest key; IndexError where there is none."""
+        """Return the request with the smallest key; IndexError where there is none."""
         return self._top()[2]
 
     def first_key(self) -> Any:
-        """The smallest key; IndexError where there is none."""
+        """Return the smallest key; IndexError where there is none."""
         return self._top()[0]
 
     def take(self) -> WaitingRequest:
@@ -48,7 +49,7 @@ class WaitingHeap:
         return request
 
     def discard(self, request: WaitingRequest) -> bool:
-        """Take out a request; False where it is not here."""
+        """Take out a request; return False where it is not here."""
         if self._live.pop(request.request_id, None) is None:
             return False
         self._tidy()
@@ -61,7 +62,7 @@ class WaitingHeap:
         return len(self._live)
 
     def __iter__(self) -> Iterator[WaitingRequest]:
-        """The requests in no particular order."""
+        """Return the requests in no particular order."""
         return (request for _, number, request in self._entries if self._live.get(request.request_id) == number)
 
     def _top(self) -> tuple[Any, int, WaitingRequest]:

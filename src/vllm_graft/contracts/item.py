@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+# What JSON can hold: `--additional-config` carries options too.
 OptionTable = dict[str, bool | int | float | str | list[str] | list[int]]
 """A table as the value of an option, such as the keys that requests carry by default."""
 
@@ -33,9 +34,9 @@ class Item:
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
         """Optional: refuse values that cannot work, with an ``OptionError`` or a ValueError.
 
-        ``options`` holds every declared option. Called by ``vllm-graft plan`` and at the start, before it is made.
+        ``options`` holds every declared option. Called by ``vllm-graft plan`` and before a start makes the item.
         """
 
     def option(self, name: str) -> OptionValue:
-        """The value of a declared option: what the configuration says, else the default."""
+        """Return the value of a declared option: the one of the configuration, else the default."""
         return self._options[name]

@@ -36,6 +36,7 @@ def has_triton(tensor: torch.Tensor) -> bool:
 def _triton_is_installed() -> bool:
     from importlib.util import find_spec
 
+    # Looked for, not imported: the front end asks too, and most CPU builds have no Triton.
     return find_spec("triton") is not None
 
 
@@ -82,6 +83,7 @@ def warm_up(model: ServedModel, change: Callable[[torch.Tensor, Rows], None]) ->
     """
     import torch
 
+    # One row is enough: no kernel is specialized on the number of rows.
     logits = torch.zeros((1, model.vocabulary), device=model.device)
     if has_triton(logits):
         row = torch.zeros(1, dtype=torch.int64, device=model.device)

@@ -57,27 +57,16 @@ class RequestView(dict[str, object]):
         lora: str = "",
         progress: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        own: Mapping[str, object] = {} if extra is None else extra
-        self._write(
-            request_id=request_id,
-            priority=priority,
-            arrival=arrival,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_tokens,
-            extra=own,
-            cache_salt=cache_salt,
-            lora=lora,
-            _progress=progress,
-        )
-        super().__init__(
-            request_id=request_id,
-            arrival_time=arrival,
-            input_length=prompt_tokens,
-            max_tokens=max_tokens,
-            extra=own,
-            cache_salt=cache_salt,
-            lora=lora,
-        )
+        shared = {
+            "request_id": request_id,
+            "max_tokens": max_tokens,
+            "extra": {} if extra is None else extra,
+            "cache_salt": cache_salt,
+            "lora": lora,
+        }
+        self._write(**shared, priority=priority, arrival=arrival, prompt_tokens=prompt_tokens, _progress=progress)
+        super().__init__(**shared, arrival_time=arrival, input_length=prompt_tokens)
+        # Policies read request.get("priority", default): a key that is always there would defeat the default.
         if priority:
             self["priority"] = priority
 
@@ -93,6 +82,7 @@ class RequestView(dict[str, object]):
 
     def _write(self, **attributes: object) -> None:
         for name, value in attributes.items():
+            # Past __setattr__ below, which keeps policies from writing what vLLM decides.
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -17,6 +17,7 @@ Kind = Literal["bool", "int", "float", "str", "list[str]", "list[int]", "any"]
 KINDS: Final[tuple[Kind, ...]] = ("bool", "int", "float", "str", "list[str]", "list[int]", "any")
 """Every type that a key may have."""
 
+# _SAMPLING_EPS of vllm/sampling_params.py, the same from 0.26 to 0.32.
 GREEDY_BELOW: Final = 1e-5
 """The temperature below which vLLM takes the most probable token, whatever else is asked."""
 
@@ -66,7 +67,7 @@ class Key:
         if read is None or not self._in_range(read):
             raise ValueError(f"{name or self.name} must be {self.allowed}, and is {_shown(value)}")
         # A list that came as JSON text is decoded by now, and may hold what its text did not show.
-        if reason := _unsendable(read):
+        if reason := find_unsendable(read, _DEEPEST):
             raise ValueError(f"{name or self.name} {reason}, and cannot be sent to the engine")
         return read
 
@@ -167,7 +168,7 @@ class Params:
 _FIELDS: Final = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens"})
 
 
-def declared(keys: Sequence[Key | str]) -> tuple[Key, ...]:
+def normalize_keys(keys: Sequence[Key | str]) -> tuple[Key, ...]:
     """Return the declared keys; a bare name stands for a key of any type."""
     return tuple(Key(key) if isinstance(key, str) else key for key in keys)
 
@@ -189,54 +190,55 @@ def read_keys(keys: Sequence[Key], carried: Mapping[str, object]) -> dict[str, K
 def refuse_unsendable(carried: Mapping[str, object]) -> None:
     """Refuse with a ValueError what cannot be sent to an engine: vLLM packs numbers into 64 bits and text as UTF-8."""
     for name, value in carried.items():
-        reason = _unsendable(name) or _unsendable(value)
+        reason = _unsendable(name) or find_unsendable(value, _DEEPEST)
         if reason:
             said = name if name.isidentifier() else _shown(name)
             raise ValueError(f"{said} {reason}, and cannot be sent to the engine")
 
 
-def _unsendable(value: object, depth: int = 0) -> str:
-    """Return why a value cannot be sent, as the end of a sentence; empty where it can."""
+def find_unsendable(value: object, deepest: float = math.inf) -> str:
+    """Return why a value cannot be sent, as the end of a sentence; empty where it can.
+
+    Lists, tables and objects are followed, ``deepest`` levels down: a field of vLLM's may hold a JSON schema, which is
+    as deep as it likes. Long lists of numbers or texts are checked in one go: a request may list every token of a
+    vocabulary.
+    """
+    # Nearly all that requests carry are single values.
+    if isinstance(value, str | int):
+        return _unsendable(value)
+    if type(value) in _HARMLESS:
+        return ""
+    level: list[Collection[object]] = [(value,)]
+    seen: set[int] = set()
+    depth = 0
+    while level:
+        deeper: list[Collection[object]] = []
+        for parts in level:
+            kinds = set(map(type, parts))
+            if kinds == {int}:
+                reason = _unsendable(min(parts)) or _unsendable(max(parts))  # type: ignore[type-var, arg-type]
+            elif kinds == {str}:
+                reason = _unsendable("".join(parts))  # type: ignore[arg-type]
+            else:
+                reason = ""
+                for part in parts if not kinds <= _HARMLESS else ():
+                    if isinstance(part, str | int):
+                        reason = reason or _unsendable(part)
+                    elif type(part) not in _HARMLESS and id(part) not in seen:
+                        seen.add(id(part))
+                        deeper += _contents(part)
+            if reason:
+                return reason
+        if deeper and depth == deepest:
+            return f"is nested more than {deepest} levels deep"
+        level, depth = deeper, depth + 1
+    return ""
+
+
+def _unsendable(value: str | int) -> str:
     if isinstance(value, str):
         return "" if value.isascii() or not _SURROGATE.search(value) else "has half of a surrogate pair in its text"
-    if isinstance(value, int):
-        return "" if -(1 << 63) <= value < 1 << 64 else "holds a whole number that takes more than 64 bits"
-    if not isinstance(value, list | tuple | Mapping):
-        return ""
-    if depth == _DEEPEST:
-        return f"is nested more than {_DEEPEST} levels deep"
-    parts = [*value, *value.values()] if isinstance(value, Mapping) else value
-    return next((reason for part in parts if (reason := _unsendable(part, depth + 1))), "")
-
-
-def find_unsendable(value: object) -> str:
-    """Return why a field of vLLM's own cannot be sent, as the end of a sentence; empty where it can.
-
-    Lists, tables and objects are followed however deep they are: a field may hold a JSON schema. Long lists of numbers
-    or texts are checked in one go: a request may list every token of a vocabulary.
-    """
-    waiting: list[Collection[object]] = [(value,)]
-    seen: set[int] = set()
-    while waiting:
-        parts = waiting.pop()
-        kinds = set(map(type, parts))
-        if kinds <= _HARMLESS:
-            continue
-        if kinds == {int}:
-            reason = _unsendable(min(parts)) or _unsendable(max(parts))  # type: ignore[type-var]
-        elif kinds == {str}:
-            reason = _unsendable("".join(parts))  # type: ignore[arg-type]
-        else:
-            reason = ""
-            for part in parts:
-                if isinstance(part, str | int):
-                    reason = reason or _unsendable(part)
-                elif type(part) not in _HARMLESS and id(part) not in seen:
-                    seen.add(id(part))
-                    waiting += _contents(part)
-        if reason:
-            return reason
-    return ""
+    return "" if -(1 << 63) <= value < 1 << 64 else "holds a whole number that takes more than 64 bits"
 
 
 def _contents(value: object) -> tuple[Collection[object], ...]:
@@ -250,18 +252,14 @@ def _contents(value: object) -> tuple[Collection[object], ...]:
 
 
 _HARMLESS: Final = frozenset({type(None), bool, float})
+# Python keeps half of a surrogate pair from JSON such as "\ud800"; msgpack, by which vLLM's processes talk, does not.
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _DEEPEST: Final = 64
 
 
-def _short_repr() -> reprlib.Repr:
-    """Make a repr that costs the same however large the value is."""
-    short = reprlib.Repr()
-    short.maxlevel, short.maxlist, short.maxtuple, short.maxdict, short.maxstring = 3, 20, 20, 5, 200
-    return short
-
-
-_SHORT: Final = _short_repr()
+_SHORT: Final = reprlib.Repr()
+"""A repr that costs the same however large the value is."""
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict, _SHORT.maxstring = 3, 20, 20, 5, 200
 
 
 def _shown(value: object) -> str:
@@ -278,6 +276,7 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
+        # An integer of JSON may have more digits than a float can hold.
         number = float(value)
     except OverflowError:
         return None
@@ -295,10 +294,6 @@ def _whole(value: object) -> int | None:
 def _flag(value: object) -> bool | None:
     # vLLM hands true and false through as 1 and 0.
     return bool(value) if isinstance(value, int) and value in (0, 1) else None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _items(value: object) -> list[object] | None:
@@ -324,18 +319,14 @@ def _wholes(value: object) -> list[int] | None:
     return [item for item in read if item is not None] if None not in read else None
 
 
-def _anything(value: object) -> KeyValue | None:
-    return value  # type: ignore[return-value]
-
-
-_READERS: Final[Mapping[Kind, Callable[[object], KeyValue | None]]] = {
+_READERS: Final[Mapping[Kind, Callable[[Any], KeyValue | None]]] = {
     "bool": _flag,
     "int": _whole,
     "float": _number,
-    "str": _text,
+    "str": lambda value: value if isinstance(value, str) else None,
     "list[str]": _texts,
     "list[int]": _wholes,
-    "any": _anything,
+    "any": lambda value: value,
 }
 
 _WORDS: Final[Mapping[Kind, str]] = {

@@ -115,6 +115,14 @@ class Statistics:
     mean: torch.Tensor
     std: torch.Tensor
 
+    def select(self, at: slice | torch.Tensor) -> Statistics:
+        """Return the statistics of some of the rows."""
+        return Statistics(self.max[at], self.logsumexp[at], self.mean[at], self.std[at])
+
+    def clone(self) -> Statistics:
+        """Return a copy in memory of its own."""
+        return Statistics(self.max.clone(), self.logsumexp.clone(), self.mean.clone(), self.std.clone())
+
 
 class PerSlot:
     """One number per slot: written on the host when a request enters, read on the device for each row.
@@ -122,10 +130,12 @@ class PerSlot:
     ``default`` is for rows of other requests (see ``Rows``): choose the number that changes nothing.
     """
 
-    def __init__(self, slots: int, default: float, device: torch.device, *, whole: bool = False) -> None:
+    def __init__(self, slots: int, default: float, device: torch.device, *, integer: bool = False) -> None:
         # Every process imports this module, and it must stay free of torch; a caller that has a device has imported it.
         torch = sys.modules["torch"]
-        self._host = torch.full((slots + 1,), default, dtype=torch.int64 if whole else torch.float32)
+        # One more than there are slots: the last entry is for rows that belong to no request.
+        self._host = torch.full((slots + 1,), default, dtype=torch.int64 if integer else torch.float32)
+        # On a CPU both are one tensor, and nothing is ever copied.
         self._device = self._host if device.type == "cpu" else self._host.to(device)
         self._stale = False
 
@@ -152,16 +162,16 @@ class PerSlot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
-    """The model, as samplers are told of it once, before the first request.
+    """The model, described to samplers once, before the first request.
 
-    name:           as the server was told it
+    name:           as the server was started with it
     vocabulary:     how many logits a row has
     slots:          slots are numbered from 0 to slots - 1
     device:         where the logits are
     eos:            the tokens that end an answer
     speculative:    whether drafts are verified, so that a request has several rows in a step
     load_tokenizer: see ``tokenizer``
-    at_a_time:      how many requests there can be at a time
+    max_requests:   how many requests there can be at a time
     """
 
     name: str
@@ -171,15 +181,15 @@ class ServedModel:
     eos: tuple[int, ...] = ()
     speculative: bool = False
     load_tokenizer: Callable[[], object] | None = None
-    at_a_time: int = 0
+    max_requests: int = 0
 
-    def per_slot(self, default: float = 0.0, *, whole: bool = False) -> PerSlot:
-        """Return a table with a number for each slot, on the device: float32, or int64 where ``whole``."""
-        return PerSlot(self.slots, default, self.device, whole=whole)
+    def per_slot(self, default: float = 0.0, *, integer: bool = False) -> PerSlot:
+        """Return a table with a number for each slot, on the device: float32, or int64 where ``integer``."""
+        return PerSlot(self.slots, default, self.device, integer=integer)
 
     @property
     def tokenizer(self) -> object:
-        """The model's tokenizer, loaded when first asked for; an error where the server runs without one."""
+        """The model's tokenizer, loaded on first use; an error where the server runs without one."""
         if self.load_tokenizer is None:
             raise RuntimeError(f"{self.name} is served without a tokenizer")
         return self.load_tokenizer()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.request_keys import Key, KeyValue, Params, declared, read_keys, refuse_unsendable
+from vllm_graft.contracts.request_keys import Key, KeyValue, Params, normalize_keys, read_keys, refuse_unsendable
 from vllm_graft.contracts.rows import Rows, ServedModel, Statistics
 from vllm_graft.errors import OptionError, nearest
 
@@ -53,6 +53,7 @@ class OptInSampler(Item):
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        # A subclass that declares options of its own would lose the common ones.
         cls.options = {**OptInSampler.options, **cls.options}
 
     @classmethod
@@ -72,6 +73,7 @@ class OptInSampler(Item):
                 cls.is_requested(defaults)
             except ValueError as error:
                 raise OptionError(f"cannot be what requests carry: {error}", option="defaults") from error
+        # With keys there would be two answers to whether a request without them is meant.
         if options["every_request"] and cls.request_keys():
             what = "is for samplers without keys, and this one has keys"
             raise OptionError(what, option="every_request", fix="set `defaults` to what requests ask for")
@@ -79,7 +81,7 @@ class OptInSampler(Item):
     @classmethod
     def request_keys(cls) -> tuple[Key, ...]:
         """Return the keys, a bare name as a ``Key`` of any type."""
-        return declared(cls.keys)
+        return normalize_keys(cls.keys)
 
     @classmethod
     def is_requested(cls, params: Mapping[str, KeyValue]) -> bool:
@@ -225,15 +227,3 @@ def read_defaults(kind: type[OptInSampler], options: Mapping[str, OptionValue]) 
 
 SamplerBase = Sampler
 """The name under which the contract was first described."""
-
-__all__ = [
-    "ON_ERROR",
-    "STAGES",
-    "OptInSampler",
-    "Sampler",
-    "SamplerBase",
-    "SamplingStrategy",
-    "Stage",
-    "Truncation",
-    "read_defaults",
-]

@@ -17,7 +17,7 @@ class WaitingRequest:
 
     priority:   smaller goes first, as vLLM's own ``priority`` means it; 0 where the client gave none
     arrival:    when it reached the server, in seconds on the queue's clock; never after the moment it was pushed
-    extra:      the request's ``vllm_xargs``, where a client says who it is and what it wants
+    extra:      the request's ``vllm_xargs``, by which a client names its tenant and its wishes
     cache_salt: what keeps its prefix cache apart from others'; empty where it has none
     lora:       the name of its LoRA adapter; empty where it has none
     """
@@ -75,10 +75,11 @@ class Load:
         return self.waiting / self.rate if self.rate > 0 else 0.0
 
     @classmethod
-    def together(cls, loads: Sequence[Load]) -> Load:
+    def combine(cls, loads: Sequence[Load]) -> Load:
         """Combine the loads of a server's engines: no wait while one has room, the mean for unknown rates."""
         waiting, running = sum(load.waiting for load in loads), sum(load.running for load in loads)
         known = [load.rate for load in loads if load.rate > 0]
+        # vLLM's front end sends a request to the least busy engine, so one without a queue takes it at once.
         if not known or any(load.waiting == 0 for load in loads):
             return cls(waiting, running, 0.0)
         return cls(waiting, running, sum(known) / len(known) * len(loads))
@@ -120,11 +121,11 @@ class AdmissionQueue(Item):
     free_slots: int = sys.maxsize
     """How many more requests can run; set before each ``ready``, ``peek`` and ``pop``."""
 
-    def limited_to(self, slots: int) -> None:
-        """Optional: told once how many requests the engine runs at a time; ConfigError if the options do not fit."""
+    def check_slots(self, slots: int) -> None:
+        """Optional: check the options against the number of requests that the engine runs at a time; ConfigError."""
 
     def push(self, request: WaitingRequest) -> None:
-        """A request arrived."""
+        """Add a request that arrived."""
         raise NotImplementedError(f"{type(self).__name__} must implement push(request)")
 
     def peek(self) -> WaitingRequest:
@@ -140,7 +141,7 @@ class AdmissionQueue(Item):
         raise NotImplementedError(f"{type(self).__name__} must implement remove(request)")
 
     def put_back(self, request: WaitingRequest) -> None:
-        """A popped request waits again: the scheduler had to preempt it, or could not take it in this step.
+        """Take back a popped request: the scheduler had to preempt it, or could not take it in this step.
 
         It is the object that was pushed, with its first arrival, so that an order by keys gives it its old place. A
         queue whose order is that of the calls overrides this and puts the request in front.
@@ -148,13 +149,13 @@ class AdmissionQueue(Item):
         self.push(request)
 
     def served(self, request: WaitingRequest, tokens: int) -> None:
-        """Optional: told the tokens, of prompt and output, that an admitted request was given since the last call.
+        """Optional: count the tokens, of prompt and output, that a running request got since the last call.
 
         Each running request is reported once per sixteen steps, and before it is put back or has ended.
         """
 
     def ended(self, request: WaitingRequest) -> None:
-        """Optional: told that a request has finished or was aborted."""
+        """Optional: forget a request that has finished or was aborted."""
 
     def admit(self, request: WaitingRequest, load: Load) -> Refusal | None:
         """Optional: return why a request that arrives is refused; None to push it.

@@ -1,4 +1,4 @@
-"""The stats contract: a sink that is told of every finished request."""
+"""The stats contract: a sink that receives every finished request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BatchRecord:
 class StatSink(Item):
     """Receives what finished, once per batch of engine outputs, in the front end.
 
-    Implement ``finished``. In a server a sink has a thread of its own, on which it is made, told of each batch in turn,
+    Implement ``finished``. In a server a sink has a thread of its own, on which it is made, fed each batch in turn,
     and closed; with ``LLM`` it is called in the thread of the caller. Python runs one thread at a time, so it must be
     quick all the same (50 microseconds per batch): append to a queue here and write elsewhere. With several API servers
     each has a sink of its own and sees only its own requests. A sink that raises, that overruns its budget again and
@@ -55,8 +55,8 @@ class StatSink(Item):
     """
 
     def finished(self, requests: Sequence[RequestRecord], batch: BatchRecord) -> None:
-        """Told of one batch: the requests it finished (often none) and what it produced."""
+        """Take in one batch: the requests it finished (often none) and what it produced."""
         raise NotImplementedError(f"{type(self).__name__} must implement finished(requests, batch)")
 
     def close(self) -> None:
-        """The server stops: flush and close, within 5 seconds. Called at most once, and not after a crash."""
+        """Flush and close when the server stops, within 5 seconds. Called at most once, and not after a crash."""

@@ -61,6 +61,7 @@ def _pieces_kernel(logits, row_step, rows, vocabulary, pieces, parts, plane, PIE
     mean = tl.sum(tl.where(finite, values, 0.0), 0) / tl.maximum(count, 1.0)
     around = tl.where(finite, values - mean, 0.0)
     out = parts + number * pieces + piece
+    # A plane for each figure, so that the second kernel reads neighbouring addresses.
     tl.store(out, greatest)
     tl.store(out + plane, tl.sum(tl.exp(values - pivot), 0))
     tl.store(out + 2 * plane, count)

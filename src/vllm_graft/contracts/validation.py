@@ -1,4 +1,4 @@
-"""Validate the class of an item before anything is made of it: its methods, their signatures, its request keys.
+"""Validate the class of an item before it is instantiated: its methods, their signatures, its request keys.
 
 An author's mistake would otherwise show with the first request, in a worker, as a sampler that was put aside.
 """
@@ -6,7 +6,7 @@ An author's mistake would otherwise show with the first request, in a worker, as
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +32,7 @@ OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
     SamplingStrategy: ("sampled(tokens, rows)",),
     OptInSampler: ("setup(model)",),
     AdmissionQueue: (
-        "limited_to(slots)", "put_back(request)", "served(request, tokens)", "ended(request)", "admit(request, load)",
+        "check_slots(slots)", "put_back(request)", "served(request, tokens)", "ended(request)", "admit(request, load)",
         "ready()", "labels(request)", "rank(request)",
     ),
     StatSink: ("close()",),
@@ -80,7 +80,7 @@ def find_mistake(kind: type, options: Mapping[str, OptionValue] | None = None) -
     return next(_mistakes(kind, options or {}), None)
 
 
-def place_of(kind: type) -> str:
+def source_location(kind: type) -> str:
     """Return the file and line of a class; its module where there is no source."""
     try:
         file = inspect.getsourcefile(kind) or ""
@@ -97,18 +97,22 @@ def _mistakes(kind: type, options: Mapping[str, OptionValue]) -> Iterator[Mistak
         yield from _method(kind, contract, method, required=True)
     for base, methods in OPTIONAL.items():
         for method in methods if issubclass(kind, base) else ():
-            yield from _method(kind, base, method, required=False)
+            yield from _method(kind, base, method)
     yield from _constructor(kind)
     if issubclass(kind, OptInSampler):
         yield from _keys(kind, options)
         for method in _ON_THE_CLASS:
-            yield from _class_method(kind, method)
+            yield from _method(kind, OptInSampler, method, on_class=True)
     if issubclass(kind, SamplingStrategy) and kind.stage not in STAGES:
         yield Mistake(f"has the stage {kind.stage!r}{nearest(str(kind.stage), STAGES)}", "name one of the stages")
 
 
-def _method(kind: type, contract: type, written: str, *, required: bool) -> Iterator[Mistake]:
-    name, arguments = _parts(written)
+def _method(
+    kind: type, contract: type, written: str, *, required: bool = False, on_class: bool = False
+) -> Iterator[Mistake]:
+    """Check a method against its call, written as ``name(arguments)``."""
+    name, _, inside = written.rstrip(")").partition("(")
+    arguments = [each.strip() for each in inside.split(",") if each.strip()]
     own = inspect.getattr_static(kind, name)
     if own is inspect.getattr_static(contract, name):
         if required:
@@ -119,30 +123,20 @@ def _method(kind: type, contract: type, written: str, *, required: bool) -> Iter
         yield Mistake(f"has something else than a method under the name {name}", f"make it {written}")
         return
     bound = not isinstance(own, staticmethod | classmethod)
-    yield from _call(written, called, (["self"] if bound else []) + arguments)
-
-
-def _class_method(kind: type, written: str) -> Iterator[Mistake]:
-    name, arguments = _parts(written)
-    if inspect.getattr_static(kind, name) is inspect.getattr_static(OptInSampler, name):
+    if on_class and bound:
+        what = f"has {written} as a method of its instances, and there are none in the front end"
+        yield Mistake(what, f"put @classmethod above {name}")
         return
-    if not isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod):
-        yield Mistake(f"has {written} as a method of its instances, and there are none in the front end",
-                      f"put @classmethod above {name}")  # fmt: skip
-        return
-    yield from _call(written, getattr(kind, name), arguments)
-
-
-def _call(written: str, called: Callable[..., object], arguments: Sequence[str]) -> Iterator[Mistake]:
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
         yield Mistake(f"has {written} as a coroutine or generator, which is never awaited", "make it a plain method")
         return
     try:
+        # Bound here and not called: importing a plugin must not run it.
         signature = inspect.signature(called)
     except (TypeError, ValueError):
         return  # compiled code without a signature
     try:
-        signature.bind(*arguments)
+        signature.bind(*(["self"] if bound else []), *arguments)
     except TypeError as error:
         yield Mistake(f"is called as {written} and cannot take that: {error}", f"declare it as {written}")
 
@@ -213,9 +207,3 @@ def shared_key(kinds: Mapping[str, Collection[Key]]) -> tuple[str, str, str] | N
             if owners.setdefault(name, owner) != owner:
                 return name, owners[name], owner
     return None
-
-
-def _parts(written: str) -> tuple[str, list[str]]:
-    """Split ``name(arguments)`` into the name of a method and those of its arguments."""
-    name, _, inside = written.rstrip(")").partition("(")
-    return name, [each.strip() for each in inside.split(",") if each.strip()]

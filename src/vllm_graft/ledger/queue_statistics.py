@@ -263,7 +263,7 @@ class StatisticsReader:
         self._look()
         moment = time.time() if now is None else now
         found = ((view, view.load()) for view in self._views.values())
-        return Load.together([load for view, load in found if load is not None and view.counts(moment)])
+        return Load.combine([load for view, load in found if load is not None and view.counts(moment)])
 
     def queues(self) -> list[QueueSnapshot]:
         """Return the statistics of every engine that has not ended cleanly, also those that a dead one wrote last."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vllm_graft import points
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.validation import find_mistake, place_of, shared_key
+from vllm_graft.contracts.validation import find_mistake, shared_key, source_location
 from vllm_graft.errors import ConfigError, GraftError, OptionError, nearest
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import Registered, catalogue, load
@@ -148,7 +148,7 @@ def _refuse_mistakes(item: PlanItem) -> None:
     if mistake is not None:
         raise ConfigError(
             f"the {item.point} {item.name!r} ({item.target} of {item.package}) {mistake.what}",
-            where=place_of(kind),
+            where=source_location(kind),
             fix=f"{mistake.fix}; or take {item.name!r} out of the plan ({item.origin})",
         )
 

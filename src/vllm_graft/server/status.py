@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from vllm_graft.bindings.sampling.requests import listing
+from vllm_graft.bindings.sampling.requests import describe_samplers
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import current
 from vllm_graft.ledger.asides import Asides
@@ -44,7 +44,7 @@ def install_status(app: FastAPI, run: str, look: Status, plan: Plan, keys: Calla
     async def samplers(request: Request) -> Response:
         if not is_allowed(request.headers.get("authorization"), keys()):
             return JSONResponse({"error": "this server asks for an API key"}, 401)
-        return JSONResponse(listing(plan, carried_run(), asides.reasons()))
+        return JSONResponse(describe_samplers(plan, carried_run(), asides.reasons()))
 
     app.router.add_route("/graft/status", status, methods=["GET"])
     app.router.add_route("/graft/samplers", samplers, methods=["GET"])

@@ -97,7 +97,10 @@ class RequestTable:
 
     def _introduce(self, request: NewRequestData) -> tuple[int, int]:
         """Add a new request; return its tokens computed so far, and those known to the scheduler."""
-        length = _prompt_length(request)
+        # A prompt may be given as embeddings instead of tokens.
+        prompt = request.prompt_token_ids if request.prompt_token_ids is not None else request.prompt_embeds
+        length = len(prompt) if prompt is not None else 0
+        # Filled for the V2 runner only, whose resumed requests come as new ones.
         known = len(request.prefill_token_ids) if request.prefill_token_ids is not None else length
         before = self._sequences.get(request.req_id)
         produced = self._resumed(before, known - length)
@@ -139,9 +142,3 @@ class RequestTable:
             return Share(request_id, count, end, sequence.stream, None)
         context = sequence.prompt_length + sequence.produced + len(drafts)
         return Share(request_id, count, context, sequence.stream, sequence.produced, drafts, sequence.logprobs)
-
-
-def _prompt_length(request: NewRequestData) -> int:
-    if request.prompt_token_ids is not None:
-        return len(request.prompt_token_ids)
-    return request.prompt_embeds.shape[0] if request.prompt_embeds is not None else 0

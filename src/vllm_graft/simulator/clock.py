@@ -17,6 +17,7 @@ _EPOCH_NS: Final = 1_000_000_000 * 10**9
 _GRAIN_NS: Final = 128
 """More than the distance between two neighbouring floats at the epoch, in seconds."""
 
+# vLLM reads time by all of these; time.sleep, sockets and locks keep real time.
 _REPLACED: Final = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 
 
@@ -123,6 +124,7 @@ class Timeline:
         """
         # A launch does not wait: the engine schedules the next step while this one is computed.
         end = now = self._clock.now()
+        # The number of stages is known with the first step.
         self._free_at += [end] * (len(stages) - len(self._free_at))
         if len(stages) > 1:
             # One stage is its own queue. With several, a request must not overtake its token in an earlier step.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     """Token ids and their values, a row per position with the chosen token first, and the chosen tokens' ranks."""
 
 _EXPONENT = 1.5
+# Few enough to be cached, many enough that neighbouring positions have other orders.
 _MAPS = 64
 _OUTPUT_SALT = 0x6F7574707574
 _PROMPT_SALT = 0x70726F6D7074
@@ -96,7 +97,9 @@ class Distribution:
         ``words`` has a hash per position, ``limits`` the last rank that each chosen token may have.
         """
         maps = self._maps[(words % np.uint64(len(self._maps))).astype(np.int64)]
-        ranks = self._draw(words, limits)
+        # The chosen tokens' ranks from 0 on, each drawn as often as its probability says.
+        shares = (finalize_array(words) >> np.uint64(11)).astype(np.float64) * 2.0**-53 * self._cumulated[limits - 1]
+        ranks = np.minimum(np.searchsorted(self._cumulated, shares, side="right"), limits - 1).astype(np.int64)
         starts = (chosen - maps[:, 0] * ranks) % self._size
         # A tokenizer may have more ids than the model; those are as unlikely as the model's last.
         last = self._total - 1
@@ -112,11 +115,6 @@ class Distribution:
         tokens = np.concatenate((chosen[:, None], others), axis=1).astype(np.int32)
         values = self._values[np.concatenate((ranks[:, None], places), axis=1)]
         return tokens, values, (ranks + 1).astype(np.int32)
-
-    def _draw(self, words: NDArray[np.uint64], limits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draw the chosen tokens' ranks from 0 on, each as often as its probability says."""
-        shares = (finalize_array(words) >> np.uint64(11)).astype(np.float64) * 2.0**-53 * self._cumulated[limits - 1]
-        return np.minimum(np.searchsorted(self._cumulated, shares, side="right"), limits - 1).astype(np.int64)
 
 
 class RequestLogprobs:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 INSTANT_KV_BYTES = 1 << 30
 """The KV cache of the instant device, unless its size is set."""
 
+# VllmConfig._set_cudagraph_sizes takes the smaller one of this and 2 * max_num_seqs * tokens per decode.
 _LARGEST_GRAPH = 512
 """The most tokens of a CUDA graph by vLLM's defaults."""
 
@@ -31,6 +32,10 @@ def build_roofline(vllm_config: VllmConfig, settings: SimulationSettings) -> Roo
     if settings.device is None:
         return None
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    # The limits of vLLM's CUDA graphs by its own defaults, although on this platform graphs are off.
+    drafting = vllm_config.speculative_config
+    decode = 1 + (drafting.num_speculative_tokens if drafting else 0)
+    largest = 0 if model.enforce_eager else 2 * decode * vllm_config.scheduler_config.max_num_seqs
     return Roofline(
         _model_shape(model),
         settings.device,
@@ -38,16 +43,9 @@ def build_roofline(vllm_config: VllmConfig, settings: SimulationSettings) -> Roo
         pipeline=parallel.pipeline_parallel_size,
         data=parallel.data_parallel_size,
         kv_bytes=_kv_dtype(vllm_config).itemsize,
-        **_graphs(vllm_config),
+        decode=decode,
+        graph_tokens=min(largest, _LARGEST_GRAPH),
     )
-
-
-def _graphs(vllm_config: VllmConfig) -> dict[str, int]:
-    """Return the limits of vLLM's CUDA graphs by its own defaults; on this platform graphs are off."""
-    drafting = vllm_config.speculative_config
-    decode = 1 + (drafting.num_speculative_tokens if drafting else 0)
-    largest = 0 if vllm_config.model_config.enforce_eager else 2 * decode * vllm_config.scheduler_config.max_num_seqs
-    return {"decode": decode, "graph_tokens": min(largest, _LARGEST_GRAPH)}
 
 
 def _model_shape(model: ModelConfig) -> ModelShape:
@@ -148,6 +146,7 @@ def kv_cache_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
         "head_size": model.get_head_size(),
         "dtype": _kv_dtype(vllm_config),
     }
+    # None where --disable-sliding-window is set, whatever the file says.
     window = model.get_sliding_window()
     config = ConfigFields(model.hf_text_config.to_dict(), FILE)
     windows = read_windows(config, model.get_total_num_hidden_layers())

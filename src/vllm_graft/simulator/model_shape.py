@@ -268,7 +268,9 @@ def read_shape(
     heads = config.required("num_attention_heads", "n_head", "n_heads", "num_heads")
     hidden = config.required("hidden_size", "n_embd", "d_model")
     number = config.required("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    kv_heads = kv_heads or _read_kv_heads(config) or heads
+    # Falcon's newer models set multi_query too, and have more KV heads nevertheless.
+    single = config.switch("multi_query", False) and not config.switch("new_decoder_architecture", False)
+    kv_heads = kv_heads or (1 if single else config.optional(*_KV_HEADS)) or heads
     if heads % kv_heads:
         raise config.wrong("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
     head = head or config.optional("head_dim") or hidden // heads
@@ -298,14 +300,8 @@ def read_shape(
     )
 
 
-def _read_kv_heads(config: ConfigFields) -> int | None:
-    # Falcon's newer models set multi_query too, and have more KV heads nevertheless.
-    if config.switch("multi_query", False) and not config.switch("new_decoder_architecture", False):
-        return 1
-    return config.optional(*_KV_HEADS)
-
-
 def _read_layers(config: ConfigFields, number: int, hidden: int, attention: int) -> tuple[LayerShape, ...]:
+    # GPT-2 leaves n_inner out and means four times the width.
     inner = config.optional(*_WIDTH) or 4 * hidden
     dense = LayerShape(attention + (2 if config.kind in _UNGATED else 3) * hidden * inner)
     mixture = _read_mixture(config, hidden, attention)

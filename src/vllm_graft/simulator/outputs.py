@@ -70,6 +70,7 @@ def _tokens(share: Share, masks: Masks | None, drafter: Drafter | None) -> list[
     drafts = share.drafts
     if masks is None and not drafts:
         return [share.stream.token(share.index, None)]
+    # The drafter is deterministic, so proposing again gives the tokens of the step before.
     if PLACEHOLDER in drafts and drafter is not None:
         drafts = tuple(drafter.propose(share.stream, share.index, len(drafts)))
     if masks is None:

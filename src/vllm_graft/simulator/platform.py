@@ -91,6 +91,7 @@ class SimulatedPlatform(Platform):
         from vllm.config import CompilationMode, CUDAGraphMode
 
         refusals.check_config(vllm_config)
+        # Put into additional_config now, in the front end: engine and workers must not read the environment again.
         settings = carried_settings(vllm_config)
         # A VllmConfig may be without a model.
         if vllm_config.model_config is not None and settings.device is not None:
@@ -99,6 +100,7 @@ class SimulatedPlatform(Platform):
             refusals.check_ending(vllm_config)
         if settings.virtual:
             refusals.check_virtual(vllm_config)
+            # Set here because vLLM starts one process per device otherwise, each with a clock of its own.
             vllm_config.parallel_config.distributed_executor_backend = cls.executor_cls
         # "auto" means that the user has named no worker.
         if vllm_config.parallel_config.worker_cls == "auto":

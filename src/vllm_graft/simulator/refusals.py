@@ -46,15 +46,7 @@ _EXECUTORS: tuple[str, ...] = ("ray", "external_launcher")
 _LOGIT_PARAMETERS: tuple[str, ...] = ("prompt_logprob_token_ids", "thinking_token_budget")
 
 _DRAFTERS: tuple[str, ...] = (
-    "ngram",
-    "ngram_gpu",
-    "suffix",
-    "eagle",
-    "eagle3",
-    "mtp",
-    "draft_model",
-    "medusa",
-    "mlp_speculator",
+    *("ngram", "ngram_gpu", "suffix", "eagle", "eagle3", "mtp", "draft_model", "medusa", "mlp_speculator"),
 )
 """Methods that differ here only in the number of drafts and their acceptance, since nothing is computed."""
 
@@ -64,12 +56,6 @@ def check_config(vllm_config: VllmConfig) -> None:
     for path, why in _SETTINGS:
         if _setting(vllm_config, path):
             raise _refusal(f"{path} cannot be honoured: {why}", f"leave it out, or {_REAL_DEVICE}")
-    _check_model(vllm_config)
-    _check_parallel(vllm_config)
-    _check_drafting(vllm_config)
-
-
-def _check_model(vllm_config: VllmConfig) -> None:
     for name, kind in _MODELS:
         if _setting(vllm_config, f"model_config.{name}"):
             raise _refusal(f"{kind} is not simulated", f"take another model, or {_REAL_DEVICE}")
@@ -78,9 +64,6 @@ def _check_model(vllm_config: VllmConfig) -> None:
         raise _refusal(f"logprobs_mode {mode!r} is not simulated", f"take 'raw_logprobs', or {_REAL_DEVICE}")
     if _setting(vllm_config, "model_config.runner_type") == "pooling":
         raise _refusal("pooling models cannot run: there are no hidden states", _REAL_DEVICE)
-
-
-def _check_parallel(vllm_config: VllmConfig) -> None:
     parallel = vllm_config.parallel_config
     for name in _PARALLEL:
         if getattr(parallel, name, 1) > 1:
@@ -88,15 +71,10 @@ def _check_parallel(vllm_config: VllmConfig) -> None:
     backend = parallel.distributed_executor_backend
     if backend in _EXECUTORS:
         raise _refusal(f"executor {backend!r} is not supported", "set distributed_executor_backend to 'mp'")
-
-
-def _check_drafting(vllm_config: VllmConfig) -> None:
     method = _setting(vllm_config, "speculative_config.method")
     if method is not None and method not in _DRAFTERS:
-        raise _refusal(
-            f"speculative method {method!r} is not simulated",
-            f"take one of {', '.join(_DRAFTERS)}, or {_REAL_DEVICE}",
-        )
+        fix = f"take one of {', '.join(_DRAFTERS)}, or {_REAL_DEVICE}"
+        raise _refusal(f"speculative method {method!r} is not simulated", fix)
     if _setting(vllm_config, "speculative_config.rejection_sample_method") == "synthetic":
         raise _refusal(
             "rejection_sample_method 'synthetic' changes the tokens, and drafts here never do",

@@ -12,6 +12,7 @@ assumed equally busy, and each holds its part and computes it for the tokens of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -91,6 +92,7 @@ class Roofline:
     @property
     def weight_bytes(self) -> float:
         """The weights on the device that holds most of them."""
+        # With several stages the input and the output embedding are on different devices, unless they are one tensor.
         embeddings = self.shape.embedding_bytes / (2 if len(self._stages) > 1 and not self.shape.tied else 1)
         held = max(stage.shared + stage.experts / self._data for stage in self._stages)
         return (held * self.shape.weight_bytes + embeddings) / self._tensor
@@ -157,11 +159,8 @@ class _Stage:
 
     def __init__(self, layers: tuple[LayerShape, ...]) -> None:
         self.depth = len(layers)
-        self.kinds: dict[LayerShape, int] = {}
-        self.windows: dict[int | None, int] = {}
-        for layer in layers:
-            self.kinds[layer] = self.kinds.get(layer, 0) + 1
-            self.windows[layer.window] = self.windows.get(layer.window, 0) + 1
+        self.kinds = Counter(layers)
+        self.windows = Counter(layer.window for layer in layers)
         self.per_token = sum(layer.per_token for layer in layers)
         self.shared = sum(layer.shared for layer in layers)
         self.experts = sum(layer.expert * layer.experts for layer in layers)

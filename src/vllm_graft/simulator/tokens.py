@@ -33,6 +33,7 @@ _WORDS: Final = 1 << 64
 _FEW: Final = 64
 _STRONG_BIAS: Final = 100.0
 _LENGTH_SALT: Final = 0x6C656E677468
+# Where the tokenizer is not loaded, the configuration is all there is to tell text from control.
 _SPECIAL: Final = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -231,6 +232,7 @@ def request_key(request: NewRequestData, seed: int) -> int:
     """Hash a request to 64 bits, by its prompt, its adapter, and its own seed or else the engine's."""
     own = request.sampling_params.seed if request.sampling_params is not None else None
     adapter = request.lora_request.lora_name if request.lora_request is not None else ""
+    # Not Python's hash(): it differs from process to process.
     digest = hashlib.blake2b(f"{seed if own is None else own}/{adapter}/".encode(), digest_size=8)
     digest.update(array("q", request.prompt_token_ids or ()).tobytes())
     return int.from_bytes(digest.digest(), "little")

@@ -142,11 +142,6 @@ class SimulatedWorker(WorkerBase):
         _log.info("simulated accelerator: rank %d has %d bytes for its KV cache", self.rank, size)
         return size
 
-    def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Record the number of blocks. vLLM's guide for platforms has this method; no release from 0.26 on calls it."""
-        self.cache_config.num_gpu_blocks = num_gpu_blocks
-        self.cache_config.num_cpu_blocks = num_cpu_blocks
-
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate nothing for the blocks."""
 
@@ -166,12 +161,17 @@ class SimulatedWorker(WorkerBase):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Launch a step, whose tokens ``sample_tokens`` returns; an empty step is answered at once."""
-        self._load_adapters(scheduler_output)
+        if self._adapters is not None:
+            for request in scheduler_output.scheduled_new_reqs:
+                if request.lora_request is not None:
+                    self._adapters.add(request.lora_request.lora_int_id)
         # Of a tensor-parallel group the executor reads the first worker's output.
         if not self.is_driver_worker:
             return None
         batch = self._requests.advance(scheduler_output)
         if not batch.shares:
+            # vLLM calls sample_tokens after every step that scheduled something, under asynchronous scheduling without
+            # looking at the result of execute_model; an empty step must be answered here.
             return ModelRunnerOutput(req_ids=[], req_id_to_index={})
         # vLLM pauses its scheduler while the device sleeps; a step then is an error of the caller.
         if self._asleep:
@@ -193,6 +193,7 @@ class SimulatedWorker(WorkerBase):
             return None
         (batch, end), self._launched = self._launched, None
         output = build_output(batch, grammar_output, self._drafter)
+        # Counted here, not when the output is read: under asynchronous scheduling the next step comes first.
         self._requests.settle(output.req_ids, output.sampled_token_ids)
         return StepOutput(output, lambda: self._timeline.wait(end))
 
@@ -223,6 +224,7 @@ class SimulatedWorker(WorkerBase):
 
     def sleep(self, level: int = 1) -> None:
         """Sleep: level 1 moves the weights to the host, level 2 drops them. vLLM's scheduler drops cached blocks."""
+        # vLLM's CuMemAllocator has the same two tags.
         self._asleep = _MEMORY
         self._weights_on_host = level == 1
         if self._weights_on_host:
@@ -293,13 +295,6 @@ class SimulatedWorker(WorkerBase):
         alone = "SimulatedExecutor" in str(self.parallel_config.distributed_executor_backend)
         if alone or self.rank == self.parallel_config.world_size - 1:
             raise ConfigError(what, where="simulated accelerator", fix=fix)
-
-    def _load_adapters(self, scheduler_output: SchedulerOutput) -> None:
-        if self._adapters is None:
-            return
-        for request in scheduler_output.scheduled_new_reqs:
-            if request.lora_request is not None:
-                self._adapters.add(request.lora_request.lora_int_id)
 
 
 class AdapterCache:

@@ -9,7 +9,7 @@ from vllm_graft.points import Role
 
 
 def assert_active(view: RunView | None, item: str, *, roles: Iterable[Role] | None = None) -> list[ProcessView]:
-    """The item is active in every living process that needs it, and there is one for each role asked for.
+    """Assert that an item is active in every living process that needs it, and that each of the roles has one.
 
     Returns those processes. Without ``roles``, the roles are the ones the plan gives the item.
     """
@@ -31,7 +31,7 @@ def assert_active(view: RunView | None, item: str, *, roles: Iterable[Role] | No
 
 
 def assert_called(view: RunView | None, item: str, *, at_least: int = 1) -> int:
-    """The item's hooks were called, over all processes together; returns how often."""
+    """Assert that an item's hooks were called, over all processes together; return how often."""
     assert view is not None, "the server left no record: it ran without a plan, or with another state folder"
     calls = sum(process.calls(item) for process in view.processes)
     assert calls >= at_least, f"{item!r} was called {calls} times, at least {at_least} expected"

@@ -27,7 +27,7 @@ def lay_out(
 
 
 def python_path(*folders: Path) -> str:
-    """A value for ``PYTHONPATH`` with these folders before what is there."""
+    """Return a value for ``PYTHONPATH`` with these folders before those that are there."""
     before = [str(folder) for folder in folders]
     present = os.environ.get("PYTHONPATH")
     return os.pathsep.join([*before, present] if present else before)

@@ -16,6 +16,7 @@ from vllm_graft.launcher.models import tiny_model
 from vllm_graft.launcher.server import ServerProcess, free_port
 from vllm_graft.ledger import RunView, runs
 from vllm_graft.ledger.folder import home_in
+from vllm_graft.simulator.workload.engine import set_environment
 from vllm_graft.testing import zygote
 from vllm_graft.testing.packages import lay_out, python_path
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 _ENVIRONMENT: Final[Mapping[str, str | None]] = {
+    # GiB: plenty for the tiny model, which most machines have to spare.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -35,6 +37,7 @@ _ENVIRONMENT: Final[Mapping[str, str | None]] = {
     "GRAFT_SIMULATED_OUTPUT_TOKENS": None,
     "GRAFT_SIMULATED_SPEED": None,
     "VLLM_CUSTOM_PATCHES": None,
+    # A value of the developer's own shell would leave graft out.
     "VLLM_PLUGINS": None,
 }
 
@@ -88,7 +91,7 @@ class Session:
     def server(
         self, *arguments: str, model: str | Path | None = None, program: Sequence[str] | None = None
     ) -> ServerProcess:
-        """A server with the plan, not started yet; stopped when the test ends."""
+        """Return a server with the plan, not started yet; it is stopped when the test ends."""
         chosen = str(model if model is not None else tiny_model())
         port = [] if "--port" in arguments else ["--port", str(free_port())]
         small = [] if model is not None else list(_SMALL)
@@ -124,35 +127,35 @@ class Session:
 
     @contextmanager
     def llm(self, **arguments: Any) -> Iterator[LLM]:
-        """vLLM's ``LLM`` in this very process, with the plan; everything is put back afterwards."""
-        saved = {name: os.environ.get(name) for name in self.env}
-        _update(os.environ, self.env)
-        from vllm_graft.boot.process import enter, process
+        """Make vLLM's ``LLM`` in this very process, with the plan; everything is put back afterwards."""
+        with set_environment(self.env):
+            from vllm_graft.boot.process import enter, process
 
-        entered, held = process.entered, process.engine.active()
-        loaded = False
-        try:
-            self._check_platform()
-            from vllm import LLM, plugins
-
-            loaded = plugins.plugins_loaded
-            # vLLM calls its plugins once in a process, which may have been in an earlier test.
-            enter()
-            given = {"model": str(tiny_model()), "dtype": "float32", "enforce_eager": True, "max_model_len": 256}
-            made = LLM(**{**given, **arguments})
+            entered, active = process.entered, process.engine.active()
+            loaded = False
             try:
-                yield made
+                self._check_platform()
+                from vllm import LLM, plugins
+
+                loaded = plugins.plugins_loaded
+                # vLLM calls its plugins once in a process, which may have been in an earlier test.
+                enter()
+                small = {"model": str(tiny_model()), "dtype": "float32", "enforce_eager": True, "max_model_len": 256}
+                made = LLM(**{**small, **arguments})
+                try:
+                    yield made
+                finally:
+                    made.llm_engine.engine_core.shutdown()
             finally:
-                made.llm_engine.engine_core.shutdown()
-        finally:
-            process.leave()
-            if not entered:
-                process.withdraw(held)
-                _set_plugins_loaded(loaded)
-            _update(os.environ, saved)
+                process.leave()
+                if not entered:
+                    process.withdraw(active)
+                    if (found := sys.modules.get("vllm.plugins")) is not None:
+                        # vLLM calls its plugins again where it had not done so before.
+                        setattr(found, "plugins_loaded", loaded)  # noqa: B010 - unknown to a type checker
 
     def views(self) -> list[RunView]:
-        """What was recorded: servers that run, and those that ended without order."""
+        """Return the records of servers that run, and of those that crashed."""
         return runs(self.state)
 
     def close(self) -> None:
@@ -171,18 +174,3 @@ class Session:
                 where="Session.llm",
                 fix="use Session.script or Session.server, which start processes of their own",
             )
-
-
-def _set_plugins_loaded(loaded: bool) -> None:
-    """Have vLLM call its plugins again where it had not done so before."""
-    plugins = sys.modules.get("vllm.plugins")
-    if plugins is not None:
-        setattr(plugins, "plugins_loaded", loaded)  # noqa: B010 - a module has no such attribute for a type checker
-
-
-def _update(environ: Any, values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            environ.pop(name, None)
-        else:
-            environ[name] = value

@@ -41,7 +41,7 @@ _HIGH_FD: Final = 500
 """Descriptors are moved up here before they are put at their final numbers."""
 
 
-class Request(NamedTuple):
+class ForkRequest(NamedTuple):
     """A process to fork: its command line after the interpreter, and what it inherits."""
 
     words: list[str]
@@ -51,8 +51,8 @@ class Request(NamedTuple):
     fds: dict[int, int]
 
 
-class Client:
-    """The asking side: one zygote, reached through a socket."""
+class ZygoteClient:
+    """A zygote as seen by its parent, reached through a socket."""
 
     def __init__(self, control: socket.socket, env: Mapping[str, str]) -> None:
         self._control = control
@@ -72,7 +72,7 @@ class Client:
         """Let the zygote end."""
         self._control.close()
 
-    def fork(self, request: Request) -> int:
+    def fork(self, request: ForkRequest) -> int:
         """Start a process and return its id; it is a child of this process."""
         targets = list(request.fds)
         body = json.dumps([request.words, request.env, request.cwd, request.new_session, targets]).encode()
@@ -117,7 +117,7 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
         assert zygote is not None
         fds = {0: p2cread, 1: c2pwrite, 2: errwrite}
         fds = {target: target if fd == -1 else fd for target, fd in fds.items()} | {fd: fd for fd in pass_fds}
-        self.pid = zygote.fork(Request(words[1:], environ, os.fspath(cwd or os.getcwd()), bool(session), fds))
+        self.pid = zygote.fork(ForkRequest(words[1:], environ, os.fspath(cwd or os.getcwd()), bool(session), fds))
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
@@ -153,13 +153,13 @@ def suspended() -> Iterator[None]:
             _state["env"] = env
 
 
-def client() -> Client | None:
+def client() -> ZygoteClient | None:
     """Return the zygote of this process, started on first use; None where there is none."""
     if "env" not in _state:
         return None
     if "client" not in _state:
         _state["client"], _state["process"] = start(dependencies(_state["env"]), _state["env"])
-    found: Client = _state["client"]
+    found: ZygoteClient = _state["client"]
     return found if found.usable() else None
 
 
@@ -194,7 +194,7 @@ print(json.dumps([name for name in sys.modules if not name.startswith(("vllm", "
 """
 
 
-def start(modules: Sequence[str], env: Mapping[str, str]) -> tuple[Client, subprocess.Popen[bytes]]:
+def start(modules: Sequence[str], env: Mapping[str, str]) -> tuple[ZygoteClient, subprocess.Popen[bytes]]:
     """Start a zygote that imports these modules; return its client and its process."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -207,7 +207,7 @@ def start(modules: Sequence[str], env: Mapping[str, str]) -> tuple[Client, subpr
     assert process.stdin is not None
     process.stdin.write(json.dumps(list(modules)).encode())
     process.stdin.close()
-    return Client(ours, env), process
+    return ZygoteClient(ours, env), process
 
 
 def run(
@@ -233,7 +233,7 @@ def run(
     return done
 
 
-def install(zygote: Client) -> None:
+def install(zygote: ZygoteClient) -> None:
     """Let every ``subprocess`` and every ``multiprocessing`` spawn of this process fork from the zygote."""
     _state.update(env=None, client=zygote)
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
@@ -250,11 +250,12 @@ def _fork_spawned() -> None:
 
     def spawn(path: Any, args: Sequence[str], passfds: Sequence[int]) -> int:
         zygote, words = client(), _without_flags([os.fsdecode(word) for word in args])
+        # It imports nothing that the zygote could share.
         tracker = "resource_tracker" in " ".join(words)
         if zygote is None or tracker or not zygote.can_fork(words[1:], os.environ):
             return plain(path, args, passfds)
         fds = {0: 0, 1: 1, 2: 2} | {fd: fd for fd in passfds}
-        return zygote.fork(Request(words[1:], dict(os.environ), os.getcwd(), False, fds))
+        return zygote.fork(ForkRequest(words[1:], dict(os.environ), os.getcwd(), False, fds))
 
     util.spawnv_passfds = spawn  # type: ignore[assignment]
 
@@ -265,7 +266,7 @@ def main() -> None:
     names = json.load(sys.stdin)
     env = dict(os.environ)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.environ.get("PYTHONPATH") else []
-    # The first entry is this file's folder, which must not be seen by anybody.
+    # The first entry is this file's folder, from which no forked process may import.
     del sys.path[0]
     base = [one for one in sys.path if one not in paths]
     _preload(names)
@@ -291,7 +292,7 @@ def _preload(names: Sequence[str]) -> None:
             sys.exit(f"the zygote of the tests must not import {', '.join(taken)}, and {name} does")
 
 
-def _serve(control: socket.socket) -> Request:
+def _serve(control: socket.socket) -> ForkRequest:
     """Fork for each request; return in the forked process only, with its request."""
     while True:
         head, fds, _, _ = socket.recv_fds(control, 4, _MOST_FDS)
@@ -306,13 +307,15 @@ def _serve(control: socket.socket) -> Request:
         if middle == 0:
             between = os.getpid()
             if pid := os.fork():
+                # The process in the middle exits at once, so the kernel hands the new one to the subreaper.
                 os.write(write, struct.pack("!I", pid))
                 os._exit(0)
             for fd in (read, write, control.detach()):
                 os.close(fd)
+            # os.getppid() is the real parent from the first line of the program on.
             while os.getppid() == between:
                 time.sleep(0.0005)
-            return Request(words, env, cwd, session, dict(zip(targets, fds, strict=True)))
+            return ForkRequest(words, env, cwd, session, dict(zip(targets, fds, strict=True)))
         os.close(write)
         answer = os.read(read, 4)
         os.close(read)
@@ -322,7 +325,7 @@ def _serve(control: socket.socket) -> Request:
         control.sendall(answer)
 
 
-def _become(request: Request, base: Sequence[str]) -> None:
+def _become(request: ForkRequest, base: Sequence[str]) -> None:
     """Take on the request's session, descriptors, environment and import path."""
     if request.new_session:
         os.setsid()
@@ -345,13 +348,13 @@ def _become(request: Request, base: Sequence[str]) -> None:
         sys.modules["torch"].set_num_threads(int(threads))
 
 
-def _keep_zygote(request: Request, env: Mapping[str, str]) -> Request | None:
+def _keep_zygote(request: ForkRequest, env: Mapping[str, str]) -> ForkRequest | None:
     """Fork a zygote for this process's own children; return None here, and the request in such a child."""
     ours, theirs = socket.socketpair()
     parent = os.getpid()
     if os.fork():
         theirs.close()
-        install(Client(ours, env))
+        install(ZygoteClient(ours, env))
         return None
     ours.close()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

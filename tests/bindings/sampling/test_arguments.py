@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm_graft.bindings.sampling import arguments as room
-from vllm_graft.bindings.sampling.arguments import QUALNAME, arguments, left_out, users_own
+from vllm_graft.bindings.sampling.arguments import QUALNAME, arguments, unusable_samplers, user_processors
 from vllm_graft.contracts import Key, Sampler
 from vllm_graft.errors import ConfigError
 from vllm_graft.plan import Plan, PlanItem
@@ -46,17 +46,17 @@ def engine(runner: str = "generate", *, drafts: bool = False, v2: bool = False) 
 
 def test_engines_that_cannot_have_samplers():
     """Pooling models, and the V1 runner with drafts; each with its reason."""
-    assert left_out(engine(), plan()) == {}  # type: ignore[arg-type]
-    assert left_out(engine(drafts=True, v2=True), plan()) == {}  # type: ignore[arg-type]
-    assert "picks no tokens" in left_out(engine("pooling"), plan())["force"]  # type: ignore[arg-type]
-    assert "speculative decoding" in left_out(engine(drafts=True), plan())["force"]  # type: ignore[arg-type]
-    assert left_out(engine("pooling"), Plan()) == {}  # type: ignore[arg-type]
+    assert unusable_samplers(engine(), plan()) == {}  # type: ignore[arg-type]
+    assert unusable_samplers(engine(drafts=True, v2=True), plan()) == {}  # type: ignore[arg-type]
+    assert "picks no tokens" in unusable_samplers(engine("pooling"), plan())["force"]  # type: ignore[arg-type]
+    assert "speculative decoding" in unusable_samplers(engine(drafts=True), plan())["force"]  # type: ignore[arg-type]
+    assert unusable_samplers(engine("pooling"), Plan()) == {}  # type: ignore[arg-type]
 
 
 def test_a_required_sampler_stops_the_start():
     """Where else it would be left out."""
     with pytest.raises(ConfigError, match="the sampler 'force' is required and cannot be used: a pooling model"):
-        left_out(engine("pooling"), plan(required=True))  # type: ignore[arg-type]
+        unusable_samplers(engine("pooling"), plan(required=True))  # type: ignore[arg-type]
 
 
 class Picks(Sampler):
@@ -76,15 +76,15 @@ def test_a_sampler_for_every_request_must_fit_the_drafts(monkeypatch: pytest.Mon
         return Plan((PlanItem("sampler", "picks", "draftless:Picks", "p", ("worker",), options, "graft.toml:2"),))
 
     drafts = engine(drafts=True, v2=True)
-    assert left_out(drafts, picks()) == {}  # type: ignore[arg-type]
-    assert left_out(drafts, picks(defaults={"picks": False})) == {}  # type: ignore[arg-type]
-    assert left_out(engine(v2=True), picks(defaults={"picks": True})) == {}  # type: ignore[arg-type]
+    assert unusable_samplers(drafts, picks()) == {}  # type: ignore[arg-type]
+    assert unusable_samplers(drafts, picks(defaults={"picks": False})) == {}  # type: ignore[arg-type]
+    assert unusable_samplers(engine(v2=True), picks(defaults={"picks": True})) == {}  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"'picks' is to work on every request .*speculative.*\[options.picks\]"):
-        left_out(drafts, picks(defaults={"picks": True}))  # type: ignore[arg-type]
+        unusable_samplers(drafts, picks(defaults={"picks": True}))  # type: ignore[arg-type]
 
 
 def test_the_users_own_processors_are_known():
     """By name, whether they were given as names or as classes."""
     config = SimpleNamespace(model_config=SimpleNamespace(logits_processors=["a.b:C", QUALNAME, Picks]))
-    assert users_own(config) == ["a.b:C", f"{__name__}:Picks"]  # type: ignore[arg-type]
-    assert users_own(engine()) == []  # type: ignore[arg-type]
+    assert user_processors(config) == ["a.b:C", f"{__name__}:Picks"]  # type: ignore[arg-type]
+    assert user_processors(engine()) == []  # type: ignore[arg-type]

@@ -248,7 +248,7 @@ class Force(SamplingStrategy):
 
     def __init__(self, model, options=None):
         super().__init__(options)
-        self.tokens = model.per_slot(0, whole=True)
+        self.tokens = model.per_slot(0, integer=True)
 
     def open(self, slot, params):
         self.tokens[slot] = params["force"]

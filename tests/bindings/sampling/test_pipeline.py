@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from vllm_graft.bindings.sampling.guarded import GuardedSampler
 from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
-from vllm_graft.bindings.sampling.processor_v1 import Batch
-from vllm_graft.bindings.sampling.step import DeviceStep, FedHistory, HostStep, Tokens
+from vllm_graft.bindings.sampling.processor_v1 import BatchTracker
+from vllm_graft.bindings.sampling.step import DeviceStep, HistoryMirror, HostStep, Tokens
 from vllm_graft.contracts import Key, Rows, Sampler, SamplingStrategy, ServedModel, Truncation
 from vllm_graft.contracts.kernels import uniform
 from vllm_graft.contracts.sampling import OptInSampler
@@ -122,7 +122,7 @@ class Bench:
             made[-1].sampler.setup(MODEL)
         self.pipeline = SamplerPipeline(made, MODEL, 7)
         self.tokens: dict[int, Tokens] = {}
-        self.batch = Batch(self.pipeline, self.tokens, SLOTS)
+        self.batch = BatchTracker(self.pipeline, self.tokens, SLOTS)
         self.step = HostStep(self.pipeline.seeds, self.tokens)
 
     def change(self, added=(), removed=(), moved=()):
@@ -452,8 +452,8 @@ def test_history_that_vllm_has_not_filled_in_is_an_error_not_a_guess():
 def test_tokens_sent_to_a_device_are_those_of_the_lists(events, window):
     """Slots change hands, requests grow by one token or by many; what the device has is what vLLM's lists say."""
     tokens: dict[int, Tokens] = {slot: Tokens([slot], []) for slot in range(4)}
-    fed = FedHistory(tokens, SLOTS, window, torch.device("cpu"))
-    device, host = DeviceStep(MODEL.per_slot(0, whole=True), fed), HostStep(MODEL.per_slot(0, whole=True), tokens)
+    fed = HistoryMirror(tokens, SLOTS, window, torch.device("cpu"))
+    device, host = DeviceStep(MODEL.per_slot(0, integer=True), fed), HostStep(MODEL.per_slot(0, integer=True), tokens)
     for slot, number in events:
         if number == 9:
             tokens[slot] = Tokens(list(range(slot, slot + 5)), [])

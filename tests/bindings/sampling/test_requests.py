@@ -16,8 +16,8 @@ from vllm_graft.bindings.sampling.requests import (
     SamplerKeys,
     check,
     check_early,
+    describe_samplers,
     list_samplers,
-    listing,
     prepare,
     refuse_beams,
     with_status,
@@ -360,7 +360,7 @@ def test_the_plan_says_how_strict_the_server_is():
     for name in ("whatever", "w" * 1000):
         with pytest.raises(ValueError, match=r"is no key of this server's samplers; .* `other_keys`"):
             strict.check({name: 1})
-    assert strict.lifted({"whatever": 1, "nothing": None}) == {"whatever": 1}
+    assert strict.lift({"whatever": 1, "nothing": None}) == {"whatever": 1}
     named = SamplerKeys(rows, others=["dry_bsae", "top_n_sigma"])
     named.check({"dry_bsae": 1, "top_n_sigma": 5})
 
@@ -402,11 +402,11 @@ def test_keys_that_requests_have_by_default():
     known.check({"warm_steps": 3})
     with pytest.raises(ValueError, match="warm_mode y takes no 7 warm_steps"):
         known.check({"warm_steps": 7})
-    (row,) = listing(plan, None)["samplers"]
+    (row,) = describe_samplers(plan, None)["samplers"]
     assert row["defaults"] == {"warm_factor": 0.5, "warm_mode": "y"}
     assert row["every_request"] is True
-    assert not listing(shipped("dry"), None)["samplers"][0]["every_request"]
-    (failed,) = listing(plan, None, {"warm": "raised"})["samplers"]
+    assert not describe_samplers(shipped("dry"), None)["samplers"][0]["every_request"]
+    (failed,) = describe_samplers(plan, None, {"warm": "raised"})["samplers"]
     assert failed["refused"] == "it was put aside: raised"
 
 
@@ -428,20 +428,20 @@ def test_keys_that_other_servers_clients_send_are_no_mistakes():
     known = everything()
     assert [name for name in STRANGERS if name in known.names or known.complaint(name)] == []
     # Aphrodite's clients send this one empty; with something in it, somebody asks for what we do not have.
-    assert known.lifted({"dry_sequence_breaker_ids": []}) == {}
+    assert known.lift({"dry_sequence_breaker_ids": []}) == {}
     with pytest.raises(ValueError, match="did you mean 'dry_sequence_breakers'"):
-        known.check(known.lifted({"dry_sequence_breaker_ids": [7]}))
+        known.check(known.lift({"dry_sequence_breaker_ids": [7]}))
 
 
 def test_a_request_with_very_many_keys_costs_little():
     """Names are compared in the process that serves everybody: a bounded number of them, each once."""
     known, started = everything(), time.process_time()
     many = {f"dry_zzz{number:06d}q": 1 for number in range(100_000)} | {"dry_base" * 500_000: 1}
-    known.lifted(many)
+    known.lift(many)
     known.check({f"dry_penalty_xast{number:04d}": 1 for number in range(500)})
     assert time.process_time() - started < 1
     assert len(known._complaints) <= 200
-    assert "dry_base" in known.lifted({f"x{number}": 1 for number in range(1000)} | {"dry_base": 2.0})
+    assert "dry_base" in known.lift({f"x{number}": 1 for number in range(1000)} | {"dry_base": 2.0})
 
 
 @pytest.mark.usefixtures("warm_plan")

@@ -18,7 +18,7 @@ import torch
 from vllm_graft import ledger
 from vllm_graft.bindings.sampling import processor as room
 from vllm_graft.bindings.sampling.arguments import v2_takes_samplers
-from vllm_graft.bindings.sampling.step import DeviceStep, FedHistory, Ring
+from vllm_graft.bindings.sampling.step import DeviceStep, HistoryMirror, Ring
 from vllm_graft.contracts import Key, SamplingStrategy
 from vllm_graft.errors import StartError
 from vllm_graft.plan import Plan, PlanItem, Run, carry, drop
@@ -376,8 +376,8 @@ def test_v1_a_token_that_is_not_known_costs_no_engine(planned: None, monkeypatch
     host = HostBatch()
     host.add("a", [1, 2], shows=1, top_n_sigma=1.0)
     processor = host.processor
-    processor._fed = FedHistory(processor._tokens, 2 * SLOTS, 12, torch.device("cpu"))
-    processor._device = DeviceStep(processor.pipeline.seeds, processor._fed)
+    processor._mirror = HistoryMirror(processor._tokens, 2 * SLOTS, 12, torch.device("cpu"))
+    processor._device = DeviceStep(processor.pipeline.seeds, processor._mirror)
     host.outputs["a"].append(-1)
     assert host.apply(torch.arange(VOCABULARY).float()[None]).isneginf().any()
     assert not Shows.seen

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sampler_steps import CPU, Words
 
 from vllm_graft.contracts import ServedModel
-from vllm_graft.plugins.samplers.matching.breakers import Breakers, TextIndex, decoded
+from vllm_graft.plugins.samplers.matching.breakers import Breakers, TextIndex, decode_vocabulary
 from vllm_graft.plugins.samplers.matching.sets import TokenSet, TokenSets
 
 letters = st.text(alphabet="ab\n:\0é\U0001f600\ud800", max_size=5)
@@ -91,8 +91,8 @@ def test_a_fast_tokenizer_decodes_all_tokens_in_one_call():
         def __len__(self):
             return 3
 
-    assert decoded(Wrapped(), 5) == ["a", "b\n", "[U]", "", ""]
-    assert decoded(Wrapped(), 2) == ["a", "b\n"]
+    assert decode_vocabulary(Wrapped(), 5) == ["a", "b\n", "[U]", "", ""]
+    assert decode_vocabulary(Wrapped(), 2) == ["a", "b\n"]
 
 
 @settings(max_examples=60, deadline=None)

@@ -106,15 +106,15 @@ def test_reserved_slots_are_for_the_first_classes():
 def test_an_engine_must_have_a_slot_for_all():
     """Said with the number of slots that there are."""
     queue = PriorityFairness({"reserved_slots": 8})
-    queue.limited_to(9)
+    queue.check_slots(9)
     with pytest.raises(ConfigError, match="option reserved_slots of priority-fairness: must be below the 8 requests"):
-        queue.limited_to(8)
+        queue.check_slots(8)
 
 
 def test_a_server_with_room_in_one_engine_turns_nobody_away():
     """Requests go to the engine that has room; a rate that is not known yet is that of the others."""
     busy = Load(100, 8, 2.0)
-    assert Load.together([busy, Load(0, 3, 0.0)]).wait == 0.0
-    assert Load.together([busy, Load(100, 8, 0.0)]) == Load(200, 16, 4.0)
-    assert Load.together([busy, busy]).wait == busy.wait
-    assert Load.together([]) == Load()
+    assert Load.combine([busy, Load(0, 3, 0.0)]).wait == 0.0
+    assert Load.combine([busy, Load(100, 8, 0.0)]) == Load(200, 16, 4.0)
+    assert Load.combine([busy, busy]).wait == busy.wait
+    assert Load.combine([]) == Load()

@@ -3,7 +3,7 @@
 A request's keys are read and checked in the front end (``requests``, called by the ``patches`` of vLLM's request
 classes), and travel in its sampling parameters. In the worker vLLM makes the ``processor``: a ``ProcessorV1`` or
 ``ProcessorV2``, which follows the runner's batch and hands each step's logits to the ``pipeline``. There each
-``guarded`` sampler reads the keys of the requests that enter and works on its rows, in place or ``isolation``.
+``guarded`` sampler reads the keys of the requests that enter and works on its rows, in place or in ``isolation``.
 
 - ``arguments``       what the engine's arguments need, and which engines cannot have samplers
 - ``requests``        request keys in the front end: bad values, misspelt names, samplers that cannot be used

@@ -37,16 +37,18 @@ def arguments(args: EngineArgs, plan: Plan) -> dict[str, Any]:
             where=f"{RUNNER_VARIABLE}=1",
             fix=f"unset {RUNNER_VARIABLE}, install vLLM 0.31 or newer, or take the sampler out of the plan",
         )
+    # After theirs: vLLM applies custom processors in the order of this list, and ours should see their logits.
     theirs = [processor for processor in args.logits_processors or [] if processor != QUALNAME]
     return {"logits_processors": [*theirs, QUALNAME]}
 
 
-def left_out(config: VllmConfig, plan: Plan) -> dict[str, str]:
+def unusable_samplers(config: VllmConfig, plan: Plan) -> dict[str, str]:
     """Return the planned samplers that this engine cannot have, each with the reason; refuse one that is required."""
     planned = plan.of("sampler")
     if not planned:
         return {}
     reason = ""
+    # With these two vLLM raises for --logits-processors, but drops processors of entry points in silence.
     if getattr(config.model_config, "runner_type", "") == "pooling":
         reason = _POOLING
     elif config.speculative_config is not None and not getattr(config, "use_v2_model_runner", False):
@@ -77,7 +79,7 @@ def _refuse_defaults_with_drafts(plan: Plan) -> None:
             )
 
 
-def users_own(config: VllmConfig) -> list[str]:
+def user_processors(config: VllmConfig) -> list[str]:
     """Return the logits processors of an engine's arguments that are not ours, as ``module:Class``."""
     found = getattr(config.model_config, "logits_processors", None) or []
     names = [f"{each.__module__}:{each.__qualname__}" if isinstance(each, type) else str(each) for each in found]

@@ -15,18 +15,14 @@ if TYPE_CHECKING:
 NAME: Final = "graft_failed"
 """The attribute of a step's output that holds the ids of requests which are to end, each with the reason."""
 
-_processors: weakref.WeakSet[Processor] = weakref.WeakSet()
-
-
-def register(processor: Processor) -> None:
-    """Add a processor of this worker whose failed requests are reported after each step."""
-    _processors.add(processor)
+PROCESSORS: Final[weakref.WeakSet[Processor]] = weakref.WeakSet()
+"""The processors of this worker, whose failed requests are reported after each step."""
 
 
 def report(runner: Any, output: Any) -> Any:
     """Return the worker's output of a step, with the ids of requests that are to end beside it."""
     failed: dict[str, str] = {}
-    for processor in _processors:
+    for processor in PROCESSORS:
         for slot, reason in processor.failed.items():
             name = processor.request_id(slot, runner)
             if name is not None:
@@ -55,6 +51,7 @@ def finish(scheduler: Any, output: Any, answers: Any) -> Any:
             if one.request_id in failed and one.finish_reason is None:
                 one.finish_reason = FinishReason.ERROR
                 one.stop_reason = failed[one.request_id]
+                # Frees its blocks as well; without this the request would go on although its client has the answer.
                 scheduler.finish_requests(one.request_id, RequestStatus.FINISHED_ERROR)
     setattr(scheduler, NAME, {name: reason for name, reason in failed.items() if name in scheduler.requests})
     return answers

@@ -8,10 +8,10 @@ package and promises that a step which raises has changed nothing.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
+from vllm_graft.bindings.instantiate import guard_method
 from vllm_graft.bindings.sampling.isolation import (
     NOT_NUMBERS,
     CopyBuffer,
@@ -26,7 +26,7 @@ from vllm_graft.contracts import Params, Rows, Sampler, SamplingStrategy, Served
 from vllm_graft.contracts.kernels import indices
 from vllm_graft.contracts.request_keys import KeyValue, read_keys
 from vllm_graft.contracts.sampling import STAGES, OptInSampler, read_defaults
-from vllm_graft.ledger import Guard, Ledger
+from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
 from vllm_graft.points import point
@@ -50,10 +50,10 @@ def budget_us(model: ServedModel, per_row: float = 0.0) -> float:
     In half a millisecond a current accelerator passes over a batch's logits 16 times. Where the logits are in host
     memory, the time of as many passes at 5 GB/s comes on top.
     """
-    budget = (point("sampler").budget_us or 0.0) + model.at_a_time * per_row
+    budget = (point("sampler").budget_us or 0.0) + model.max_requests * per_row
     if model.device.type != "cpu":
         return budget
-    return round(budget + model.at_a_time * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US, -2)
+    return round(budget + model.max_requests * model.vocabulary * 4 * _PASSES / _HOST_BYTES_PER_US, -2)
 
 
 class GuardedSampler:
@@ -67,15 +67,16 @@ class GuardedSampler:
         self.keys = sampler.request_keys()
         self.requests: dict[int, Params] = {}
         """The requests that are this sampler's, by slot."""
-        self.mask = model.per_slot(0, whole=True)
+        self.mask = model.per_slot(0, integer=True)
         """1 for the slots of those requests, on the device."""
-        self.on_request_end: Callable[[], None] = _do_nothing
+        self.on_request_end: Callable[[], None] = lambda: None
         """Called when a request ends within a step and is this sampler's no longer."""
         self.truncates = isinstance(sampler, Truncation)
         self.picks = isinstance(sampler, Sampler)
         self._broken = ""
         self._defaults: Mapping[str, KeyValue] = {key.name: key.default for key in self.keys}
         self._planned_values = read_defaults(type(sampler), item.options)
+        # Decided once: `enter` runs for every request of the server, and most carry no key.
         self._by_default = bool(item.options.get("every_request")) or (
             bool(self._planned_values) and sampler.is_requested(self._planned_values)
         )
@@ -87,24 +88,21 @@ class GuardedSampler:
         self._copies = CopyBuffer()
         self._atomic = isinstance(sampler, SamplingStrategy) and sampler.atomic
         self._in_place = self._atomic and item.package == _OURS
-        self._spoilt = DeviceFlag(model.device) if model.device.type != "cpu" else None
+        self._nan_flag = DeviceFlag(model.device) if model.device.type != "cpu" else None
         own = item.options.get("budget_us")
         budget = float(own) if isinstance(own, int | float) and own > 0 else budget_us(model, sampler.row_budget_us)
-        self._guards: dict[str, Guard[..., object]] = {}
+        methods: dict[str, Callable[..., object]] = {}
         if isinstance(sampler, SamplingStrategy):
-            self._guard("open", self._run_open, lambda slot, params: False, budget + OPEN_BUDGET_US)
+            methods["open"] = self._run_open
             if type(sampler).sampled is not SamplingStrategy.sampled:
-                self._guard("sampled", sampler.sampled, _do_nothing, budget)
-            if self.truncates:
-                self._guard("threshold", self._run_threshold, _do_nothing, budget)
-            else:
-                self._guard("step", self._run_step, _do_nothing, budget)
+                methods["sampled"] = sampler.sampled
+            methods |= {"threshold": self._run_threshold} if self.truncates else {"step": self._run_step}
         elif self.picks:
-            self._guard("sample", self._run_sample, _do_nothing, budget)
-
-    def _guard(self, name: str, call: Callable[..., object], fallback: Callable[..., object], budget: float) -> None:
-        on_aside = functools.partial(self._ledger.put_aside, self.name)
-        self._guards[name] = Guard(call, fallback, self._ledger.hook(self.name, name, budget), on_aside)
+            methods["sample"] = self._run_sample
+        self._guards = {
+            name: guard_method(item, name, call, ledger, budget_us=budget + OPEN_BUDGET_US * (name == "open"))
+            for name, call in methods.items()
+        }
 
     @property
     def stage(self) -> int:
@@ -113,7 +111,7 @@ class GuardedSampler:
 
     @property
     def listens(self) -> bool:
-        """Whether it is to be told which tokens were picked."""
+        """Whether its ``sampled`` is called with the tokens that were picked."""
         return "sampled" in self._guards and not self.aside
 
     @property
@@ -130,12 +128,12 @@ class GuardedSampler:
 
     def warm_up(self, model: ServedModel) -> None:
         """Compile the kernels that write a strategy's rows back, so that no request waits for them."""
-        if "step" in self._guards and not self._in_place and self._spoilt is not None:
+        if "step" in self._guards and not self._in_place and self._nan_flag is not None:
             import torch
 
             logits = torch.zeros((1, model.vocabulary), device=model.device)
             row = torch.zeros(1, dtype=torch.int64, device=model.device)
-            seen = self._spoilt.seen
+            seen = self._nan_flag.seen
             write_back(logits, row, logits.clone(), mine=None, keep_forbidden=not self._atomic, seen=seen)
 
     def enter(
@@ -144,13 +142,13 @@ class GuardedSampler:
         extra: Mapping[str, object],
         params_of: Callable[[Mapping[str, KeyValue]], Params],
         *,
-        begun: bool = False,
+        resumed: bool = False,
     ) -> bool:
         """Take in a request under a slot, whose former request is gone; return whether it is this sampler's.
 
         extra:     the request's extra arguments
         params_of: makes the request's parameters from the values of this sampler's keys
-        begun:     whether the request was preempted and comes back
+        resumed:   whether the request was preempted and comes back
         """
         self.leave(slot)
         if not extra and not self._by_default:
@@ -173,7 +171,7 @@ class GuardedSampler:
         if self.aside:
             # The front end refuses such requests once it hears of the failure; this one was on its way, or came from a
             # machine without a record of this process. A request that has begun goes on without the sampler.
-            if found and not begun and self._fail is not None:
+            if found and not resumed and self._fail is not None:
                 self._fail(slot, f"{self.name}: was put aside after a failure, and the request asks for it")
             return False
         params = params_of({**self._defaults, **self._planned_values, **found})
@@ -215,7 +213,7 @@ class GuardedSampler:
 
     def _check_aside(self) -> bool:
         """Return whether the sampler is put aside, by what the device has reported since the last step too."""
-        if not self.aside and self._spoilt is not None and self._spoilt.found():
+        if not self.aside and self._nan_flag is not None and self._nan_flag.is_set():
             self.put_aside(f"it gave {NOT_NUMBERS}; those rows were left as they were")
         return self.aside
 
@@ -258,11 +256,11 @@ class GuardedSampler:
             self._copies = CopyBuffer()  # the step may have resized or freed the memory
             raise
         forbidden = not self._atomic
-        if self._spoilt is None:
+        if self._nan_flag is None:
             _refuse(write_back_on_host(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden), "step")
         else:
-            write_back(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden, seen=self._spoilt.seen)
-            self._spoilt.stepped()
+            write_back(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden, seen=self._nan_flag.seen)
+            self._nan_flag.count_step()
 
     def _run_threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor:
         try:
@@ -274,9 +272,8 @@ class GuardedSampler:
             for each in _split(rows):
                 row, slot = each.pairs[0]
                 part = slice(numbers[row], numbers[row] + 1)
-                own = Statistics(stats.max[part], stats.logsumexp[part], stats.mean[part], stats.std[part])
                 try:
-                    limits[part] = self._limits(own, each)
+                    limits[part] = self._limits(stats.select(part), each)
                 except BaseException as of_one:
                     self._end_request(slot, of_one)
             return limits
@@ -285,22 +282,20 @@ class GuardedSampler:
         """Return a limit for each row; raise a ValueError where the strategy's answer is none."""
         import torch
 
-        given = stats
-        if not self._in_place:
-            # The mask and other truncations read the statistics after this strategy.
-            given = Statistics(stats.max.clone(), stats.logsumexp.clone(), stats.mean.clone(), stats.std.clone())
-        answer: object = cast("Truncation", self.sampler).threshold(given, self._own_view(rows))
+        # A copy for other packages: the mask and other truncations read the statistics after this strategy.
+        own = stats if self._in_place else stats.clone()
+        answer: object = cast("Truncation", self.sampler).threshold(own, self._own_view(rows))
         if not isinstance(answer, torch.Tensor) or answer.shape != stats.max.shape:
             gave = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
             raise ValueError(f"threshold must return {len(stats.max)} limits, one for each row, and gave {gave}")
         limits = answer.to(stats.max)
         if not self._in_place:
             broken = limits.isnan() & stats.max.isfinite()
-            if self._spoilt is None:
+            if self._nan_flag is None:
                 _refuse(broken.tolist(), "threshold")
             else:
-                self._spoilt.seen |= broken.any()
-                self._spoilt.stepped()
+                self._nan_flag.seen |= broken.any()
+                self._nan_flag.count_step()
         return limits
 
     def _run_sample(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -362,7 +357,3 @@ def _refuse(broken: Sequence[bool], method: str) -> None:
     """Raise a ValueError where a method has left NaN or +inf in any row."""
     if any(broken):
         raise ValueError(f"{method} gave {NOT_NUMBERS}, in {sum(broken)} of {len(broken)} rows")
-
-
-def _do_nothing(*args: object) -> None:
-    """Stand in for a sampler that was put aside: logits pass as they are."""

@@ -189,12 +189,13 @@ class DeviceFlag:
         import torch
 
         self.seen = torch.zeros(1, dtype=torch.int32, device=device)
+        # Pinned, or the copy back would wait for the device.
         self._host = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._arrived = torch.Event(device.type)
         self._steps = 0
         self._under_way = False
 
-    def stepped(self) -> None:
+    def count_step(self) -> None:
         """Count a step that is on its way to the device."""
         self._steps += 1
         if self._steps % self.EVERY == 1 and not self._under_way:
@@ -202,7 +203,7 @@ class DeviceFlag:
             self._arrived.record()
             self._under_way = True
 
-    def found(self) -> bool:
+    def is_set(self) -> bool:
         """Return whether a copy has arrived in which the flag is set."""
         if not self._under_way or not self._arrived.query():
             return False

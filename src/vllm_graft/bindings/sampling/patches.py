@@ -49,6 +49,7 @@ class V1Picks(VLLMPatch["vllm.v1.sample.sampler:Sampler"], name="graft.v1-picks"
 
     @wrap
     def sample(self, call: Call, logits: Any, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        # The body of V1's Sampler.sample is the same from 0.26 to 0.32.
         sampled, logprobs = call(logits, sampling_metadata, *args, **kwargs)
         for processor in _ours(sampling_metadata.logitsprocs.non_argmax_invariant):
             processor.after(sampled)
@@ -60,6 +61,8 @@ class V2Picks(VLLMPatch["vllm.v1.worker.gpu.sample.sampler:Sampler"], name="graf
 
     @wrap
     def sample(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        # V2's Sampler.sample has another body in every release up to 0.31, and other arguments in 0.28 and 0.31: passed
+        # on unread.
         sampled, logits = call(*args, **kwargs)
         for processor in _ours(self.logits_processors):
             processor.after(sampled)
@@ -219,7 +222,7 @@ def log_refusal(patch: Patch, error: PatchError) -> None:
     _LOG.log(level, "vllm-graft: patch %s is not applied, so %s: %s", patch.declaration.name, consequence, error)
 
 
-def in_force(name: str) -> bool:
+def is_applied(name: str) -> bool:
     """Return whether the patch of this name, without its prefix, is applied in this process."""
     states = [hook.state for hook in default_engine().report() if hook.patch == _PREFIX + name]
     return bool(states) and all(state == "applied" for state in states)

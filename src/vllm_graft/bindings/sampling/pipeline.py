@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm_graft.bindings.sampling.guarded import GuardedSampler
-from vllm_graft.contracts import Params, Rows, ServedModel, Statistics
+from vllm_graft.contracts import Params, Rows, ServedModel
 from vllm_graft.contracts.kernels import indices, mask_below, statistics
 from vllm_graft.contracts.request_keys import KeyValue
 from vllm_graft.contracts.rows import Step
@@ -23,7 +23,7 @@ class SamplerPipeline:
         self.samplers = sorted(samplers, key=lambda each: each.stage)
         self.window = max((each.sampler.window for each in self.samplers), default=0)
         """How many of a request's last tokens the samplers look at, at most."""
-        self.seeds = model.per_slot(0, whole=True)
+        self.seeds = model.per_slot(0, integer=True)
         self.overrides = False
         """Whether ``after`` is called with the tokens that vLLM picked; otherwise picks are forced by the logits."""
         self._unowned = model.slots
@@ -36,11 +36,12 @@ class SamplerPipeline:
         for each in self.samplers:
             each.on_request_end = self._rows.clear
 
-    def enter(self, slot: int, sampling: Any, generated: Callable[[], Sequence[int]], *, begun: bool = False) -> bool:
+    def enter(self, slot: int, sampling: Any, generated: Callable[[], Sequence[int]], *, resumed: bool = False) -> bool:
         """Take in a request with vLLM's sampling parameters; return whether it is any sampler's.
 
-        ``generated`` returns its tokens so far; ``begun`` is true where it was preempted and comes back.
+        ``generated`` returns its tokens so far; ``resumed`` is true where it was preempted and comes back.
         """
+        # Counted for requests of no sampler too: tensor-parallel ranks must give equal numbers to equal requests.
         self._entered += 1
         self._rows.clear()
 
@@ -57,7 +58,7 @@ class SamplerPipeline:
 
         extra: Mapping[str, object] = getattr(sampling, "extra_args", None) or {}
         # Every sampler must see the request: the slot's former one leaves it thereby.
-        taken = [each.enter(slot, extra, params_of, begun=begun) for each in self.samplers]
+        taken = [each.enter(slot, extra, params_of, resumed=resumed) for each in self.samplers]
         if any(taken):
             own = sampling.seed
             # All ranks see requests enter in the same order, so that they count alike. A seed of the request's own
@@ -104,14 +105,13 @@ class SamplerPipeline:
         self._listening.clear()
         active: list[tuple[GuardedSampler, Rows]] = []
         for each in self.samplers:
-            if each.requests:
-                rows = (
-                    self._known_rows(each, step, logits)
-                    if slots is None
-                    else self._draft_rows(each, step, layout, slots)
-                )
-                if rows is not None:
-                    active.append((each, rows))
+            if not each.requests:
+                continue
+            known = slots is None
+            rows = self._known_rows(each, step, logits) if known else self._draft_rows(each, step, layout, slots)
+            if rows is not None:
+                active.append((each, rows))
+        # Truncations are adjacent in the order of stages, so the first one runs all of them.
         truncations = [(each, rows) for each, rows in active if each.truncates and not each.aside]
         for each, rows in active:
             if each.truncates:
@@ -119,7 +119,12 @@ class SamplerPipeline:
                     _truncate(logits, truncations)
                     truncations = []
             elif each.picks:
-                self._pick(each, logits, rows)
+                tokens = each.pick(logits, rows)
+                if tokens is not None and self.overrides:
+                    self._picked.append((rows.rows, tokens))
+                elif tokens is not None:
+                    logits[rows.rows] = float("-inf")
+                    logits[rows.rows, tokens] = 0.0
             else:
                 each.step(logits, rows)
             if each.listens:
@@ -154,16 +159,6 @@ class SamplerPipeline:
         every = torch.arange(slots.shape[0], device=slots.device)
         return Rows(every, torch.where(each.mask.all()[slots] == 1, slots, self._unowned), step)
 
-    def _pick(self, each: GuardedSampler, logits: torch.Tensor, rows: Rows) -> None:
-        tokens = each.pick(logits, rows)
-        if tokens is None:
-            return
-        if self.overrides:
-            self._picked.append((rows.rows, tokens))
-        else:
-            logits[rows.rows] = float("-inf")
-            logits[rows.rows, tokens] = 0.0
-
 
 def _truncate(logits: torch.Tensor, truncations: Sequence[tuple[GuardedSampler, Rows]]) -> None:
     """Apply all truncations of a step: one pass gathers statistics, one masks what is below the strictest limit."""
@@ -185,8 +180,7 @@ def _truncate(logits: torch.Tensor, truncations: Sequence[tuple[GuardedSampler, 
     limits = torch.full_like(stats.max, float("-inf"))
     for each, rows in truncations:
         at = place[rows.rows]
-        own = Statistics(stats.max[at], stats.logsumexp[at], stats.mean[at], stats.std[at])
-        limit = each.threshold(own, rows)
+        limit = each.threshold(stats.select(at), rows)
         if limit is not None:
             limits[at] = torch.maximum(limits[at], limit.nan_to_num(nan=float("-inf"), posinf=float("inf")))
     mask_below(logits, every, limits, stats.max)

@@ -44,7 +44,7 @@ class Processor:
         self.broken = False
         self.model = served_model(config, slots, device)
         self.pipeline = build_pipeline(self.model, int(config.model_config.seed or 0), self.failed.__setitem__)
-        failures.register(self)
+        failures.PROCESSORS.add(self)
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
@@ -125,6 +125,7 @@ def served_model(config: Any, slots: int, device: torch.device) -> ServedModel:
     model = config.model_config
 
     def load_tokenizer() -> object:
+        # vLLM caches it by its configuration.
         from vllm.tokenizers.registry import cached_tokenizer_from_config
 
         return cached_tokenizer_from_config(model)
@@ -138,7 +139,7 @@ def served_model(config: Any, slots: int, device: torch.device) -> ServedModel:
         vocabulary=int(model.get_vocab_size()),
         slots=slots,
         device=device,
-        at_a_time=int(config.scheduler_config.max_num_seqs),
+        max_requests=int(config.scheduler_config.max_num_seqs),
         eos=tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (int(eos),),
         speculative=config.speculative_config is not None,
         load_tokenizer=None if model.skip_tokenizer_init else load_tokenizer,
@@ -149,6 +150,7 @@ def _planned_processor() -> type:
     """Make the class that both of vLLM's loaders accept; late, because it inherits vLLM's own classes."""
     from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1
 
+    # vLLM checks for a subclass: a V1 class alone stops the start of an engine on the V2 runner, from 0.31 on.
     interfaces: tuple[type, ...] = (V1,)
     if v2_takes_samplers():
         from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2
@@ -159,6 +161,8 @@ def _planned_processor() -> type:
         from vllm_graft.bindings.sampling.processor_v1 import ProcessorV1
         from vllm_graft.bindings.sampling.processor_v2 import ProcessorV2
 
+        # One argument besides the configuration is the V2 runner's request states; two are the V1 runner's device and
+        # pinning.
         kind, interface = (ProcessorV2, interfaces[-1]) if len(runner) == 1 else (ProcessorV1, V1)
         made: Processor = type(kind.__name__, (kind, interface), {})(vllm_config, runner[0])
         return made

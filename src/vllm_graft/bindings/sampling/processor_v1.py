@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_graft.bindings.sampling import patches
 from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
 from vllm_graft.bindings.sampling.processor import Processor
-from vllm_graft.bindings.sampling.step import DeviceStep, FedHistory, HostStep, ReadOnlyTokens, Tokens
+from vllm_graft.bindings.sampling.step import DeviceStep, HistoryMirror, HostStep, ReadOnlyTokens, Tokens
 from vllm_graft.contracts.kernels import indices
 from vllm_graft.ledger.guard import reason_of
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import torch
 
 
-class Batch:
+class BatchTracker:
     """The V1 runner's batch, followed from its account of what changed."""
 
     def __init__(
-        self, pipeline: SamplerPipeline, tokens: dict[int, Tokens], slots: int, fed: FedHistory | None = None
+        self, pipeline: SamplerPipeline, tokens: dict[int, Tokens], slots: int, mirror: HistoryMirror | None = None
     ) -> None:
         self._pipeline = pipeline
-        self._fed = fed
+        self._mirror = mirror
         self._tokens = tokens
         self._free = list(range(slots - 1, -1, -1))
         self._slots: dict[int, int] = {}
@@ -35,6 +35,7 @@ class Batch:
 
     def update(self, change: Any) -> None:
         """Follow vLLM's ``BatchUpdate``: removed, then added, then moved."""
+        # The order is vLLM's: removed, added, moved. Signatures and semantics are the same from 0.26 to 0.32.
         for index in change.removed:
             self._leave(index)
         for index, params, prompt, output in change.added:
@@ -42,6 +43,7 @@ class Batch:
             self._leave(index)
             self._enter(index, params, prompt, output)
         for first, second, direction in change.moved:
+            # A move in one direction overwrites the request at its target, which is then in none of the lists.
             if getattr(direction, "name", "") != "SWAP":
                 self._leave(second)
             one, other = self._slots.pop(first, None), self._slots.pop(second, None)
@@ -60,10 +62,11 @@ class Batch:
         self._slots[index] = slot
         # A request whose prompt is given as embeddings has no prompt tokens.
         self._tokens[slot] = Tokens(prompt if prompt is not None else (), output)
+        # The list itself: vLLM appends each token to it, so nothing has to be told again.
         generated = ReadOnlyTokens(output)
-        self._pipeline.enter(slot, params, lambda: generated, begun=bool(output))
-        if self._fed is not None:
-            self._fed.enter(slot)
+        self._pipeline.enter(slot, params, lambda: generated, resumed=bool(output))
+        if self._mirror is not None:
+            self._mirror.enter(slot)
 
     def _leave(self, index: int) -> None:
         slot = self._slots.pop(index, None)
@@ -80,15 +83,15 @@ class ProcessorV1(Processor):
         # One account may hold requests that leave and others that take their index: for a moment twice as many.
         slots = 2 * int(config.scheduler_config.max_num_seqs)
         super().__init__(config, slots, device)
-        self.pipeline.overrides = patches.in_force("v1-picks")
-        self._after_penalties = patches.in_force("after-penalties")
+        self.pipeline.overrides = patches.is_applied("v1-picks")
+        self._after_penalties = patches.is_applied("after-penalties")
         self._tokens: dict[int, Tokens] = {}
         self._host = HostStep(self.pipeline.seeds, self._tokens)
-        self._fed: FedHistory | None = None
+        self._mirror: HistoryMirror | None = None
         if device.type != "cpu":
-            self._fed = FedHistory(self._tokens, slots, self.pipeline.window, device)
-            self._device = DeviceStep(self.pipeline.seeds, self._fed)
-        self._batch = Batch(self.pipeline, self._tokens, slots, self._fed)
+            self._mirror = HistoryMirror(self._tokens, slots, self.pipeline.window, device)
+            self._device = DeviceStep(self.pipeline.seeds, self._mirror)
+        self._batch = BatchTracker(self.pipeline, self._tokens, slots, self._mirror)
 
     def is_argmax_invariant(self) -> bool:
         """Return False: samplers work on greedy requests too."""
@@ -102,6 +105,7 @@ class ProcessorV1(Processor):
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Work on a step's logits, unless ``run`` is called once vLLM's penalties are in them."""
+        # V1 applies processors before its penalties, V2 after them; the patch moves V1's to where V2 has them.
         if not self._after_penalties:
             self.run(logits)
         return logits
@@ -114,14 +118,14 @@ class ProcessorV1(Processor):
             layout = self._batch.layout
             if not self.pipeline.concerns(layout):
                 return
-            if self._fed is None:
+            if self._mirror is None:
                 self.pipeline.run(logits, self._host, layout)
                 return
             lengths = [len(self._tokens[slot]) if slot is not None else 0 for slot in layout]
             self._device.begin(indices(lengths, logits.device))
             if self.pipeline.window:
                 try:
-                    self._fed.begin(self.pipeline.with_history(layout))
+                    self._mirror.begin(self.pipeline.with_history(layout))
                 except Exception as error:  # no sampler's code runs here
                     self.pipeline.put_aside(reason_of(error), history_only=True)
             self.pipeline.run(logits, self._device, layout)

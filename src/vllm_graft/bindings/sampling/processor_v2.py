@@ -23,7 +23,7 @@ class ProcessorV2(Processor):
     def __init__(self, config: Any, states: Any) -> None:
         super().__init__(config, int(states.max_num_reqs), states.device)
         speculative = self.model.speculative
-        self.pipeline.overrides = patches.in_force("v2-picks") and not speculative
+        self.pipeline.overrides = patches.is_applied("v2-picks") and not speculative
         drafts = int(config.speculative_config.num_speculative_tokens or 0) if speculative else 0
         self._states = states
         self._history = DeviceHistory(states, self.pipeline.window, drafts)
@@ -31,14 +31,15 @@ class ProcessorV2(Processor):
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Take in a request that enters or comes back after a preemption; return whether it is any sampler's."""
+        # False lets vLLM skip the whole stage, and its float32 copy of the logits, if no request of a batch needs it.
         taken = False
         if not self.broken:
             with self:
                 states = self._states
                 # At a preemption what was generated becomes part of what is filled in again.
-                begun = bool(states.prefill_len.np[req_idx] > states.prompt_len.np[req_idx])
+                resumed = bool(states.prefill_len.np[req_idx] > states.prompt_len.np[req_idx])
                 generated = lambda: self._history.since(req_idx, int(states.prompt_len.np[req_idx]))  # noqa: E731
-                taken = self.pipeline.enter(req_idx, sampling_params, generated, begun=begun)
+                taken = self.pipeline.enter(req_idx, sampling_params, generated, resumed=resumed)
                 if taken and self.pipeline.window:
                     self._history.enter(req_idx)
         return taken
@@ -50,6 +51,7 @@ class ProcessorV2(Processor):
         """Work on a step's logits; the runner's penalties are in them."""
         if not self.broken:
             with self:
+                # On the host already; the mapping of single rows, with drafts, is on the device only.
                 layout = ctx.idx_mapping_np.tolist()
                 if self.pipeline.concerns(layout):
                     self._begin(layout, ctx)
@@ -59,6 +61,7 @@ class ProcessorV2(Processor):
         return logits
 
     def _begin(self, layout: list[int], ctx: Any) -> None:
+        # `pos` counts from 0 and is that of the newest token, which the model has just read.
         positions = ctx.pos + 1
         self._device.begin(positions)
         if self.pipeline.window:

@@ -78,8 +78,14 @@ class SamplerInfo:
             if self.is_requested(found):
                 said = ", ".join(self.names_in(extra))
                 raise ValueError(f"{said}: the sampler {self.name!r} cannot be used: {self.refused}")
-        else:
-            self._check({**self.defaults, **found})
+            return found
+        try:
+            self.kind.check({**self.defaults, **found})
+        except ValueError:
+            raise
+        except Exception as error:
+            # An author's mistake: vLLM would answer the request with a 500.
+            raise ValueError(f"{', '.join(found)}: {type(error).__name__}: {error}") from error
         return found
 
     @property
@@ -109,14 +115,6 @@ class SamplerInfo:
             "every_request": self.by_default,
             "keys": [key.as_dict() for key in self.keys],
         }
-
-    def _check(self, found: Mapping[str, KeyValue]) -> None:
-        try:
-            self.kind.check(found)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{', '.join(found)}: {type(error).__name__}: {error}") from error
 
 
 class SamplerKeys:
@@ -166,7 +164,7 @@ class SamplerKeys:
                     f"after a failure ({reason}); send the request without it, or restart the server"
                 )
             requested.append((each, found))
-        for name in self._strange(extra):
+        for name in self._unknown_names(extra):
             if complaint := self.complaint(name):
                 raise ValueError(complaint)
         if unusable and requested:
@@ -183,18 +181,19 @@ class SamplerKeys:
         found = self._complaints.get(name)
         if found is None:
             found = self._complain(name)
+            # Cleared, not trimmed: the next few requests refill it with the names that are in use.
             if len(self._complaints) >= _REMEMBERED:
                 self._complaints.clear()
             self._complaints[name] = found
         return found
 
-    def lifted(self, top_level: Mapping[str, object]) -> dict[str, object]:
+    def lift(self, top_level: Mapping[str, object]) -> dict[str, object]:
         """Return the top-level keys that are ours, or were probably meant to be.
 
         Clients send keys that they do not use as null, and those of other servers as an empty list or text.
         """
         ours = {name: value for name, value in top_level.items() if name in self.names and value is not None}
-        meant = (name for name in self._strange(top_level) if top_level[name] not in (None, [], ""))
+        meant = (name for name in self._unknown_names(top_level) if top_level[name] not in (None, [], ""))
         return ours | {name: top_level[name] for name in meant if self.complaint(name)}
 
     def _concerned(self, extra: Mapping[str, object]) -> Iterator[SamplerInfo]:
@@ -202,17 +201,16 @@ class SamplerKeys:
         seen: dict[str, SamplerInfo] = {}
         for name in extra:
             owner = self._owners.get(name)
-            if owner is not None and owner.name not in seen and (owner.planned or not self._passes(name)):
+            if owner is None or owner.name in seen:
+                continue
+            if owner.planned or not (self._unknown == "pass" or name in self._others or self._mentions(name)):
                 seen[owner.name] = owner
         return iter(seen.values())
 
-    def _strange(self, names: Iterable[object]) -> Iterator[str]:
+    def _unknown_names(self, names: Iterable[object]) -> Iterator[str]:
         """List the names that are no keys of ours, up to a limit."""
         found = (name for name in names if isinstance(name, str) and name not in self.names)
         return islice(found, _COMPARED)
-
-    def _passes(self, name: str) -> bool:
-        return self._unknown == "pass" or name in self._others or self._mentions(name)
 
     def _complain(self, name: str) -> str:
         # vLLM itself puts what it needs into the extra arguments, such as kv_transfer_params.
@@ -372,7 +370,7 @@ def prepare(request: Any, params: Any) -> None:
         found = {}
         if request.model_extra or extra:
             known = sampler_keys()
-            found = known.lifted(request.model_extra or {})
+            found = known.lift(request.model_extra or {})
             known.check({**found, **extra})
         _refuse_unsendable_fields(params)
         _memory.put(request, found)
@@ -427,6 +425,7 @@ def check_early(client: Any) -> None:
             _refuse_unsendable_fields(params)
         return generate(*args, **kwargs)
 
+    # On the instance: other engine clients of this process keep vLLM's own method.
     client.generate = generate_checked
 
 
@@ -435,31 +434,25 @@ def with_status(call: Callable[..., None], *args: Any) -> None:
     try:
         call(*args)
     except PutAsideError as error:
-        raise _unavailable(str(error)) from error
+        try:
+            from vllm.exceptions import GracefulHTTPError
+        except ImportError:
+            # Older releases have no error of their own for it; their /v1/messages makes a 500 of this one.
+            from fastapi import HTTPException
 
-
-def _unavailable(message: str) -> Exception:
-    """Return the exception that vLLM answers with a 503."""
-    try:
-        from vllm.exceptions import GracefulHTTPError
-    except ImportError:
-        # Older releases have no error of their own for it; their /v1/messages makes a 500 of this one.
-        from fastapi import HTTPException
-
-        return HTTPException(503, message)
-    found: Exception = GracefulHTTPError(message, HTTPStatus.SERVICE_UNAVAILABLE)
-    return found
+            raise HTTPException(503, str(error)) from error
+        raise GracefulHTTPError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from error
 
 
 def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, object] | None) -> None:
     """Refuse a request for beam search that asks for a sampler: vLLM drops all of its keys without a word."""
     if top_level or xargs:
         known = sampler_keys()
-        extra = {**known.lifted(top_level or {}), **(xargs or {})}
+        extra = {**known.lift(top_level or {}), **(xargs or {})}
         known.check(extra, "beam search picks the tokens (use_beam_search)")
 
 
-def listing(
+def describe_samplers(
     plan: Plan, run: Run | None, put_aside: Mapping[str, str] | None = None
 ) -> dict[str, Sequence[dict[str, object]]]:
     """Return the document of ``GET /graft/samplers``: the samplers that are loaded, and those that ship besides."""

@@ -173,12 +173,14 @@ class DeviceHistory:
             # A prompt that is read in parts feeds tokens from before the window: until its end all is fetched anew.
             self._fetch(indices([slot for slot, _ in here], self._ring.device))
             self._new.difference_update(slot for slot, end in here if end >= self._states.prefill_len.np[slot])
+        # On the device already as the model's input; the runner's own table is in host memory, behind the bus.
         self._ring.write(slots, positions - 1, fed)
 
     def _fetch(self, slots: torch.Tensor) -> None:
         import torch
 
         ages = torch.arange(self._ring.size, device=self._ring.device)
+        # On the device: reading these on the host would wait for it in every step.
         at = self._states.total_len.gpu[slots].to(torch.int64)[:, None] - 1 - ages
         tokens = self._states.all_token_ids.gpu[slots[:, None], at.clamp(min=0)]
         self._ring.write(slots[:, None], at, torch.where(at >= 0, tokens, -1))
@@ -197,8 +199,8 @@ class DeviceHistory:
         return self._ring.last(rows.slots, rows.positions, window)
 
 
-class FedHistory(HostHistory):
-    """The V1 runner's tokens where the logits are on a device: vLLM's lists, of which new tokens are sent along."""
+class HistoryMirror(HostHistory):
+    """The V1 runner's tokens where the logits are on a device: new tokens of vLLM's lists are sent to a ring there."""
 
     on_host = False
 
@@ -235,7 +237,7 @@ class FedHistory(HostHistory):
 class DeviceStep:
     """A step whose logits, positions and last tokens are on a device."""
 
-    def __init__(self, seeds: PerSlot, history: DeviceHistory | FedHistory) -> None:
+    def __init__(self, seeds: PerSlot, history: DeviceHistory | HistoryMirror) -> None:
         self._seeds = seeds
         self.history = history
         self._positions: torch.Tensor | None = None

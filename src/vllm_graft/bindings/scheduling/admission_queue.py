@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft.bindings.instantiate import guard_method
 from vllm_graft.bindings.scheduling.clock import AdmissionRate, SteadyClock
 from vllm_graft.bindings.scheduling.request_fields import request_fields
 from vllm_graft.bindings.scheduling.statistics import UNLABELLED, Labels, StatisticsCollector, normalize_labels
 from vllm_graft.contracts import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
-from vllm_graft.ledger import Guard, Ledger
+from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
-from vllm_graft.points import point
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -46,6 +46,7 @@ class AdmissionQueueAdapter:
         slots: int = sys.maxsize,
         engine: int = 0,
     ) -> None:
+        # One clock for queue and adapter, so that a wait is measured on the time scale of the arrivals.
         self._clock = queue.clock = clock or SteadyClock()
         self._running, self._slots = running, slots
         self._waiting: Waiting = {}
@@ -87,6 +88,7 @@ class AdmissionQueueAdapter:
 
     def pop_request(self) -> Request:
         """Take out the request that goes next: the one that was peeked at, even if time has passed since."""
+        # vLLM peeks, decides for hundreds of lines whether the request fits, then pops and relies on the same one.
         name = self._peeked or self._peek()
         # Before the request leaves `_waiting`, from which a failing pop fills the fallback.
         self._author.pop(name)
@@ -124,6 +126,7 @@ class AdmissionQueueAdapter:
         for request in requests:
             name = request.request_id
             self.refused.pop(name, None)
+            # vLLM calls this on both of its queues with every aborted request, so most may be unknown here.
             entry = self._waiting.pop(name, None)
             if entry is not None:
                 self._peeked = ""
@@ -214,7 +217,7 @@ class GuardedQueue:
     ) -> None:
         self.failed = ""
         self._queue, self._item, self._ledger, self._waiting = queue, item, ledger, waiting
-        self._fallback = FcfsFallback(())
+        self._fallback = WaitingHeap()
         self._optional = {name for name in _OPTIONAL if getattr(type(queue), name) is not getattr(AdmissionQueue, name)}
         served = queue.served
         wrapped: dict[str, Callable[..., Any]] = {
@@ -223,10 +226,10 @@ class GuardedQueue:
             "rank": lambda request: _validate_rank(queue.rank(request)),
             "labels": lambda request: normalize_labels(queue.labels(request)),
         }
-        self._calls: dict[str, Guard[..., Any]] = {}
-        for name in (*_REQUIRED, *sorted(self._optional)):
-            meter = ledger.hook(item.name, name, point("scheduler").budget_us)
-            self._calls[name] = Guard(wrapped.get(name) or getattr(queue, name), _no_answer, meter, self.fail)
+        self._calls = {
+            name: guard_method(item, name, wrapped.get(name) or getattr(queue, name), ledger, on_aside=self.fail)
+            for name in (*_REQUIRED, *sorted(self._optional))
+        }
         self._calls.setdefault("put_back", self._calls["push"])
 
     def implements(self, method: str) -> bool:
@@ -234,19 +237,25 @@ class GuardedQueue:
         return method in self._optional and not self.failed
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call the author's method, or the fallback's; return None if the author's fails now."""
+        """Call the author's method, or keep the fallback up; return None once the author's queue has failed."""
         if self.failed:
-            return getattr(self._fallback, method)(*args)
+            if method == "remove":
+                self._fallback.discard(*args)
+            else:  # push or put_back: of an optional method the adapter asks first whether it is implemented
+                self._fallback.add(args[0].arrival, args[0])
+            return None
         answer = self._calls[method](*args)
         # A call that overran its budget once too often has an answer too, but the fallback decides from here on.
         return None if self.failed else answer
 
     def peek(self) -> str:
         """Return the id of the request that goes next."""
-        name = _request_id(self.call("peek"))
-        if not self.failed and name not in self._waiting:
-            self.fail(f"peek named {name!r}, which is not waiting")
-        return self._fallback.peek().request_id if self.failed else name
+        if not self.failed:
+            name = _request_id(self.call("peek"))
+            if not self.failed and name in self._waiting:
+                return name
+            self.fail(f"peek named {name!r}, which is not waiting")  # without effect where the call has failed
+        return self._fallback.first().request_id
 
     def pop(self, name: str) -> None:
         """Take out the request that ``peek`` named."""
@@ -255,7 +264,7 @@ class GuardedQueue:
             if not self.failed and popped != name:
                 self.fail(f"pop gave {popped!r} after peek had named {name!r}")
         if self.failed:
-            self._fallback.remove(self._waiting[name][1])
+            self._fallback.discard(self._waiting[name][1])
 
     def set_free_slots(self, number: int) -> None:
         """Set ``free_slots``; the author's class may have a property of that name, or refuse attributes."""
@@ -271,34 +280,9 @@ class GuardedQueue:
         if self.failed:
             return
         self.failed = reason
-        self._fallback = FcfsFallback(waiting for _, waiting in self._waiting.values())
+        for _, waiting in self._waiting.values():
+            self._fallback.add(waiting.arrival, waiting)
         self._ledger.put_aside(self._item.name, f"{reason}; waiting requests go in the order of their arrival")
-
-
-class FcfsFallback(AdmissionQueue):
-    """First come, first served: takes over from a queue that has failed."""
-
-    def __init__(self, requests: Iterable[WaitingRequest]) -> None:
-        super().__init__()
-        self._heap = WaitingHeap()
-        for request in requests:
-            self.push(request)
-
-    def push(self, request: WaitingRequest) -> None:
-        """Add a request by its arrival; of one moment, in the order of the calls."""
-        self._heap.add(request.arrival, request)
-
-    def peek(self) -> WaitingRequest:
-        """Return the request that arrived first."""
-        return self._heap.first()
-
-    def pop(self) -> WaitingRequest:
-        """Take out the request that arrived first."""
-        return self._heap.take()
-
-    def remove(self, request: WaitingRequest) -> None:
-        """Remove a request."""
-        self._heap.discard(request)
 
 
 class _StepAdmissions:
@@ -360,7 +344,3 @@ def _validate_rank(answer: object) -> int:
     if not isinstance(answer, int):
         raise TypeError(f"rank must return a whole number, and returned {type(answer).__name__}")
     return answer
-
-
-def _no_answer(*args: object) -> None:
-    """Stand in for a failed method: the fallback answers instead."""

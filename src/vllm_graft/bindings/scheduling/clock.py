@@ -22,6 +22,7 @@ SLOW_S: Final = 5.0
 LONGEST_S: Final = 5.0
 """The most that one step counts for: an engine that was paused admitted nothing, which says nothing of its rate."""
 
+# A date that is off by less is taken for the error of the measurement.
 _MAX_DRIFT_S: Final = 0.5
 _TRIES: Final = 5
 _AT_ONCE_S: Final = 0.001
@@ -91,6 +92,7 @@ class AdmissionRate:
             self._admitted += admitted
             if self._seconds >= WINDOW_S / _PARTS:
                 self._parts.append((self._seconds, self._admitted))
+                # Always _PARTS of them, so that an old burst leaves the window step by step.
                 self._parts.popleft()
                 # Summed here, once per part, because the rate is read in every step.
                 self._of_parts = (sum(part[0] for part in self._parts), sum(part[1] for part in self._parts))

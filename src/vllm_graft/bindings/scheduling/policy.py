@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from vllm_graft.bindings.instantiate import guard_method
 from vllm_graft.bindings.scheduling.clock import SteadyClock
 from vllm_graft.bindings.scheduling.request_fields import request_fields
 from vllm_graft.contracts import KVState, Refusal, RequestView, Schedule, SchedulingPolicy, WaitingHeap
-from vllm_graft.ledger import Guard, Ledger
+from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
-from vllm_graft.points import point
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -45,8 +45,7 @@ class PolicyRunner:
         policy.clock = clock
         self.failed = ""
         self._item, self._ledger, self._queue, self._clock = item, ledger, queue, clock
-        meter = ledger.hook(item.name, "schedule", point("scheduler").budget_us)
-        self._schedule = Guard(policy.schedule, _no_answer, meter, self._fail)
+        self._schedule = guard_method(item, "schedule", policy.schedule, ledger, on_aside=self._fail)
         self._started_nothing = False
         self._stalled = 0
 
@@ -61,11 +60,14 @@ class PolicyRunner:
         running = {request.request_id: self._queue.view(request) for request in scheduler.running}
         if not waiting and not running:
             return
-        answer = self._schedule(waiting, list(running.values()), _kv_state(scheduler))
+        pool = scheduler.kv_cache_manager.block_pool
+        # One block is never allocated: unused entries of block tables point to it.
+        kv_cache = KVState(pool.get_num_free_blocks(), pool.num_gpu_blocks - 1, scheduler.block_size)
+        answer = self._schedule(waiting, list(running.values()), kv_cache)
         if self._schedule.aside:
             return
         try:
-            starting, stopping = validate_schedule(answer, self._queue.held, running)
+            starting, stopping = validate_schedule(answer, self._queue.requests, running)
         except BaseException as error:  # a request of the author's own making may have anything for an id
             if raised_by_signal(error):
                 raise
@@ -135,10 +137,11 @@ class PolicyQueue:
     come, first served.
     """
 
+    # A policy names the requests to preempt; vLLM's own choice, for want of blocks, stays the newest one.
     ranks = False
 
     def __init__(self, clock: SteadyClock) -> None:
-        self.held: dict[str, LiveRequestView] = {}
+        self.requests: dict[str, LiveRequestView] = {}
         self.refused: dict[str, tuple[Request, Refusal]] = {}  # always empty; the scheduler reads it of any queue
         self._clock = clock
         self._views: dict[str, LiveRequestView] = {}
@@ -149,9 +152,10 @@ class PolicyQueue:
     def waiting(self) -> list[RequestView]:
         """Return the waiting requests in the order of their arrival."""
         if not self._sorted:
-            self.held = {view.request_id: view for view in sorted(self.held.values(), key=attrgetter("arrival"))}
+            views = sorted(self.requests.values(), key=attrgetter("arrival"))
+            self.requests = {view.request_id: view for view in views}
             self._sorted = True
-        return list(self.held.values())
+        return list(self.requests.values())
 
     def view(self, request: Request) -> LiveRequestView:
         """Return the view of a request, the same object each time."""
@@ -185,7 +189,7 @@ class PolicyQueue:
         """Take out the request that is offered next."""
         view = self._next()
         self._withdraw(view)
-        del self.held[view.request_id]
+        del self.requests[view.request_id]
         return view.source
 
     def prepend_request(self, request: Request) -> None:
@@ -204,7 +208,7 @@ class PolicyQueue:
     def remove_requests(self, requests: Iterable[Request]) -> None:
         """Remove several requests, some of which may not be here."""
         for request in requests:
-            view = self.held.pop(request.request_id, None)
+            view = self.requests.pop(request.request_id, None)
             if view is not None:
                 self._withdraw(view)
 
@@ -212,20 +216,20 @@ class PolicyQueue:
         """Forget the views of requests that have ended."""
         for name in ended:
             # An id in use again is that of a new request, which waits.
-            if name not in self.held:
+            if name not in self.requests:
                 self._views.pop(name, None)
 
     def __bool__(self) -> bool:
         return bool(self._offered if self._fallback is None else self._fallback)
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self.requests)
 
     def __iter__(self) -> Iterator[Request]:
-        return (view.source for view in self.held.values())
+        return (view.source for view in self.requests.values())
 
     def _enqueue(self, view: LiveRequestView) -> None:
-        self.held[view.request_id] = view
+        self.requests[view.request_id] = view
         if self._fallback is not None:
             self._fallback.add(view.arrival, view)
         if view.arrival < self._newest:
@@ -308,6 +312,7 @@ def _preempt(scheduler: Any, names: set[str]) -> None:
     """Preempt running requests as vLLM does when blocks run out."""
     if not names:
         return
+    # As vLLM does itself: a victim has left `running` by the time _preempt_request frees its blocks.
     victims = [request for request in scheduler.running if request.request_id in names]
     scheduler.running = [request for request in scheduler.running if request.request_id not in names]
     options = {}
@@ -316,6 +321,7 @@ def _preempt(scheduler: Any, names: set[str]) -> None:
         options["drop_stale_output"] = scheduler.requires_kv_delivery
     now = time.monotonic()
     for request in victims:
+        # Frees the blocks, resets the computed tokens and puts the request back into `waiting` by prepend_request.
         scheduler._preempt_request(request, now, **options)
 
 
@@ -325,13 +331,3 @@ def _has_output_in_flight(request: Request) -> bool:
     Resumed now, it would compute again what is about to be delivered. Since 0.27.1 vLLM skips such a request itself.
     """
     return request.num_in_flight_tokens > 0 and not hasattr(request, "num_stale_output_tokens")
-
-
-def _kv_state(scheduler: Any) -> KVState:
-    pool = scheduler.kv_cache_manager.block_pool
-    # One block is never allocated: unused entries of block tables point to it.
-    return KVState(pool.get_num_free_blocks(), pool.num_gpu_blocks - 1, scheduler.block_size)
-
-
-def _no_answer(*args: object) -> None:
-    """Stand in for a failed policy: the queue offers every request by arrival."""

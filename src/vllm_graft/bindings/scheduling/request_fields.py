@@ -17,7 +17,9 @@ def request_fields(request: Request, clock: SteadyClock) -> dict[str, Any]:
     pooling = getattr(getattr(request, "pooling_params", None), "extra_kwargs", None)
     return {
         "request_id": request.request_id,
+        # From the body, or from the header X-Vllm-Priority since 0.28. vLLM carries it under FCFS too.
         "priority": request.priority,
+        # Stamped by the API server with time.time(), on another host perhaps, whose clock may be off.
         "arrival": clock.place(request.arrival_time),
         "prompt_tokens": request.num_prompt_tokens,
         "max_tokens": request.max_tokens,

@@ -55,6 +55,7 @@ def set_scheduler_class(config: VllmConfig, plan: Plan) -> None:
     if plan.of("scheduler") and not str(settings.scheduler_cls).startswith(PREFIX):
         # AsyncScheduler or Scheduler, as `async_scheduling` has been settled by now; a string is imported.
         base = settings.get_scheduler_cls()
+        # vLLM warns that a scheduler class of its users is no public interface; from 0.31 on not for its own names.
         settings.scheduler_cls = PREFIX + f"{base.__module__}.{base.__qualname__}".replace(".", "-")
 
 
@@ -67,6 +68,7 @@ def planned_scheduler(chosen: type) -> type:
     # Every scheduler of vLLM's inherits from this one; named here, the audit of this package sees what is overridden.
     base = chosen if issubclass(chosen, Scheduler) else Scheduler
 
+    # vLLM's RequestQueue is abstract, with the same ten methods from 0.26 to 0.32.
     class AdmissionRequestQueue(AdmissionQueueAdapter, RequestQueue):
         """An admission queue that is an instance of vLLM's queue class."""
 
@@ -82,6 +84,8 @@ def planned_scheduler(chosen: type) -> type:
             if self.planned is None:
                 return
             self.waiting = self.planned
+            # Up to 0.30. From 0.31 on vLLM has kv_holding_waiting in its place, which holds only requests with blocks
+            # and stays as it is.
             if hasattr(self, "skipped_waiting"):
                 self.skipped_waiting = skipped_queue(self.planned)
             if self.planned.ranks:
@@ -92,6 +96,8 @@ def planned_scheduler(chosen: type) -> type:
             if self.policy_runner is None:
                 return super().schedule(*args, **kwargs)
             self.policy_runner.before_step(self)
+            # Wrapped, never copied: vLLM's schedule() has 767 lines in 0.26, 966 in 0.32, and changed in every release
+            # between.
             output = super().schedule(*args, **kwargs)
             self.policy_runner.after_step(self, output)
             return output
@@ -104,6 +110,7 @@ def planned_scheduler(chosen: type) -> type:
 
         def _update_after_schedule(self, scheduler_output: Any) -> None:
             if self.planned is not None:
+                # What a step computes is final here, and the model has not run yet.
                 self.planned.end_step(scheduler_output.num_scheduled_tokens, scheduler_output.finished_req_ids)
             super()._update_after_schedule(scheduler_output)
 
@@ -155,6 +162,7 @@ def _end_refused(scheduler: Any, planned: AdmissionQueueAdapter | PolicyQueue, o
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
     from vllm.v1.request import RequestStatus
 
+    # vLLM has no way to refuse a request in engine core: an aborted one with a reason is the nearest to it.
     for name, (request, refusal) in list(planned.refused.items()):
         # This also removes it from `planned.refused`, by remove_requests.
         scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
@@ -180,7 +188,7 @@ def _planned_queue(
 
     def limit(made: Item) -> None:
         if isinstance(made, AdmissionQueue):
-            made.limited_to(slots)
+            made.check_slots(slots)
 
     made: Item | None = instantiate(item, (AdmissionQueue, SchedulingPolicy), plan, ledger, limit)
     if isinstance(made, AdmissionQueue):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal
 
@@ -36,6 +37,7 @@ MAX_LABELS: Final = 8
 REPORT_STEPS: Final = 16
 """Every running request is reported once per this many steps."""
 
+# Readers of the shared table are /metrics and `status`: seconds apart, while steps are milliseconds apart.
 _WRITE_EVERY_S: Final = 0.5
 _WRITES_PER_STEP: Final = 16
 _EVICTION_TRIES: Final = 8
@@ -139,17 +141,15 @@ class TokenWindow:
                 part[other] = part.get(other, 0) + part.pop(row)
 
 
+@dataclass(slots=True, eq=False)
 class _RequestState:
     """One request: the rows it counts in, its state, and the tokens that are counted there so far."""
 
-    __slots__ = ("admitted", "arrival", "counted", "rows", "state")
-
-    def __init__(self, arrival: float, rows: tuple[StatisticsRow, ...]) -> None:
-        self.arrival = arrival
-        self.rows = rows
-        self.state: Literal["waiting", "running", ""] = ""
-        self.admitted = False
-        self.counted = 0
+    arrival: float
+    rows: tuple[StatisticsRow, ...]
+    state: Literal["waiting", "running", ""] = ""
+    admitted: bool = False
+    counted: int = 0
 
 
 class StatisticsCollector:

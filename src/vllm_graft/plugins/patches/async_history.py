@@ -1,8 +1,8 @@
 """``async-history``: logits processors of installed packages see the tokens that were really sampled.
 
 With asynchronous scheduling the V1 model runner appends a placeholder, -1, to a request's output tokens, and fills in
-the real token in the next step, right before logits processors run, if somebody is known to need it. Processors given
-by ``--logits-processors`` are known; those found through the entry points ``vllm.logits_processors`` are not counted.
+the real token in the next step, right before logits processors run, if one of them is known to need it. Those given by
+``--logits-processors`` are known; those found through the entry points ``vllm.logits_processors`` are not counted.
 They see -1, -1, -1 and compute nonsense, without a word in the log. With this patch they count.
 """
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LOG: Final = logging.getLogger("vllm.graft")
+# MinTokens, LogitBias and MinP.
 _BUILT_IN: Final = "vllm.v1.sample.logits_processor."
 
 
@@ -29,7 +30,7 @@ class AsyncHistory(
     remove_when="vLLM counts every logits processor it has loaded, not only those of --logits-processors",
     processes={"worker"},
 ):
-    """A batch with any logits processor that is not vLLM's own asks for its output tokens."""
+    """Have a batch with any logits processor that is not vLLM's own keep its output tokens."""
 
     @wrap
     def __init__(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:

@@ -32,6 +32,8 @@ class CpuSeeds(
 
     @wrap
     def _sample(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # `_sample` is where the token is drawn, `_bookkeeping_sync` where the runner takes it back; both on 0.26 to
+        # 0.32.
         before = [(generator, generator.get_state()) for generator in _thrown_away(self).values()]
         output = call(*args, **kwargs)
         for generator, state in before:
@@ -51,7 +53,7 @@ class CpuSeeds(
 
 
 def _thrown_away(runner: Any) -> dict[int, Any]:
-    """The generators, by row, of the requests whose token of this step is thrown away; none where there is a GPU."""
+    """Return the generators, by row, of the requests whose token of this step is thrown away; none with a GPU."""
     batch = runner.input_batch
     if runner.device.type != "cpu" or not batch.generators:
         return {}

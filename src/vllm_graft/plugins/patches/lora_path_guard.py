@@ -28,7 +28,7 @@ class LoraPathGuard(
     remove_when="vLLM's resolver itself refuses names that leave its folder",
     processes={"frontend"},
 ):
-    """A name that leaves the resolver's folder is not looked up."""
+    """Refuse to look up a name that leaves the resolver's folder."""
 
     @wrap
     async def resolve_lora(
@@ -45,7 +45,8 @@ class LoraPathGuard(
 
 
 def _lies_below(folder: str, name: str) -> bool:
-    """Whether a name leads to a place in the folder, once every link and every ``..`` on the way is followed."""
+    """Return whether a name leads into the folder, once every link and every ``..`` on the way is followed."""
+    # os.path.join drops everything before an absolute part.
     if os.path.isabs(name):
         return False
     root = os.path.realpath(folder)

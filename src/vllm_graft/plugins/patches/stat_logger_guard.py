@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("vllm.graft")
 _NAME: Final = "stat-logger-guard"
+# All that StatLoggerManager calls; record_admission_rejection is there from 0.32 on.
 _METHODS: Final = ("record", "log", "log_engine_initialized", "record_sleep_state", "record_admission_rejection")
 
 
@@ -31,7 +32,7 @@ class StatLoggerGuard(
     remove_when="vLLM catches what a stat logger raises",
     processes={"frontend"},
 ):
-    """Every foreign stat logger is called through a guard."""
+    """Call every foreign stat logger through a guard."""
 
     @wrap
     def __init__(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
@@ -41,7 +42,7 @@ class StatLoggerGuard(
 
 
 def _foreign(loggers: list[Any]) -> Iterator[Any]:
-    """The loggers that are neither vLLM's nor ours, those inside vLLM's per-engine adapter included."""
+    """Find the loggers that are neither vLLM's nor ours, those inside vLLM's per-engine adapter included."""
     for logger in loggers:
         yield from _foreign(list(getattr(logger, "per_engine_stat_loggers", {}).values()))
         if not type(logger).__module__.startswith(("vllm.", "vllm_graft.")):
@@ -59,6 +60,7 @@ def _guard(logger: Any) -> None:
         meter = book.hook(_NAME, f"{name}.{method}")
         guards.append(ledger.Guard(call, _ignore, meter, functools.partial(_put_aside, guards, f"{name}.{method}")))
         try:
+            # On the instance: vLLM looks methods up there, and the class may belong to several loggers.
             setattr(logger, method, guards[-1])
         except AttributeError:
             _LOG.warning("vllm-graft: the stat logger %s has __slots__ and cannot be guarded", name)
@@ -66,11 +68,11 @@ def _guard(logger: Any) -> None:
 
 
 def _put_aside(guards: list[ledger.Guard[..., Any]], what: str, reason: str) -> None:
-    """One method raised: what the logger holds cannot be trusted, so none of its methods is called again."""
+    """Stop calling a logger of which one method raised: its state cannot be trusted."""
     for guard in guards:
         guard.aside = reason
     ledger.current().note_error(_NAME, f"stat logger {what} is put aside, the server goes on: {reason}")
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
-    """What is called in the place of a logger's method that raised."""
+    """Stand in for a method of a logger that was put aside."""

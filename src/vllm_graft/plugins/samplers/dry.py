@@ -41,13 +41,7 @@ class Dry(MatchingStrategy):
         Key("dry_multiplier", "float", 0.0, low=0, switch=True, help="how strong; 0 switches it off"),
         Key("dry_base", "float", 1.75, low=1, help="how much stronger with each further token of a repetition"),
         Key("dry_allowed_length", "int", 2, low=1, help="repetitions shorter than this are free"),
-        Key(
-            "dry_sequence_breakers",
-            "list[str]",
-            list(_BREAKERS),
-            high=64,
-            help="texts at which a repetition ends",
-        ),
+        Key("dry_sequence_breakers", "list[str]", list(_BREAKERS), high=64, help="texts at which a repetition ends"),
         Key(
             "dry_penalty_last_n",
             "int",
@@ -82,7 +76,7 @@ class Dry(MatchingStrategy):
             self._breakers.tokens(_BREAKERS)
         self._multipliers = model.per_slot(0.0)
         self._bases = model.per_slot(1.0)
-        self._allowed = model.per_slot(LONGEST + 1, whole=True)
+        self._allowed = model.per_slot(LONGEST + 1, integer=True)
         self._matchers: dict[int, Matcher] = {}
         self._penalties: dict[int, list[float]] = {}
         super().setup(model)
@@ -95,7 +89,9 @@ class Dry(MatchingStrategy):
         base = min(params.number("dry_base"), _LARGE)
         allowed = int(params.number("dry_allowed_length"))
         if multiplier == 0 or allowed > LONGEST:
-            self._close(slot)
+            self._matchers.pop(slot, None)
+            self._penalties.pop(slot, None)
+            self._multipliers[slot] = 0.0
             return False
         last = int(params.number("dry_penalty_last_n"))
         window = min(last, self.window) if last > 0 else self.window
@@ -103,16 +99,12 @@ class Dry(MatchingStrategy):
         assert isinstance(texts, list)
         breakers = self._breakers.tokens(map(str, texts if self._breaks else ()))
         self._matchers[slot] = Matcher(allowed, window, breakers.flags)
+        # By length, once per request: `base ** length` for each match would cost more than finding it.
         self._penalties[slot] = [_penalty(multiplier, base, length - allowed) for length in range(LONGEST + 1)]
         self._sets.assign(slot, breakers)
         self._multipliers[slot], self._bases[slot] = multiplier, base
         self._allowed[slot], self._windows[slot] = allowed, window
         return True
-
-    def _close(self, slot: int) -> None:
-        self._matchers.pop(slot, None)
-        self._penalties.pop(slot, None)
-        self._multipliers[slot] = 0.0
 
     def _change_from_host(self, logits: torch.Tensor, rows: Rows) -> None:
         from vllm_graft.plugins.samplers.matching.by_torch import lower_each
@@ -145,20 +137,8 @@ class Dry(MatchingStrategy):
     def _change_by_kernel(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
         from vllm_graft.plugins.samplers.matching import kernels
 
-        kernels.lower_repetitions(
-            logits,
-            rows.rows,
-            rows.slots,
-            tokens,
-            windows=self._windows.all(),
-            sets=self._sets.table,
-            set_of_slot=self._sets.of_slot.all(),
-            multipliers=self._multipliers.all(),
-            bases=self._bases.all(),
-            allowed=self._allowed.all(),
-            vocabulary=self._vocabulary,
-            greatest=GREATEST,
-        )
+        own = {"multipliers": self._multipliers.all(), "bases": self._bases.all(), "allowed": self._allowed.all()}
+        kernels.lower_repetitions(logits, rows, tokens, **self._tables(), **own, greatest=GREATEST)
 
 
 def _penalty(multiplier: float, base: float, beyond: int) -> float:

@@ -56,7 +56,7 @@ class NoRepeatNgram(MatchingStrategy):
 
     def setup(self, model: ServedModel) -> None:
         """Make the tables of all requests."""
-        self._needed = model.per_slot(LONGEST + 1, whole=True)
+        self._needed = model.per_slot(LONGEST + 1, integer=True)
         self._matchers: dict[int, tuple[Matcher, TokenSet]] = {}
         super().setup(model)
 
@@ -67,6 +67,7 @@ class NoRepeatNgram(MatchingStrategy):
 
         size = int(params.number("no_repeat_ngram_size"))
         self._matchers.pop(slot, None)
+        # A sequence of that size is completed where one token less than that has matched.
         self._needed[slot] = size - 1 if size else LONGEST + 1
         if not size:
             return False
@@ -109,14 +110,4 @@ class NoRepeatNgram(MatchingStrategy):
     def _change_by_kernel(self, logits: torch.Tensor, rows: Rows, tokens: torch.Tensor) -> None:
         from vllm_graft.plugins.samplers.matching import kernels
 
-        kernels.ban_repetitions(
-            logits,
-            rows.rows,
-            rows.slots,
-            tokens,
-            windows=self._windows.all(),
-            sets=self._sets.table,
-            set_of_slot=self._sets.of_slot.all(),
-            needed=self._needed.all(),
-            vocabulary=self._vocabulary,
-        )
+        kernels.ban_repetitions(logits, rows, tokens, **self._tables(), needed=self._needed.all())

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 _OFF: Final = -1.0
+# float32 has no room for more, and the product with a spread must stay finite.
 _GREATEST: Final = 1e30
 
 

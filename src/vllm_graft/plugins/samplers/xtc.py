@@ -11,6 +11,7 @@ from vllm_graft.contracts.kernels import has_triton, log_of_sum, warm_up, works_
 if TYPE_CHECKING:
     import torch
 
+# "XTC" in ASCII: other strategies that draw at the same position get other numbers.
 _SALT: Final = 0x585443
 _BLOCK: Final = 512
 
@@ -38,6 +39,7 @@ class Xtc(SamplingStrategy):
     def open(self, slot: int, params: Params) -> bool:
         """Read the request's keys; a greedy request keeps its most probable token."""
         chance, threshold = params.number("xtc_probability"), params.number("xtc_threshold")
+        # Greedy requests never sample, and without their most probable token they would no longer be greedy.
         meant = chance > 0 and not params.greedy
         self._chances[slot] = chance if meant else 0.0
         self._logarithms[slot] = math.log(threshold) if threshold > 0 else -math.inf
@@ -55,15 +57,12 @@ class Xtc(SamplingStrategy):
             exclude(logits, rows.rows, rows.slots, draws, chances=chances, logarithms=logarithms)
             return
         drawn = draws < self._chances.of(rows)
-        if works_by_row(logits):
-            self._exclude_drawn(logits, rows, drawn)
-        else:
+        if not works_by_row(logits):
             exclude_top(logits, rows.rows, drawn, self._logarithms.of(rows))
-
-    def _exclude_drawn(self, logits: torch.Tensor, rows: Rows, drawn: torch.Tensor) -> None:
-        """Work on drawn rows alone, one after another on the host, while each is in the cache."""
+            return
         import torch
 
+        # Only the rows that were drawn, one after another, while each is in the cache.
         which = drawn.nonzero().flatten()
         numbers, limits = rows.rows[which].tolist(), self._logarithms.of(rows)[which].tolist()
         scratch = torch.empty(logits.shape[1])

@@ -78,4 +78,5 @@ class LoadShedding:
         if wait > self.limit_of(1):
             return Refusal(f"the server is full: requests wait about {wait:.0f} s, and no class is let in", after, 503)
         reason = f"requests wait about {wait:.0f} s, and class {own} is let in up to {limit:.0f} s"
+        # 429 while classes differ, 503 once none is let in: a gateway may then try another server.
         return Refusal(reason, after, 429)

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from vllm_graft.contracts import (
-    AdmissionQueue,
-    Load,
-    OptionError,
-    OptionValue,
-    Refusal,
-    WaitingHeap,
-    WaitingRequest,
-)
+from vllm_graft.contracts import AdmissionQueue, Load, OptionError, OptionValue, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.plugins.schedulers.options import integer, number
 from vllm_graft.plugins.schedulers.priority_classes import LoadShedding, PriorityClasses
 from vllm_graft.plugins.schedulers.urgent_lane import UrgentLane, Way
@@ -76,7 +68,7 @@ class PriorityFairness(AdmissionQueue):
         """Refuse what the constructor refuses."""
         cls(options)
 
-    def limited_to(self, slots: int) -> None:
+    def check_slots(self, slots: int) -> None:
         """Refuse reserved slots that leave none to all."""
         if self._reserved_slots >= slots:
             what = f"must be below the {slots} requests that this engine runs at once, and is {self._reserved_slots}"
@@ -101,6 +93,8 @@ class PriorityFairness(AdmissionQueue):
     def push(self, request: WaitingRequest) -> None:
         """Add a request to both lanes."""
         own = self._classes.of(request)
+        # A fixed key: as scores of all requests grow alike with time, their order never changes, and a heap can hold
+        # it.
         self._by_class.add(request.arrival + self._level * (own - 1), request)
         if own == 1:
             self._first_class.add(request.arrival, request)
@@ -118,17 +112,18 @@ class PriorityFairness(AdmissionQueue):
         self._by_class.discard(request)
         self._first_class.discard(request)
         self._reserved.discard(request)
-        self._urgent.admitted(request, self._way, self.clock())
+        # vLLM pops in every step what it then cannot take, so an admission may be undone by put_back.
+        self._urgent.record_admission(request, self._way, self.clock())
         return request
 
     def put_back(self, request: WaitingRequest) -> None:
         """Put a request back into its old place, as if it had not been admitted."""
-        self._urgent.returned(request)
+        self._urgent.undo_admission(request)
         self.push(request)
 
     def ended(self, request: WaitingRequest) -> None:
         """Forget a request."""
-        self._urgent.ended(request)
+        self._urgent.forget(request)
 
     def remove(self, request: WaitingRequest) -> None:
         """Remove a request from both lanes."""

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from vllm_graft.contracts import AdmissionQueue, Load, OptionValue, Refusal, WaitingRequest
 from vllm_graft.plugins.schedulers.options import number
 from vllm_graft.plugins.schedulers.priority_classes import PriorityClasses
-from vllm_graft.plugins.schedulers.tenants import (
-    TenantCounters,
-    TenantHeap,
-    display_name,
-    parse_weights,
-    tenant_reader,
-)
+from vllm_graft.plugins.schedulers.tenants import TenantCounters, TenantHeap, display_name, parse_weights, tenant_reader
 from vllm_graft.plugins.schedulers.urgent_lane import UrgentLane
 
 _NAME: Final = "tenant-fairness"
 
 
+@dataclass(slots=True)
 class Account:
     """The account of an admitted request: its tenant, and the tokens of its prompt that were charged in advance."""
 
-    __slots__ = ("advance", "tenant", "weight")
-
-    def __init__(self, tenant: str, weight: float, advance: int) -> None:
-        self.tenant = tenant
-        self.weight = weight
-        self.advance = advance
+    tenant: str
+    weight: float
+    advance: int
 
 
 class TenantFairness(AdmissionQueue):
@@ -110,8 +103,9 @@ class TenantFairness(AdmissionQueue):
         request = due or self._groups[min(self._groups)].first()
         self._take(request)
         if self._urgent is not None:
-            self._urgent.admitted(request, "class" if due is None else "urgent", self.clock())
+            self._urgent.record_admission(request, "class" if due is None else "urgent", self.clock())
         tenant = self._tenant(request)
+        # vLLM may admit dozens of requests in one step, before any of their tokens is reported.
         self._counters.charge(tenant, request.prompt_tokens)
         self._accounts[request.request_id] = Account(tenant, self._weights.get(tenant, 1.0), request.prompt_tokens)
         return request
@@ -120,7 +114,7 @@ class TenantFairness(AdmissionQueue):
         """Put a request back, and refund what was charged and not served."""
         self._refund(request)
         if self._urgent is not None:
-            self._urgent.returned(request)
+            self._urgent.undo_admission(request)
         self.push(request)
 
     def remove(self, request: WaitingRequest) -> None:
@@ -149,7 +143,7 @@ class TenantFairness(AdmissionQueue):
         """Refund what was charged and not served."""
         self._refund(request)
         if self._urgent is not None:
-            self._urgent.ended(request)
+            self._urgent.forget(request)
 
     def _due(self) -> WaitingRequest | None:
         return self._urgent.due() if self._urgent is not None and self._urgent.any(self.clock()) else None
@@ -173,7 +167,7 @@ class TenantFairness(AdmissionQueue):
         if account is not None and account.advance:
             self._counters.charge(account.tenant, -account.advance)
             for heap in self._groups.values():
-                heap.lowered(account.tenant)
+                heap.reposition(account.tenant)
 
 
 def _names(queue: TenantFairness, option: str) -> list[str]:

@@ -20,6 +20,7 @@ _MOST_BITS: Final = 256
 """Longer integers are no names: Python refuses to convert those of more than 4300 digits to text."""
 
 _KEPT: Final = 1024
+# vLLM puts the endpoint before an X-Request-Id, and a random part behind it.
 _ENDPOINTS: Final = ("chatcmpl-", "cmpl-", "resp_", "resp-")
 
 
@@ -143,7 +144,7 @@ class TenantHeap:
     """Waiting requests by tenant, and the tenants by their counters. All in O(log n).
 
     Counters grow while their tenants wait: an entry whose counter has grown is corrected when it comes up. A counter
-    that was lowered must be reported by ``lowered``.
+    that was lowered must be reported by ``reposition``.
     """
 
     def __init__(self, counters: TenantCounters) -> None:
@@ -165,7 +166,7 @@ class TenantHeap:
         if heap is not None and heap.discard(request) and not heap:
             del self._requests[tenant], self._entered[tenant]
 
-    def lowered(self, tenant: str) -> None:
+    def reposition(self, tenant: str) -> None:
         """Correct the place of a tenant whose counter was lowered."""
         if tenant in self._requests:
             self._enter(tenant)
@@ -185,6 +186,7 @@ class TenantHeap:
     def _enter(self, tenant: str) -> None:
         counter = self._counters.served[tenant]
         self._entered[tenant] = counter
+        # Of equal counters the name decides, so that a run in virtual time repeats.
         heapq.heappush(self._order, (counter, tenant))
         if len(self._order) > 2 * len(self._entered) + 64:
             self._order = [(at, name) for name, at in self._entered.items()]

@@ -54,7 +54,7 @@ class UrgentLane:
         """Return the oldest request if it is the turn of urgent ones; only called while there are some."""
         return self._by_age.first() if self._debt < 1.0 else None
 
-    def admitted(self, request: WaitingRequest, way: Way, now: float) -> None:
+    def record_admission(self, request: WaitingRequest, way: Way, now: float) -> None:
         """Account for a request that is admitted."""
         debt, ahead, some = self._debt, self._ahead, self.any(now)
         if way != "reserved":
@@ -67,12 +67,12 @@ class UrgentLane:
         if (self._debt, self._ahead) != (debt, ahead):
             self._moved[request.request_id] = (self._debt - debt, self._ahead - ahead)
 
-    def returned(self, request: WaitingRequest) -> None:
+    def undo_admission(self, request: WaitingRequest) -> None:
         """Undo the admission of a request that waits again."""
         debt, ahead = self._moved.pop(request.request_id, (0.0, 0))
         self._debt -= debt
         self._ahead = max(0, self._ahead - ahead)
 
-    def ended(self, request: WaitingRequest) -> None:
+    def forget(self, request: WaitingRequest) -> None:
         """Forget a request that has ended."""
         self._moved.pop(request.request_id, None)

@@ -38,7 +38,7 @@ class RequestLog(StatSink):
 
     @classmethod
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
-        """The queue's size; the folder may be one of another machine than that which looks at the plan."""
+        """Refuse a queue without room. The path is not checked: the plan may be looked at on another machine."""
         _room(options["queue"])
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
@@ -49,6 +49,7 @@ class RequestLog(StatSink):
         self._closing = threading.Event()
         self._dropped = 0
         self._error: OSError | None = None
+        # A thread of its own, although each sink has one in a server: with LLM a sink is called in the caller's thread.
         self._writer = threading.Thread(target=self._write, name="graft-request-log", daemon=True)
         self._writer.start()
 
@@ -56,7 +57,7 @@ class RequestLog(StatSink):
         """Leave finished requests for the writer; what stopped the writer is raised here, where it is noticed."""
         if self._error is not None:
             raise self._error
-        # Appending wakes nobody: a hand-over to another thread would cost more than the budget.
+        # Appending wakes no thread: a hand-over to another one would cost more than the budget.
         for request in requests:
             if len(self._waiting) < self._room:
                 self._waiting.append(request)
@@ -90,7 +91,7 @@ class RequestLog(StatSink):
 def _open(path: Path) -> IO[str]:
     """Open the file to append to; one that is not there is made for its owner alone.
 
-    Nothing waits here: a FIFO would hold up the start until somebody reads it, and requests after that.
+    Nothing waits here: a FIFO would hold up the start until it has a reader, and requests after that.
     """
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
@@ -107,13 +108,14 @@ def _open(path: Path) -> IO[str]:
     if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):
         os.close(descriptor)
         raise _no_file(path)
+    # Only the opening must not wait; a disk may.
     os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, "a", encoding="utf-8")
 
 
 def _no_file(path: Path) -> ConfigError:
     return ConfigError(
-        f"{path} is a FIFO or a socket, which would hold the server up whenever nobody reads it",
+        f"{path} is a FIFO or a socket, which would hold the server up whenever it has no reader",
         where="option path of request-log",
         fix="name a file",
     )

@@ -15,32 +15,8 @@ report.py       Result of one request, WorkloadReport of all of them
 
 from __future__ import annotations
 
-from vllm_graft.lazy import loader
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vllm_graft.simulator.workload.player import RunProgress as RunProgress
-    from vllm_graft.simulator.workload.player import run as run
-    from vllm_graft.simulator.workload.report import Result as Result
-    from vllm_graft.simulator.workload.report import Spread as Spread
-    from vllm_graft.simulator.workload.report import WorkloadReport as WorkloadReport
-    from vllm_graft.simulator.workload.requests import Prefix as Prefix
-    from vllm_graft.simulator.workload.requests import Workload as Workload
-    from vllm_graft.simulator.workload.requests import WorkloadRequest as WorkloadRequest
-    from vllm_graft.simulator.workload.requests import read as read
+from vllm_graft.simulator.workload.player import RunProgress, run
+from vllm_graft.simulator.workload.report import Result, Spread, WorkloadReport
+from vllm_graft.simulator.workload.requests import Prefix, Workload, WorkloadRequest, read
 
 __all__ = ["Prefix", "Result", "RunProgress", "Spread", "Workload", "WorkloadReport", "WorkloadRequest", "read", "run"]
-
-_HOMES = {
-    "Prefix": "requests",
-    "Result": "report",
-    "RunProgress": "player",
-    "Spread": "report",
-    "Workload": "requests",
-    "WorkloadReport": "report",
-    "WorkloadRequest": "requests",
-    "read": "requests",
-    "run": "player",
-}
-
-__getattr__ = loader(__name__, _HOMES)

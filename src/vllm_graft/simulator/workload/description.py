@@ -78,7 +78,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _RequestGroup:
     name: str
     share: float
     prompt: Lengths
@@ -88,7 +88,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
+class _PrefixShare:
     prefix: Prefix
     share: float
     group: str
@@ -130,8 +130,8 @@ class _Description:
         total = sum(group.share for group in self._groups)
         requests = []
         for at in self._moments():
-            group = _choose(self._groups, kinds.share() * total)
-            prefix = self._drawn_prefix(group.name, prefixes.share())
+            group = _choose_group(self._groups, kinds.share() * total)
+            prefix = self._choose_prefix(group.name, prefixes.share())
             requests.append(
                 WorkloadRequest(
                     at=round(at, 6),
@@ -163,7 +163,7 @@ class _Description:
             raise self._head.wrong(None, "the workload has no end", "add seconds or requests to [workload]")
         draws = Draws(self._seed, "arrivals")
         gaps = draws.gap if arrivals == "poisson" else lambda: 1.0
-        return self._stretched(gaps, count, seconds)
+        return self._spaced(gaps, count, seconds)
 
     def _at_once(self, count: int | None) -> Iterator[float]:
         for key in ("rate", "seconds"):
@@ -175,7 +175,7 @@ class _Description:
             raise self._head.wrong(None, "how many arrive at once is not said", "add requests to [workload]")
         return repeat(0.0, count)
 
-    def _stretched(self, gap: Callable[[], float], count: int | None, seconds: float | None) -> Iterator[float]:
+    def _spaced(self, gap: Callable[[], float], count: int | None, seconds: float | None) -> Iterator[float]:
         """Yield arrivals: events of rate 1, stretched to the rate of the phase that they fall into."""
         phases = self._rates()
         number, now, index, left = 0, 0.0, 0, phases[0][0]
@@ -209,7 +209,7 @@ class _Description:
         fields.only(("seconds", "rate"))
         return fields.number("seconds", least=1e-6), fields.number("rate")
 
-    def _group(self, row: object, index: int) -> _Group:
+    def _group(self, row: object, index: int) -> _RequestGroup:
         where = self._where("group", index) if index >= 0 else self._where()
         fields = Fields(row, "[[group]]", where)
         fields.only(("name", "share", "priority", "extra", "prompt", "output"))
@@ -219,7 +219,7 @@ class _Description:
         if prompt is None or output is None:
             lacking = "prompt" if prompt is None else "output"
             raise fields.wrong(None, f"the workload lacks {lacking}, the lengths", f"add a table [{lacking}]")
-        return _Group(
+        return _RequestGroup(
             name=fields.text("name") if index >= 0 else "",
             share=fields.number("share", 1.0, least=1e-9),
             prompt=prompt,
@@ -228,14 +228,14 @@ class _Description:
             extra=fields.table("extra"),
         )
 
-    def _prefix(self, row: object, index: int) -> _Shared:
+    def _prefix(self, row: object, index: int) -> _PrefixShare:
         fields = Fields(row, "[[prefix]]", self._where("prefix", index))
         fields.only(("name", "tokens", "share", "group"))
         group = fields.text("group") if "group" in fields else ""
         if group and group not in [each.name for each in self._groups]:
             raise fields.wrong("group", f"there is no group {group!r}", "name a [[group]] of this file")
         prefix = Prefix(fields.text("name"), fields.count("tokens"))
-        return _Shared(prefix, fields.number("share", 1.0, least=1e-9, most=1.0), group)
+        return _PrefixShare(prefix, fields.number("share", 1.0, least=1e-9, most=1.0), group)
 
     def _check_names(self) -> None:
         for word, names in (
@@ -255,7 +255,7 @@ class _Description:
                     fix="a prompt has one prefix at most: keep the sum at 1 or below",
                 )
 
-    def _drawn_prefix(self, group: str, share: float) -> Prefix | None:
+    def _choose_prefix(self, group: str, share: float) -> Prefix | None:
         for each in self._prefixes:
             if each.group in ("", group):
                 share -= each.share
@@ -275,7 +275,7 @@ class _Description:
         return lambda key: f"{self._name}:{self._lines.of((*path, key) if key is not None else path)}"
 
 
-def _choose(groups: list[_Group], place: float) -> _Group:
+def _choose_group(groups: list[_RequestGroup], place: float) -> _RequestGroup:
     for group in groups:
         place -= group.share
         if place < 0:

@@ -38,18 +38,23 @@ def simulation_variables(simulated: Mapping[str, object]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables in this process's environment, and put the old ones back afterwards."""
+def set_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables in this process's environment, unset those that are None, and put the old ones back afterwards."""
     before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
     try:
+        _set_variables(variables)
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        # Only these: vLLM sets variables of its own during a run, on which later engines of this process rely.
+        _set_variables(before)
+
+
+def _set_variables(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def vllm_variables(settings: SimulationSettings) -> dict[str, str]:
@@ -75,7 +80,7 @@ def parse_engine_args(words: Sequence[str]) -> AsyncEngineArgs:
     return AsyncEngineArgs.from_cli_args(parser.parse_args(list(words)))
 
 
-def engine_config(given: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> VllmConfig:
+def engine_config(engine_args: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> VllmConfig:
     """Build vLLM's configuration for a run as its API server does; ConfigError where vLLM refuses the arguments."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -85,7 +90,7 @@ def engine_config(given: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> 
         # They warn with every run: of unrendered prompts, of request ids that are not vLLM's, of a missing end token.
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        args = AsyncEngineArgs(**given) if isinstance(given, Mapping) else given
+        args = AsyncEngineArgs(**engine_args) if isinstance(engine_args, Mapping) else engine_args
         # Without statistics vLLM gives its outputs no timestamps.
         args.disable_log_stats = False
         args.skip_tokenizer_init = args.skip_tokenizer_init or not text
@@ -155,6 +160,7 @@ def preemption_counter(*, alone: bool) -> type:
     """
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase, PrometheusStatLogger
 
+    # vLLM replaces its own Prometheus logger by a subclass of it, and adds any other class beside.
     base: Any = PrometheusStatLogger if alone else AggregateStatLoggerBase
 
     class PreemptionCounter(base):

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -42,13 +42,13 @@ _GARBAGE: Final = (50_000, 20, 100)
 """Thresholds of Python's garbage collector. A run makes many objects that live for a while and few cycles; with
 Python's defaults the collector takes a tenth of the run's time."""
 
-_LOOK_S: Final = 0.001
+_POLL_S: Final = 0.001
 """The clock's step while a scheduler holds every request back: it may wait for a moment to come."""
 
 _LEAD_S: Final = 0.2
 """The time between the end of the preparations and the run's start."""
 
-_ASK_S: Final = 5.0
+_LOAD_TIMEOUT_S: Final = 5.0
 """The timeout for an engine's load; the engine may be dying."""
 
 
@@ -141,16 +141,25 @@ class Recording:
 
     def report(self) -> WorkloadReport:
         """Return the report, with unfinished requests as aborted."""
-        results = tuple(self.results.get(request.id) or _abort(request) for request in self.workload)
+        results = tuple(
+            self.results.get(each.id)
+            or Result(each.id, each.group, each.priority, each.at, "aborted", "the run ended before it did")
+            for each in self.workload
+        )
+        import vllm
+
+        model, cache = self.config.model_config, self.config.cache_config
+        served = model.served_model_name or model.model
         return WorkloadReport(
             results,
             workload=self.workload.name,
-            model=_served_name(self.config.model_config),
+            model=str(served if isinstance(served, str) else served[0]),
             device=self.settings.name,
             speed=self.settings.speed,
-            vllm=_version(),
+            vllm=str(vllm.__version__),
             async_scheduling=bool(self.config.scheduler_config.async_scheduling),
             engines=self.config.parallel_config.data_parallel_size,
+            kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
             **describe_plan(self.config, self.began),
             **self.measured,
         )
@@ -159,21 +168,6 @@ class Recording:
         self.results[request.id] = result
         if self.progress is not None:
             self.progress(len(self.results), len(self.workload), now)
-
-
-def _abort(request: WorkloadRequest) -> Result:
-    return Result(request.id, request.group, request.priority, request.at, "aborted", "the run ended before it did")
-
-
-def _served_name(model_config: Any) -> str:
-    served = model_config.served_model_name
-    return str(served if isinstance(served, str) else (served or [model_config.model])[0])
-
-
-def _version() -> str:
-    import vllm
-
-    return str(vllm.__version__)
 
 
 # Virtual time: the engine in this process, and a clock that jumps to the next event.
@@ -185,9 +179,11 @@ def play_virtual(recording: Recording) -> None:
 
     real = VIRTUAL_CLOCK.real
     began = real()
+    # The same moments in every run make the same floats, down to the last bit.
     VIRTUAL_CLOCK.restart()
     counter = preemption_counter(alone=True)
     try:
+        # The synchronous engine, whose steps this loop drives itself.
         engine = LLMEngine.from_vllm_config(recording.config, stat_loggers=[counter])
         try:
             recording.measured["start_s"] = real() - began
@@ -198,7 +194,8 @@ def play_virtual(recording: Recording) -> None:
                     _loop(recording, engine, start)
             except KeyboardInterrupt:
                 recording.measured["interrupted"] = True
-            recording.measured |= _measure_load(engine, recording)
+            load = _busiest(engine.collective_rpc("simulated_load"))
+            recording.measured |= {"steps": int(load["steps"]), "device_busy_s": load["busy_s"]}
             recording.measured |= {"modelled_s": VIRTUAL_CLOCK.now() - start, "wall_s": real() - began}
             recording.measured["cpu_s"] = time.process_time() - used
             recording.measured["preemptions"] = counter.seen  # type: ignore[attr-defined]
@@ -240,7 +237,7 @@ def _loop(recording: Recording, engine: Any, start: float) -> None:
             if output.finished:
                 recording.add_output(playing.pop(output.request_id), output, start, VIRTUAL_CLOCK.now() - start)
         if playing and VIRTUAL_CLOCK.now() == now and idle.lasts():
-            soon = now + _LOOK_S
+            soon = now + _POLL_S
             VIRTUAL_CLOCK.reach(min(soon, start + coming[0].at) if coming else soon)
 
 
@@ -255,7 +252,7 @@ class _Idle:
 
     def lasts(self) -> bool:
         """Say, after a round without time, whether more rounds launched nothing than steps can be in flight."""
-        launched = _steps(self._engine)["steps"]
+        launched = _busiest(self._engine.collective_rpc("simulated_load"))["steps"]
         self._rounds = self._rounds + 1 if launched == self._launched else 0
         self._launched = launched
         return self._rounds > self._most
@@ -276,19 +273,9 @@ def _admit(recording: Recording, engine: Any, request: WorkloadRequest, start: f
     return True
 
 
-def _steps(engine: Any) -> dict[str, float]:
-    loads: list[dict[str, float]] = engine.collective_rpc("simulated_load")
+def _busiest(loads: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the load of the one worker that launches: of a tensor-parallel group only the first does."""
     return max(loads, key=lambda each: each["steps"])
-
-
-def _measure_load(engine: Any, recording: Recording) -> dict[str, Any]:
-    load = _steps(engine)
-    cache = recording.config.cache_config
-    return {
-        "steps": int(load["steps"]),
-        "device_busy_s": load["busy_s"],
-        "kv_tokens": (cache.num_gpu_blocks or 0) * cache.block_size,
-    }
 
 
 # By the clock: vLLM's asynchronous engine, whose core has a process of its own, as in a server.
@@ -328,8 +315,6 @@ async def _play_by_clock(recording: Recording) -> None:
         after = await _load(engine)
         recording.measured["steps"] = max(int(after["steps"] - before["steps"]), 0)
         recording.measured["device_busy_s"] = max(after["busy_s"] - before["busy_s"], 0.0)
-        cache = recording.config.cache_config
-        recording.measured["kv_tokens"] = (cache.num_gpu_blocks or 0) * cache.block_size
     finally:
         engine.shutdown()
 
@@ -390,7 +375,6 @@ async def _load(engine: Any) -> dict[str, float]:
     from vllm.v1.engine.exceptions import EngineDeadError
 
     try:
-        loads = await asyncio.wait_for(engine.collective_rpc("simulated_load"), _ASK_S)
+        return _busiest(await asyncio.wait_for(engine.collective_rpc("simulated_load"), _LOAD_TIMEOUT_S))
     except (EngineDeadError, TimeoutError):
         return {"steps": 0, "busy_s": 0.0}
-    return max(loads, key=lambda each: each["steps"])

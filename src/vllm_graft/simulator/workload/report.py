@@ -65,7 +65,8 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row of the per-request file, with the tokens as a hash."""
-        row = {name: _rounded(getattr(self, name)) for name in _ROW}
+        values = {name: getattr(self, name) for name in _ROW}
+        row = {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
         row["tokens"] = _hash([array("q", self.token_ids).tobytes()])[:16]
         return row
 
@@ -108,10 +109,6 @@ def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
 
 
-def _rounded(value: Any) -> Any:
-    return round(value, 6) if isinstance(value, float) else value
-
-
 @dataclass(frozen=True, slots=True)
 class Spread:
     """The distribution of some values."""
@@ -145,7 +142,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ResultSummary:
     """The results of a run, or of one group of it, summed up."""
 
     results: tuple[Result, ...]
@@ -216,17 +213,17 @@ class WorkloadReport:
         return not any(finding.level == "error" or finding.code in _ASIDE for finding in self.findings)
 
     @property
-    def all(self) -> Counts:
+    def all(self) -> ResultSummary:
         """All requests."""
-        return Counts(self.results)
+        return ResultSummary(self.results)
 
     @property
-    def groups(self) -> dict[str, Counts]:
+    def groups(self) -> dict[str, ResultSummary]:
         """The requests by group, where there are several."""
-        names = list(dict.fromkeys(result.group for result in self.results))
-        if len(names) < 2:
-            return {}
-        return {name: Counts(tuple(each for each in self.results if each.group == name)) for name in sorted(names)}
+        groups: dict[str, list[Result]] = {}
+        for result in self.results:
+            groups.setdefault(result.group, []).append(result)
+        return {name: ResultSummary(tuple(groups[name])) for name in sorted(groups)} if len(groups) > 1 else {}
 
     @property
     def makespan_s(self) -> float:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_graft.plugins.samplers.constrained_json.automaton import END, State, complete, cost, start, step
+from vllm_graft.plugins.samplers.constrained_json.automaton import END, JsonState, complete, cost, start, step
 
 DEPTH = 8
 
@@ -30,7 +30,7 @@ forms = st.sampled_from(
 )
 
 
-def read(text: bytes, root: str = "any", depth: int = DEPTH, state: State | None = None) -> State | None:
+def read(text: bytes, root: str = "any", depth: int = DEPTH, state: JsonState | None = None) -> JsonState | None:
     state = state or start(root)
     for byte in text:
         state = step(state, byte, depth)

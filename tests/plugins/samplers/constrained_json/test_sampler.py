@@ -183,7 +183,7 @@ def test_states_that_are_not_used_are_forgotten(model, request_of):
     from vllm_graft.plugins.samplers.constrained_json.masks import Masks
     from vllm_graft.plugins.samplers.constrained_json.vocabulary import token_bytes
 
-    masks = Masks(token_bytes(model.tokenizer), model.eos, model.vocabulary, model.device, kept=2)
+    masks = Masks(token_bytes(model.tokenizer), model.eos, model.vocabulary, model.device, size=2)
     before = masks.allowed(start("object"), 8).mask(None)
     for depth in range(1, 6):
         masks.allowed(start("any"), depth)

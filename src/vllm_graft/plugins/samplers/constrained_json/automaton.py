@@ -56,7 +56,7 @@ _VALUE_STARTS: Final = {
 _COSTS: Final = {_ROOT: 2, _VALUE: 1, _KEY: len('"":0'), _COLON: len(":0"), _MINUS: 1, _POINT: 1, _E: 1, _SIGN: 1}
 
 
-class State(NamedTuple):
+class JsonState(NamedTuple):
     """A position in a document.
 
     mode:  what is being read; a mode of ``in_string`` inside of a string
@@ -69,23 +69,23 @@ class State(NamedTuple):
     stack: str
 
 
-END: Final = State(_DONE, 0, "")
+END: Final = JsonState(_DONE, 0, "")
 """After a complete document."""
 
 
-def start(root: Root) -> State:
+def start(root: Root) -> JsonState:
     """Return the state before the first byte."""
-    return State(_ROOT if root == "object" else _VALUE, _FRESH, "")
+    return JsonState(_ROOT if root == "object" else _VALUE, _FRESH, "")
 
 
-def step(state: State, byte: int, depth: int) -> State | None:
+def step(state: JsonState, byte: int, depth: int) -> JsonState | None:
     """Return the state after one more byte, with at most ``depth`` containers open; None where it may not come."""
     mode, _, stack = state
     if mode < STRINGS:
         to = in_string.NEXT[mode][byte]
         if to == in_string.CLOSED:
-            return after_string(stack)
-        return State(to, 0, stack) if to != in_string.NOWHERE else None
+            return end_string(stack)
+        return JsonState(to, 0, stack) if to != in_string.NOWHERE else None
     if mode in _NUMBER_STEPS:
         return _in_number(state, byte)
     if mode in _WORDS:
@@ -97,17 +97,17 @@ def step(state: State, byte: int, depth: int) -> State | None:
     return _between(mode, stack, byte, depth)
 
 
-def after_string(stack: str) -> State:
+def end_string(stack: str) -> JsonState:
     """Return the state after a closing quote: a key's colon is due, or a value has ended."""
-    return State(_COLON, _FRESH, stack) if stack[-1:] == _KEYS else _ended(stack)
+    return JsonState(_COLON, _FRESH, stack) if stack[-1:] == _KEYS else _ended(stack)
 
 
-def complete(state: State) -> bool:
+def complete(state: JsonState) -> bool:
     """Return whether the bytes so far are a document."""
     return state.mode == _DONE or (not state.stack and state.mode in _FINISHED)
 
 
-def cost(state: State) -> int:
+def cost(state: JsonState) -> int:
     """Return the fewest bytes that complete the document."""
     mode, tally, stack = state
     if mode < STRINGS:
@@ -119,70 +119,71 @@ def cost(state: State) -> int:
     return own + len(stack)
 
 
-def _ended(stack: str) -> State:
-    return State(_AFTER, _FRESH, stack) if stack else END
+def _ended(stack: str) -> JsonState:
+    return JsonState(_AFTER, _FRESH, stack) if stack else END
 
 
-def _in_number(state: State, byte: int) -> State | None:
+def _in_number(state: JsonState, byte: int) -> JsonState | None:
     mode, tally, stack = state
     to = _NUMBER_STEPS[mode].get(byte)
     if to is not None:
         digits = tally + 1 if to == mode else 1
-        return State(to, digits, stack) if digits <= _DIGITS.get(to, 1) else None
+        return JsonState(to, digits, stack) if digits <= _DIGITS.get(to, 1) else None
     # A number has no end of its own: what follows the value ends it.
     return step(_ended(stack), byte, 0) if mode in _FINISHED else None
 
 
-def _in_word(state: State, byte: int) -> State | None:
+def _in_word(state: JsonState, byte: int) -> JsonState | None:
     mode, tally, stack = state
     word = _WORDS[mode]
     if byte != word[tally]:
         return None
-    return State(mode, tally + 1, stack) if tally + 1 < len(word) else _ended(stack)
+    return JsonState(mode, tally + 1, stack) if tally + 1 < len(word) else _ended(stack)
 
 
-def _blank(state: State, byte: int) -> State | None:
+def _blank(state: JsonState, byte: int) -> JsonState | None:
     mode, tally, stack = state
     if tally == _FRESH:
         left = {ord(" "): 0, ord("\n"): _INDENT * len(stack)}.get(byte)
-        return None if left is None else State(mode, left, stack)
-    return State(mode, tally - 1, stack) if tally > 0 and byte in b" \t" else None
+        return None if left is None else JsonState(mode, left, stack)
+    return JsonState(mode, tally - 1, stack) if tally > 0 and byte in b" \t" else None
 
 
-def _between(mode: int, stack: str, byte: int, depth: int) -> State | None:
+def _between(mode: int, stack: str, byte: int, depth: int) -> JsonState | None:
     sign = chr(byte)
     if mode == _AFTER:
         return _after(stack, sign)
     if mode == _COLON:
-        return State(_VALUE, _FRESH, stack[:-1] + _VALUES) if sign == ":" else None
+        return JsonState(_VALUE, _FRESH, stack[:-1] + _VALUES) if sign == ":" else None
     if mode in (_KEY, _FIRST_KEY):
         if sign == '"':
-            return State(in_string.PLAIN, 0, stack)
+            return JsonState(in_string.PLAIN, 0, stack)
         return _ended(stack[:-1]) if sign == "}" and mode == _FIRST_KEY else None
     if sign == "]" and mode == _FIRST_ITEM:
         return _ended(stack[:-1])
     return _value(mode, stack, byte, depth)
 
 
-def _after(stack: str, sign: str) -> State | None:
+def _after(stack: str, sign: str) -> JsonState | None:
     if stack[-1] == _ARRAY:
         if sign == ",":
-            return State(_VALUE, _FRESH, stack)
+            return JsonState(_VALUE, _FRESH, stack)
         return _ended(stack[:-1]) if sign == "]" else None
     if sign == ",":
-        return State(_KEY, _FRESH, stack[:-1] + _KEYS)
+        return JsonState(_KEY, _FRESH, stack[:-1] + _KEYS)
     return _ended(stack[:-1]) if sign == "}" else None
 
 
-def _value(mode: int, stack: str, byte: int, depth: int) -> State | None:
+def _value(mode: int, stack: str, byte: int, depth: int) -> JsonState | None:
     sign = chr(byte)
     if sign in "{[":
         if len(stack) >= depth or (mode == _ROOT and sign == "["):
             return None
-        return State(_FIRST_KEY, _FRESH, stack + _KEYS) if sign == "{" else State(_FIRST_ITEM, _FRESH, stack + _ARRAY)
+        opened, first = (_KEYS, _FIRST_KEY) if sign == "{" else (_ARRAY, _FIRST_ITEM)
+        return JsonState(first, _FRESH, stack + opened)
     if mode == _ROOT:
         return None
     if sign == '"':
-        return State(in_string.PLAIN, 0, stack)
+        return JsonState(in_string.PLAIN, 0, stack)
     to = _VALUE_STARTS.get(byte)
-    return None if to is None else State(to, 1, stack)
+    return None if to is None else JsonState(to, 1, stack)

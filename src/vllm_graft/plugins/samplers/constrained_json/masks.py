@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from vllm_graft.contracts.kernels import to_device
-from vllm_graft.plugins.samplers.constrained_json.automaton import STRINGS, State, after_string, complete, cost, step
+from vllm_graft.plugins.samplers.constrained_json.automaton import STRINGS, JsonState, complete, cost, end_string, step
 from vllm_graft.plugins.samplers.constrained_json.trie import ROOT, Trie
 
 if TYPE_CHECKING:
     import torch
 
-KEPT: Final = 128
+STATES: Final = 128
 """How many states are kept, each with at most two masks of two bytes per token, on the host four."""
 
 
@@ -26,7 +26,7 @@ def mask_type(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.float16
 
 
-class Allowed:
+class AllowedTokens:
     """The tokens that one state allows, in groups by how many bytes it takes to end the document after them."""
 
     def __init__(self, groups: Mapping[int, Sequence[array[int]]], vocabulary: int, device: torch.device) -> None:
@@ -49,10 +49,10 @@ class Allowed:
         if allowed not in self._masks:
             # Near the limit a mask serves for a step or two; only the one without a limit is worth keeping besides.
             self._masks = {number: mask for number, mask in self._masks.items() if number == len(self._groups)}
-            self._masks[allowed] = self._made(allowed)
+            self._masks[allowed] = self._build_mask(allowed)
         return self._masks[allowed]
 
-    def _made(self, allowed: int) -> torch.Tensor:
+    def _build_mask(self, allowed: int) -> torch.Tensor:
         import torch
 
         # To add is ten times faster than to fill by a mask of truths.
@@ -67,7 +67,7 @@ class Masks:
     """What each state allows, for one vocabulary; the states used least recently are forgotten."""
 
     def __init__(
-        self, texts: Mapping[int, bytes], eos: Sequence[int], vocabulary: int, device: torch.device, kept: int = KEPT
+        self, texts: Mapping[int, bytes], eos: Sequence[int], vocabulary: int, device: torch.device, size: int = STATES
     ) -> None:
         import torch
 
@@ -75,14 +75,15 @@ class Masks:
         self._eos = array("q", eos)
         self._vocabulary = vocabulary
         self._device = device
-        self.allowed = functools.lru_cache(maxsize=kept)(self._allowed)
+        self.allowed = functools.lru_cache(maxsize=size)(self._allowed)
         """Returns what a state allows, given how many containers may be open."""
-        self.open = torch.zeros(vocabulary, dtype=mask_type(device), device=device)
+        self.unconstrained = torch.zeros(vocabulary, dtype=mask_type(device), device=device)
         """The mask that lets every token come."""
+        # Worked out before the first request: inside of a string nearly every token is possible, which takes longest.
         for mode in range(STRINGS):
             self._trie.inside(ROOT, mode)
 
-    def _allowed(self, state: State, depth: int) -> Allowed:
+    def _allowed(self, state: JsonState, depth: int) -> AllowedTokens:
         groups: dict[int, list[array[int]]] = {}
         if complete(state):
             groups[0] = [self._eos]
@@ -92,10 +93,10 @@ class Masks:
             if state.mode < STRINGS:
                 inside = trie.inside(node, state.mode)
                 for mode, tokens in inside.stay.items():
-                    groups.setdefault(cost(State(mode, 0, state.stack)), []).append(tokens)
+                    groups.setdefault(cost(JsonState(mode, 0, state.stack)), []).append(tokens)
                 if inside.tails is None:
                     continue
-                trie, node, state = inside.tails, ROOT, after_string(state.stack)
+                trie, node, state = inside.tails, ROOT, end_string(state.stack)
                 if tokens := trie.tokens(ROOT):
                     groups.setdefault(cost(state), []).append(tokens)
             for byte, child in trie.children(node):
@@ -105,4 +106,4 @@ class Masks:
                 if tokens := trie.tokens(child):
                     groups.setdefault(cost(after), []).append(tokens)
                 work.append((trie, child, after))
-        return Allowed(groups, self._vocabulary, self._device)
+        return AllowedTokens(groups, self._vocabulary, self._device)

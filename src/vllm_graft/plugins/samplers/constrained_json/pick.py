@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.contracts import Params
 from vllm_graft.contracts.kernels import indices, to_device
@@ -37,9 +37,9 @@ def pick(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float
     if not chance:
         return scores.argmax(dim=-1)
     if len(chance) == len(params):
-        return _drawn(scores, params, numbers)
+        return _draw(scores, params, numbers)
     picked, rows_of_chance = scores.argmax(dim=-1), indices(chance, scores.device)
-    drawn = _drawn(scores[rows_of_chance], [params[row] for row in chance], [numbers[row] for row in chance])
+    drawn = _draw(scores[rows_of_chance], [params[row] for row in chance], [numbers[row] for row in chance])
     return picked.index_copy_(0, rows_of_chance, drawn)
 
 
@@ -54,12 +54,12 @@ def _pick_on_host(row: Any, params: Params, number: float) -> int:
     weights /= np.float32(params.temperature)
     np.exp(weights, out=weights)
     narrow = params.top_p < 1 or 0 < params.top_k < len(row)
-    token = _pass_among_heaviest(weights, params, number) if narrow else _pass(weights, number)
+    token = _invert_top_cdf_on_host(weights, params, number) if narrow else _invert_cdf_on_host(weights, number)
     # Sums are rounded: a number at the edge of one may fall on a token of no weight.
     return token if weights[token] > 0 else best
 
 
-def _pass(weights: Any, number: float) -> int:
+def _invert_cdf_on_host(weights: Any, number: float) -> int:
     """Find the index at which the running sum passes a share of the whole; first the block, then the place in it."""
     import numpy as np
 
@@ -73,7 +73,7 @@ def _pass(weights: Any, number: float) -> int:
     return block * len(within) + place
 
 
-def _pass_among_heaviest(weights: Any, params: Params, number: float) -> int:
+def _invert_top_cdf_on_host(weights: Any, params: Params, number: float) -> int:
     """Find that index among the tokens that top_k and top_p leave."""
     heavy, tokens, total = _heaviest_on_host(weights, params)
     edges = heavy.cumsum(dtype="float64")
@@ -105,61 +105,48 @@ def _heaviest_on_host(weights: Any, params: Params) -> tuple[Any, Any, float]:
     return heavy[order], places[order], total
 
 
-def _drawn(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float]) -> torch.Tensor:
+def _draw(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float]) -> torch.Tensor:
     import torch
 
-    heats_and_lots = to_device([[float(one.temperature) for one in params], numbers], scores.device)
-    weights = scores.div_(heats_and_lots[0, :, None]).softmax(dim=-1)
-    lots = heats_and_lots[1, :, None]
+    # One copy to the device for both.
+    temperatures, targets = to_device([[float(one.temperature) for one in params], numbers], scores.device)[..., None]
+    weights = scores.div_(temperatures).softmax(dim=-1)
     narrow = [row for row, one in enumerate(params) if one.top_p < 1 or 0 < one.top_k < weights.shape[1]]
-    drawn = _passed(weights, lots) if len(narrow) < len(params) else torch.zeros_like(lots[:, 0], dtype=torch.int64)
+    if len(narrow) < len(params):
+        drawn = _invert_cdf(weights, targets)
+    else:
+        drawn = torch.zeros_like(targets[:, 0], dtype=torch.int64)
     if narrow:
         rows = indices(narrow, scores.device)
-        drawn[rows] = _passed_among_heaviest(weights[rows], lots[rows], [params[row] for row in narrow])
+        drawn[rows] = _invert_top_cdf(weights[rows], targets[rows], [params[row] for row in narrow])
     # Sums are rounded: a number at the edge of one may fall on a token of no weight.
     weighs = weights.gather(1, drawn[:, None])[:, 0] > 0
     return torch.where(weighs, drawn, weights.argmax(dim=-1))
 
 
-def _passed(weights: torch.Tensor, lots: torch.Tensor) -> torch.Tensor:
-    """Find the index at which the running sum of each row passes its lot, a share of the whole."""
+def _invert_cdf(weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Find the index at which the running sum of each row passes its target, a share of the whole."""
     import torch
 
     edges = weights.cumsum(dim=-1)
-    return torch.searchsorted(edges, lots * edges[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)[:, 0]
+    return torch.searchsorted(edges, targets * edges[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)[:, 0]
 
 
-class _Heaviest(NamedTuple):
-    """The heaviest tokens of each row in falling order, 0 behind its top_k; enough of them to hold its top_p."""
-
-    weights: torch.Tensor
-    tokens: torch.Tensor
-    total: torch.Tensor
-    """What top_p is a share of."""
-
-
-def _passed_among_heaviest(weights: torch.Tensor, lots: torch.Tensor, params: Sequence[Params]) -> torch.Tensor:
-    """Find those indices among the tokens that top_k and top_p leave."""
-    import torch
-
-    heaviest = _heaviest(weights, params)
-    shares = to_device([[one.top_p] for one in params], weights.device)
-    edges = heaviest.weights.cumsum(dim=-1)
-    # The first stays, and each whose forerunners do not make up top_p.
-    last = torch.searchsorted(edges, heaviest.total * shares).clamp_(max=edges.shape[1] - 1)
-    place = torch.searchsorted(edges, lots * edges.gather(1, last), right=True)
-    return heaviest.tokens.gather(1, torch.minimum(place, last))[:, 0]
-
-
-def _heaviest(weights: torch.Tensor, params: Sequence[Params]) -> _Heaviest:
-    """Return the heaviest tokens of all rows at once."""
+def _invert_top_cdf(weights: torch.Tensor, targets: torch.Tensor, params: Sequence[Params]) -> torch.Tensor:
+    """Find those indices among the tokens that top_k and top_p leave, of all rows at once."""
     import torch
 
     vocabulary = weights.shape[1]
     counts = [one.top_k if 0 < one.top_k < vocabulary else vocabulary for one in params]
     most = max(counts)
+    # In falling order, 0 behind a row's own top_k: enough of them to hold its top_p.
     heavy, tokens = weights.topk(most) if most < vocabulary else weights.sort(descending=True)
     if min(counts) < most:
         behind = torch.arange(most, device=weights.device) >= indices(counts, weights.device)[:, None]
         heavy = heavy.masked_fill(behind, 0.0)
-    return _Heaviest(heavy, tokens, heavy.sum(dim=-1, keepdim=True))
+    shares = to_device([[one.top_p] for one in params], weights.device)
+    edges = heavy.cumsum(dim=-1)
+    # The first stays, and each whose forerunners do not make up top_p, which is a share of what top_k left.
+    last = torch.searchsorted(edges, heavy.sum(dim=-1, keepdim=True) * shares).clamp_(max=edges.shape[1] - 1)
+    place = torch.searchsorted(edges, targets * edges.gather(1, last), right=True)
+    return tokens.gather(1, torch.minimum(place, last))[:, 0]

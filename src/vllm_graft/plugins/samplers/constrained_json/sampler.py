@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
 from vllm_graft.contracts import ConfigError, Key, KeyValue, Params, Sampler, ServedModel
 from vllm_graft.contracts.kernels import indices
-from vllm_graft.plugins.samplers.constrained_json.automaton import END, Root, State, complete, start, step
+from vllm_graft.plugins.samplers.constrained_json.automaton import END, JsonState, Root, complete, start, step
 from vllm_graft.plugins.samplers.constrained_json.masks import Masks
 from vllm_graft.plugins.samplers.constrained_json.pick import pick
 from vllm_graft.plugins.samplers.constrained_json.vocabulary import token_bytes
@@ -35,7 +35,7 @@ class _Document:
     seed:  what the request's random numbers are made of
     """
 
-    state: State | None
+    state: JsonState | None
     read: int
     seed: str
 
@@ -88,6 +88,7 @@ class ConstrainedJSONSampler(Sampler):
                 fix="set eos_token_id in its generation_config.json, or take constrained-json out of the plan",
             )
         self._eos = frozenset(model.eos)
+        # Once per worker; requests then look masks up.
         texts = token_bytes(model.tokenizer)
         self._texts = {token: text for token, text in texts.items() if token not in self._eos}
         self._masks = Masks(self._texts, model.eos, model.vocabulary, model.device)
@@ -114,7 +115,7 @@ class ConstrainedJSONSampler(Sampler):
         document = self._document(params)
         number = _number(document.seed, document.read)
         if document.state is None:
-            return _Choice(self._masks.open, 0, number)
+            return _Choice(self._masks.unconstrained, 0, number)
         allowed = self._masks.allowed(document.state, int(params.number("json_max_depth")))
         budget = None if params.max_tokens is None else params.max_tokens - document.read - 1
         return _Choice(allowed.mask(budget), allowed.way_out, number)
@@ -127,17 +128,18 @@ class ConstrainedJSONSampler(Sampler):
             seed = f"#{next(self._requests)}" if params.seed is None else str(params.seed)
             document = _Document(start(cast(Root, params["json_root"])), 0, seed)
             params.state[_PLACE] = document
+        # Usually one; all of them for a request that comes back after a preemption, whose state was dropped.
         for token in tokens[document.read :]:
             document.state = self._read(document.state, token, int(params.number("json_max_depth")))
             document.read += 1
         return document
 
-    def _read(self, state: State | None, token: int, depth: int) -> State | None:
+    def _read(self, state: JsonState | None, token: int, depth: int) -> JsonState | None:
         if state is None:
             return None
         if token in self._eos and complete(state):
             return END
-        after: State | None = state
+        after: JsonState | None = state
         # A token without a text is as good as a zero byte: it may stand nowhere.
         for byte in self._texts.get(token, b"\0"):
             after = after and step(after, byte, depth)

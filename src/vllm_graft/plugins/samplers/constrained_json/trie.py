@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,10 +37,10 @@ class Trie:
         self._bytes = bytearray(1)
         self._ends = array("q", [0])
         self._tokens: dict[int, array[int]] = {}
-        self._kept: dict[tuple[int, int], Inside] = {}
+        self._cache: dict[tuple[int, int], Inside] = {}
         open_nodes, before = [ROOT], b""
         for text in sorted(texts):
-            alike = _alike(before, text)
+            alike = len(os.path.commonprefix([before, text]))  # noqa: RUF071 - of bytes, not of paths
             self._close(open_nodes, alike + 1)
             for byte in text[alike:]:
                 open_nodes.append(len(self._bytes))
@@ -70,9 +71,9 @@ class Trie:
 
     def inside(self, node: int, mode: int) -> Inside:
         """Return what the tokens below this node do inside of a string, from a mode of ``in_string`` on."""
-        if (node, mode) not in self._kept:
-            self._kept[node, mode] = self._walk(node, mode)
-        return self._kept[node, mode]
+        if (node, mode) not in self._cache:
+            self._cache[node, mode] = self._walk(node, mode)
+        return self._cache[node, mode]
 
     def _close(self, open_nodes: list[int], keep: int) -> None:
         while len(open_nodes) > keep:
@@ -112,9 +113,3 @@ class Trie:
 
 
 _NONE: Final = array("q")
-
-
-def _alike(left: bytes, right: bytes) -> int:
-    """Count the bytes that two texts begin with in common."""
-    shorter = min(len(left), len(right))
-    return next((at for at in range(shorter) if left[at] != right[at]), shorter)

@@ -19,6 +19,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
         found = {token: inner.id_to_byte_piece(token) for token in range(len(tokenizer))}
     else:
         found = _of_texts(tokenizer.get_vocab())
+    # Special tokens end or structure a text for vLLM, which cuts them out of the answer.
     left_out = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     kept = {token: text for token, text in found.items() if text and token not in left_out}
     _check(tokenizer, kept.values())
@@ -27,7 +28,9 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
 
 def _of_texts(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
     if all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
-        return {token: _of_piece(text) for text, token in vocabulary.items()}
+        # SentencePiece: a lower block stands for a blank, and some pieces name one byte.
+        bytes_of = {text: bytes.fromhex(byte[1]) for text in vocabulary if (byte := _BYTE.fullmatch(text))}
+        return {token: bytes_of.get(text) or text.replace("▁", " ").encode() for text, token in vocabulary.items()}
     signs = _byte_signs()
     # A text with a sign that stands for no byte is one that was added to the vocabulary.
     return {
@@ -35,13 +38,6 @@ def _of_texts(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
         for text, token in vocabulary.items()
         if all(sign in signs for sign in text)
     }
-
-
-def _of_piece(text: str) -> bytes:
-    """Return the bytes of a SentencePiece: a lower block stands for a blank, and some pieces name one byte."""
-    if byte := _BYTE.fullmatch(text):
-        return bytes.fromhex(byte[1])
-    return text.replace("▁", " ").encode()
 
 
 def _byte_signs() -> dict[str, int]:

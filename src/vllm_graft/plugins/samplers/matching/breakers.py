@@ -46,7 +46,7 @@ class Breakers:
     def _find(self, text: str) -> TokenSet:
         tokenizer: Any = self._load()
         if self._index is None:
-            self._index = TextIndex(decoded(tokenizer, self._vocabulary))
+            self._index = TextIndex(decode_vocabulary(tokenizer, self._vocabulary))
         found = self._index.containing(text)
         if found.any():
             return TokenSet.where(found)
@@ -96,9 +96,10 @@ class TextIndex:
         return found
 
 
-def decoded(tokenizer: Any, vocabulary: int) -> list[str]:
+def decode_vocabulary(tokenizer: Any, vocabulary: int) -> list[str]:
     """Decode each token of the vocabulary; empty where the tokenizer has none."""
-    known = min(vocabulary, _size(tokenizer))
+    greatest = getattr(tokenizer, "max_token_id", None)
+    known = min(vocabulary, greatest + 1 if isinstance(greatest, int) else len(tokenizer))
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if hasattr(backend, "decode_batch"):
         # In one call, which is many times as fast as one for each token.
@@ -106,11 +107,6 @@ def decoded(tokenizer: Any, vocabulary: int) -> list[str]:
     else:
         texts = [tokenizer.decode([token]) for token in range(known)]
     return texts + [""] * (vocabulary - known)
-
-
-def _size(tokenizer: Any) -> int:
-    greatest = getattr(tokenizer, "max_token_id", None)
-    return greatest + 1 if isinstance(greatest, int) else len(tokenizer)
 
 
 def _codes(text: str) -> np.ndarray:

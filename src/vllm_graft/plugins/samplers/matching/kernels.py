@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_graft.contracts import Rows
 from vllm_graft.plugins.samplers.matching import LONGEST
 
 _BLOCK = 1024
@@ -151,8 +152,7 @@ def _write_banned_kernel(
 
 def lower_repetitions(
     logits: torch.Tensor,
-    rows: torch.Tensor,
-    slots: torch.Tensor,
+    rows: Rows,
     tokens: torch.Tensor,
     *,
     windows: torch.Tensor,
@@ -165,21 +165,20 @@ def lower_repetitions(
     greatest: float,
 ) -> None:
     """Lower what would continue a repetition; ``windows`` to ``allowed`` have an entry for each slot."""
-    tokens, slots = tokens.to(torch.int32).contiguous(), slots.to(torch.int64)
+    tokens, slots = tokens.to(torch.int32).contiguous(), rows.slots.to(torch.int64)
     count, columns = tokens.shape
     lowered = torch.empty((count, columns), dtype=torch.float32, device=logits.device)
     grid = (count, triton.cdiv(columns, _BLOCK))
     _lowered_kernel[grid](
-        logits, logits.stride(0), rows, slots, tokens, columns, windows, sets, sets.shape[1], set_of_slot, multipliers,
-        bases, allowed, vocabulary, lowered, greatest, LONGEST, _BLOCK,
+        logits, logits.stride(0), rows.rows, slots, tokens, columns, windows, sets, sets.shape[1], set_of_slot,
+        multipliers, bases, allowed, vocabulary, lowered, greatest, LONGEST, _BLOCK,
     )  # fmt: skip
-    _write_lowered_kernel[grid](logits, logits.stride(0), rows, tokens, columns, lowered, _BLOCK)
+    _write_lowered_kernel[grid](logits, logits.stride(0), rows.rows, tokens, columns, lowered, _BLOCK)
 
 
 def ban_repetitions(
     logits: torch.Tensor,
-    rows: torch.Tensor,
-    slots: torch.Tensor,
+    rows: Rows,
     tokens: torch.Tensor,
     *,
     windows: torch.Tensor,
@@ -189,13 +188,13 @@ def ban_repetitions(
     vocabulary: int,
 ) -> None:
     """Ban what would complete a sequence; ``windows`` to ``needed`` have an entry for each slot."""
-    tokens, slots = tokens.to(torch.int32).contiguous(), slots.to(torch.int64)
+    tokens, slots = tokens.to(torch.int32).contiguous(), rows.slots.to(torch.int64)
     count, columns = tokens.shape
     banned = torch.empty_like(tokens)
     _banned_kernel[(count, triton.cdiv(columns, _BLOCK))](
         slots, tokens, columns, windows, sets, sets.shape[1], set_of_slot, needed, vocabulary, banned, LONGEST, _BLOCK,
     )  # fmt: skip
-    ban(logits, rows, banned)
+    ban(logits, rows.rows, banned)
 
 
 def ban(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:

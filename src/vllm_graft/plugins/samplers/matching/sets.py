@@ -69,7 +69,7 @@ class TokenSets:
         self._vocabulary = model.vocabulary
         words = len(empty.bits) * 8 // WORD
         self.table: torch.Tensor = torch.zeros((model.slots + 1, words), dtype=torch.int32, device=model.device)
-        self.of_slot: PerSlot = model.per_slot(0, whole=True)
+        self.of_slot: PerSlot = model.per_slot(0, integer=True)
         self._at: OrderedDict[TokenSet, int] = OrderedDict({empty: 0})
         self._owners: dict[TokenSet, int] = {empty: 1}
         self._owned: dict[int, TokenSet] = {}
@@ -77,12 +77,14 @@ class TokenSets:
 
     def assign(self, slot: int, tokens: TokenSet) -> None:
         """Make these tokens the slot's set."""
+        import torch
+
         before = self._owned.pop(slot, None)
         if before is not None:
             self._owners[before] -= 1
         if tokens not in self._at:
             self._at[tokens] = self._place()
-            self._write(self._at[tokens], tokens)
+            copy_into(self.table[self._at[tokens]], torch.frombuffer(bytearray(tokens.bits), dtype=torch.int32))
         self._at.move_to_end(tokens)
         self._owned[slot] = tokens
         self._owners[tokens] = self._owners.get(tokens, 0) + 1
@@ -101,8 +103,3 @@ class TokenSets:
         unused = next(tokens for tokens in self._at if not self._owners[tokens])
         del self._owners[unused]
         return self._at.pop(unused)
-
-    def _write(self, at: int, tokens: TokenSet) -> None:
-        import torch
-
-        copy_into(self.table[at], torch.frombuffer(bytearray(tokens.bits), dtype=torch.int32))

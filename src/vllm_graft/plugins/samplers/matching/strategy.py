@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_graft.contracts import OptionError, OptionValue, Rows, SamplingStrategy, ServedModel
 from vllm_graft.contracts.kernels import has_triton, warm_up
@@ -23,6 +23,7 @@ class MatchingStrategy(SamplingStrategy):
     item: ClassVar[str]
     options: ClassVar[Mapping[str, OptionValue]] = {"window": 4096}
     stage = "penalty"
+    # It only lowers logits, and lowers none before all changes are known.
     atomic = True
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
@@ -48,8 +49,17 @@ class MatchingStrategy(SamplingStrategy):
 
         self._vocabulary = model.vocabulary
         self._sets = TokenSets(model)
-        self._windows = model.per_slot(0, whole=True)
+        self._windows = model.per_slot(0, integer=True)
         warm_up(model, lambda logits, rows: self._change_by_kernel(logits, rows, no_tokens(model, self.window)))
+
+    def _tables(self) -> dict[str, Any]:
+        """Return the arguments that the kernels of both strategies take, an entry for each slot in the tensors."""
+        return {
+            "windows": self._windows.all(),
+            "sets": self._sets.table,
+            "set_of_slot": self._sets.of_slot.all(),
+            "vocabulary": self._vocabulary,
+        }
 
     def step(self, logits: torch.Tensor, rows: Rows) -> None:
         """Change the logits where the tokens are: from the host's lists, by Triton or by torch."""
