@@ -1,10 +1,10 @@
 """A copied function carried to another release: what its author changed, merged with what upstream changed since.
 
 The copy's own decorators, name and docstring stay out of the merge, and so does its indentation. The merge is one of
-text, so that upstream's comments and line breaks come along. Where that gives more conflicts than there need be,
-because the copy was formatted otherwise, the copy is first laid out as upstream was. Where even that does not help, all
-three are formatted alike by ruff, which keeps comments. Without ruff, statements are merged as ``ast.unparse`` writes
-them, and comments are lost.
+text, so that upstream's comments and line breaks come along. Where that gives conflicts, because the copy was formatted
+otherwise, the copy is laid out as upstream was, and all three are formatted alike by ruff; both keep comments, and what
+has the fewest conflicts counts. Without ruff, statements are also merged as ``ast.unparse`` writes them, and comments
+are lost.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ NAMES: Final = ("your copy", "upstream before", "upstream now")
 _MARKER: Final = re.compile(r"(?:<{7}|\|{7}|>{7}) |={7}$")
 _RAW: Final = "\0"
 """Stands before a line that begins inside a string, which no indentation may change."""
+
+_JOIN: Final = 3
+"""Conflicts with at most this many lines between them are one, as in git's own style."""
 
 _DOCSTRING: Final = "__docstring__"
 """Stands for the docstring while it is kept out of a merge; a statement, so that the rest can be parsed."""
@@ -74,7 +77,8 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
 
     best: Rebased | None = None
     for form, (ours, before, after) in _forms(*cores):
-        done = _finished(form, merge(before, ours, after, names=names), head, docstring, copy.margin)
+        merged = merge(before, ours, after, names=names, join=_JOIN)
+        done = _finished(form, merged, head, docstring, copy.margin)
         if best is None or _badness(done) < _badness(best):
             best = done
         if not any(_badness(best)):
@@ -88,12 +92,16 @@ def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tup
     yield "text", ("".join(ours), "".join(before), "".join(after))
     if (laid := laid_out(ours, before, raw=_RAW)) is not None:
         yield "laid out", ("".join(laid), "".join(before), "".join(after))
-    formatted = format_alike([_plain(ours), _plain(before), _plain(after)])
-    if formatted is None:
+    formatted = False
+    for texts in format_alike([_plain(ours), _plain(before), _plain(after)]):
+        formatted = True
+        mine, old, new = (_flat(lines(text), "") for text in texts)
+        yield "formatted", ("".join(mine), "".join(old), "".join(new))
+        # ruff keeps comments where they stand and strings as they are cut: equal statements may still differ in lines.
+        if (laid := laid_out(mine, old, raw=_RAW)) is not None:
+            yield "formatted", ("".join(laid), "".join(old), "".join(new))
+    if not formatted:
         yield "normalised", (_normalised(ours), _normalised(before), _normalised(after))
-    else:
-        mine, old, new = ("".join(_flat(lines(text), "")) for text in formatted)
-        yield "formatted", (mine, old, new)
 
 
 def _badness(done: Rebased) -> tuple[int, bool]:
