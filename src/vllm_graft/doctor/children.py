@@ -118,7 +118,7 @@ def _ask(facts: Facts, entry: Entry, timeout_s: float) -> _Report:
         ended = run([sys.executable, child.__file__, json.dumps(task)], facts.environ, timeout_s)
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             found = {}
     return _Report(
         ended,

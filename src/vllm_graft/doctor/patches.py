@@ -59,7 +59,7 @@ def findings(facts: Facts) -> list[Finding]:
         ended = run([sys.executable, "-P", "-c", code], facts.environ, limit)
         try:
             report = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             report = {}
     if "findings" in report:
         return [Finding.from_dict(row) for row in report["findings"]]
