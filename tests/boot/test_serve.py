@@ -104,7 +104,7 @@ def test_a_server_that_lost_a_process_does_not_end_with_status_0(
     assert process.wait(timeout=120) == status
     assert said in output.read_text(encoding="utf-8")
     assert [pid for pid in (view.record.pid for view in views) if state_of(str(pid)) not in ("", "Z")] == []
-    lives = {view.record.name: view.life for run in planned.views() for view in run.processes}
-    assert lives.pop(victim) == "died"
-    # An engine cannot go on without its worker, and vLLM takes down what is left.
-    assert set(lives.values()) <= {"ended"} or victim == "vllm", lives
+    died = {view.record.name for run in planned.views() for view in run.processes if view.life == "died"}
+    # An engine cannot go on without its worker: its steps end with an error, and vLLM takes down what is left.
+    also = {"EngineCore"} if victim == "VllmWorker-1" else set()
+    assert died == {victim} | also or victim == "vllm"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
 _OURS: Final = __name__.partition(".")[0]
 _FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -94,7 +94,7 @@ def _wait(child: int) -> int:
             signal.signal(signum, handler)
 
 
-def _end_like(status: int) -> None:
+def _end_like(status: int) -> NoReturn:
     """End as the child did; what is registered to run at the end was run there."""
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
