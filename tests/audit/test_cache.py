@@ -97,6 +97,18 @@ def test_a_damaged_file_counts_for_nothing(tmp_path, report, damage):
     assert cache.load("a") is None
 
 
+DEEP = b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b"."
+"""A list in a list, and so on; pickle builds it, and whatever walks it ends in a RecursionError."""
+
+
+def test_a_file_that_is_nested_too_deeply_counts_for_nothing(tmp_path):
+    """And so does one that is no report below."""
+    for nested in (DEEP, DEEP[:-2] + b"\x85.", b"\x80\x04" + b"(" * 1_000_000 + b"."):
+        body = zlib.compress(nested)
+        (tmp_path / "a").write_bytes(sha256(body).digest() + body)
+        assert ReportCache(tmp_path).load("a") is None
+
+
 def test_a_file_that_would_run_code_is_refused(tmp_path):
     """The folder may be one that others can write to."""
 

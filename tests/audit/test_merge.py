@@ -111,6 +111,26 @@ class TestAgainstGit:
         merged = merge("a\nb", "a\nours", "a\ntheirs")
         assert (merged.text, 1) == by_git(tmp_path, "a\nb", "a\nours", "a\ntheirs")
 
+    @pytest.mark.parametrize(("between", "conflicts"), [(1, 1), (3, 1), (4, 2)])
+    def test_conflicts_that_stand_close(self, between: int, conflicts: int, tmp_path: Path):
+        """Git's own style makes one of two with at most three lines between; here that has to be asked for."""
+        last = 3 + between
+        base = self.BASE
+        ours, theirs = (
+            base.replace("line 2\n", f"{side}\n").replace(f"line {last}\n", f"{side}\n") for side in ("ours", "theirs")
+        )
+        assert len(merge(base, ours, theirs).conflicts) == 2
+        joined = merge(base, ours, theirs, join=3)
+        assert len(joined.conflicts) == conflicts == by_git(tmp_path, base, ours, theirs, style=())[1]
+        assert joined.text.count(">>>>>>> theirs") == conflicts
+
+    def test_a_change_of_one_side_between_conflicts_is_taken(self):
+        """It is no part of either, and keeps them apart."""
+        base = "a\nb\nc\nd\ne\n"
+        merged = merge(base, "A\nb\nc!\nd\nE\n", "1\nb\nc\nd\n2\n", join=3)
+        assert len(merged.conflicts) == 2
+        assert "=======\n1\n>>>>>>> theirs\nb\nc!\nd\n<<<<<<< ours" in merged.text
+
     def test_names(self):
         """They stand in the markers."""
         merged = merge("a\n", "b\n", "c\n", names=("mine", "vLLM 1", "vLLM 2"))
@@ -118,14 +138,14 @@ class TestAgainstGit:
         assert merged.conflicts == (1,)
 
 
-def by_git(folder: Path, base: str, ours: str, theirs: str) -> tuple[str, int]:
+def by_git(folder: Path, base: str, ours: str, theirs: str, style: tuple[str, ...] = ("--diff3",)) -> tuple[str, int]:
     """The text and the number of conflicts by ``git merge-file``."""
     git = shutil.which("git")
     assert git is not None, "this test compares with git: install it"
     for name, text in (("ours", ours), ("base", base), ("theirs", theirs)):
         (folder / name).write_text(text, encoding="utf-8")
     done = subprocess.run(
-        [git, "merge-file", "-p", "--diff3", "ours", "base", "theirs"], cwd=folder, capture_output=True, check=False
+        [git, "merge-file", "-p", *style, "ours", "base", "theirs"], cwd=folder, capture_output=True, check=False
     )
     assert done.returncode < 128, done.stderr.decode()
     return done.stdout.decode(), done.returncode

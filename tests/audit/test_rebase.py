@@ -303,6 +303,19 @@ class TestTheRealScheduler:
         assert done.text.startswith("    @replace\n    def schedule(self")
         assert done.text.count("#") > upstream["0.32.0"].count("#") / 2
 
+    @pytest.mark.parametrize("where", ["after", "before"])
+    def test_no_more_conflicts_than_by_ruff_and_git(
+        self, upstream: dict[str, str], edited: dict[str, str], where: str, tmp_path: Path
+    ):
+        """A copy with lines of 120 characters and a remark of its own before every fifth statement keeps them all."""
+        copy = remarked(formatted(textwrap.dedent(edited[where]), 120))
+        remarks = copy.count("# Ours ")
+        assert remarks > 20
+        done = rebase(copy, upstream["0.26.0"], upstream["0.32.0"])
+        texts = [formatted(textwrap.dedent(each), 120) for each in (upstream["0.26.0"], copy, upstream["0.32.0"])]
+        assert len(done.conflicts) <= conflicts_by_git(tmp_path, *texts, style=())
+        assert {f"# Ours {number}.\n" in done.text for number in range(remarks)} == {True}
+
     def test_an_exact_copy(self, upstream: dict[str, str]):
         """It becomes the new one, to the letter."""
         done = rebase("    @replace\n" + upstream["0.26.0"], upstream["0.26.0"], upstream["0.32.0"])
@@ -310,10 +323,28 @@ class TestTheRealScheduler:
         assert (done.form, done.conflicts, done.broken) == ("text", (), "")
 
 
-def conflicts_by_git(folder: Path, base: str, ours: str, theirs: str) -> int:
+def formatted(text: str, width: int) -> str:
+    """The function as ruff formats it."""
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", str(width), "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def remarked(text: str) -> str:
+    """The function with a numbered comment before every fifth of its statements."""
+    found = text.splitlines(keepends=True)
+    inner = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    lines = {node.lineno for node in inner if not isinstance(node, ast.FunctionDef)}
+    starts = sorted(line for line in lines if not found[line - 1].lstrip().startswith("elif"))
+    for number, line in enumerate(starts[::5]):
+        code = found[line - 1]
+        found[line - 1] = f"{' ' * (len(code) - len(code.lstrip()))}# Ours {number}.\n{code}"
+    return "".join(found)
+
+
+def conflicts_by_git(folder: Path, base: str, ours: str, theirs: str, style: tuple[str, ...] = ("--diff3",)) -> int:
     git = shutil.which("git")
     assert git is not None, "this test compares with git: install it"
     for name, text in (("ours", ours), ("base", base), ("theirs", theirs)):
         (folder / name).write_text(text, encoding="utf-8")
-    command = [git, "merge-file", "-p", "--diff3", "ours", "base", "theirs"]
+    command = [git, "merge-file", "-p", *style, "ours", "base", "theirs"]
     return subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode

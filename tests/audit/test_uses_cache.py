@@ -108,6 +108,14 @@ def test_a_release_from_elsewhere_is_read_for(kept, catalogue, folder, tmp_path)
     assert kept.load(locate(folder), [catalogue.release("0.31.0"), tree]) is None
 
 
+def test_a_file_that_is_nested_too_deeply_counts_for_nothing(kept, catalogue, folder, tmp_path):
+    """It is read anew."""
+    (path,) = (tmp_path / "kept").iterdir()
+    body = zlib.compress(b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b".")
+    path.write_bytes(sha256(body).digest() + body)
+    assert kept.load(locate(folder), [catalogue.release("0.32.0")]) is None
+
+
 def test_a_file_that_would_run_code_is_refused(kept, catalogue, folder, tmp_path):
     """The folder may be one that others can write to."""
 

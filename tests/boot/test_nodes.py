@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,14 +64,16 @@ def network() -> Iterator[Network]:
 
 
 @contextmanager
-def second_node(folder: Path, network: Network, plan: str, *arguments: str) -> Iterator[ServerProcess]:
-    """A headless node with a plan of its own."""
+def second_node(
+    folder: Path, network: Network, plan: str, *arguments: str, headless: bool = True
+) -> Iterator[ServerProcess]:
+    """A node with a plan of its own, and with no front end unless told otherwise."""
     (folder / "node-b").mkdir()
     session = Session(folder / "node-b")
     prepare(session, network, 1, plan)
     program = [*network.prefix, sys.executable, "-m", "vllm_graft.boot.launch", "serve"]
     try:
-        yield session.server("--headless", *arguments, program=program).start()
+        yield session.server(*(["--headless"] if headless else []), *arguments, program=program).start()
     finally:
         session.close()
 
@@ -129,6 +132,86 @@ def test_a_node_without_a_plan_stops_the_start(graft: Session, network: Network,
     assert "lacks async-history" in error
     assert "Next: start every node with the same" in error
     assert "AttributeError" not in said
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("kind", ["nnodes", "data-parallel"])
+def test_a_node_with_another_plan_stops_the_start(graft: Session, network: Network, tmp_path: Path, kind: str):
+    """Workers of one engine on two nodes, or an engine on each: the last line names the node and both plans."""
+    address, port = network.address[0], str(free_port())
+    common = ["--nnodes", "2", "--master-addr", address, "--master-port", port, "--tensor-parallel-size", "2"]
+    common += ["--distributed-executor-backend", "mp"]
+    first, second = ["--node-rank", "0"], ["--node-rank", "1"]
+    if kind == "data-parallel":
+        common = ["--data-parallel-size", "2", "--data-parallel-size-local", "1"]
+        common += ["--data-parallel-address", address, "--data-parallel-rpc-port", port]
+        first, second = [], ["--data-parallel-start-rank", "1"]
+    prepare(graft, network, 0, '[defaults]\npatches = ["async-history"]\nscheduler = "priority-fairness"\n')
+    other = '[defaults]\npatches = ["async-history", "cpu-seeds"]\nscheduler = "tenant-fairness"\n'
+    with second_node(tmp_path, network, other, *common, *second):
+        server = graft.server(*common, *first)
+        with pytest.raises(StartError):
+            server.start().wait_healthy()
+    said = server.tail(1000)
+    errors = [line for line in said.splitlines() if "vllm_graft.errors.StartError: " in line]
+    assert errors, said[-4000:]
+    error = errors[-1]
+    assert f"on {network.host}) has another plan" in error
+    assert "Next: start every node with the same" in error
+
+
+@pytest.mark.server
+def test_a_node_notices_requests_from_a_front_end_without_a_plan(graft: Session, network: Network, tmp_path: Path):
+    """The front end is stock vLLM and asks nobody; the engine of the other node says so with its first request."""
+    parallel = ["--data-parallel-size", "2", "--data-parallel-size-local", "1"]
+    parallel += ["--data-parallel-address", network.address[0], "--data-parallel-rpc-port", str(free_port())]
+    prepare(graft, network, 0, "[defaults]\n")
+    planned = '[defaults]\nscheduler = "priority-fairness"\n'
+    with (
+        second_node(tmp_path, network, planned, *parallel, "--data-parallel-start-rank", "1") as node,
+        graft.server(*parallel, "--served-model-name", "m") as server,
+    ):
+        assert server.get("/graft/status")[0] == 404
+        deadline = time.monotonic() + 60
+        while "S024" not in node.tail(1000) and time.monotonic() < deadline:
+            assert server.post("/v1/completions", {"prompt": "hi", "max_tokens": 2, "model": "m"})[0] == 200
+        view = node.run_view()
+        said = node.tail(1000)
+    assert view is not None
+    (engine,) = [row for row in view.rows() if "engine" in row["roles"]]  # type: ignore[operator]
+    assert "S024" in str(engine["last_error"])
+    assert f"plan {view.plan.hash}: requests come from a front end that never asked for it" in said
+    assert said.count("requests come from a front end") == 1
+
+
+@pytest.mark.server
+def test_each_front_end_of_a_hybrid_balance_names_the_ranks_of_the_other(
+    graft: Session, network: Network, tmp_path: Path
+):
+    """Two front ends, one for each node's engines: neither can ask the other's.
+
+    vLLM 0.32 takes a node with a single engine for one behind an external balance, and refuses that for this model.
+    """
+    parallel = ["--data-parallel-size", "4", "--data-parallel-size-local", "2", "--data-parallel-hybrid-lb"]
+    parallel += ["--data-parallel-address", network.address[0], "--data-parallel-rpc-port", str(free_port())]
+    plan = '[defaults]\nscheduler = "priority-fairness"\n'
+    prepare(graft, network, 0, plan)
+    with (
+        second_node(tmp_path, network, plan, *parallel, "--data-parallel-start-rank", "2", headless=False) as node,
+        graft.server(*parallel, "--data-parallel-start-rank", "0") as server,
+    ):
+        found = json.loads(server.get("/graft/status")[1])
+        assert {row["name"] for row in found["processes"] if "engine" in row["roles"]} == {
+            "EngineCore_DP0",
+            "EngineCore_DP1",
+        }
+        (finding,) = found["findings"]
+        assert (finding["code"], finding["level"], finding["subject"]) == ("S025", "warning", "data-parallel rank 2, 3")
+        assert "S025 warning: data-parallel rank 2, 3" in server.tail(1000)
+        deadline = time.monotonic() + 60
+        while "S025" not in node.tail(1000) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert "data-parallel rank 0, 1: " in next(line for line in node.tail(1000).splitlines() if "S025" in line)
 
 
 def test_ranks_of_another_front_end_are_named():

@@ -1,6 +1,7 @@
 """What the records of a real server say when things go wrong in it: stuck, overwritten, out of room, crashed."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -8,9 +9,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from vllm_graft.cli import main
 from vllm_graft.findings import Finding
 from vllm_graft.testing import ServerProcess, Session
 
@@ -222,6 +225,82 @@ def _send(server: ServerProcess, body: object) -> None:
         server.post("/v1/completions", body)
     except OSError:
         return  # the server goes away before it answers
+
+
+def test_two_servers_of_one_user_are_told_apart(graft: Session, capsys: pytest.CaptureFixture[str]):
+    """Each route shows its own processes; the command names both, and which of them has lost one."""
+    prepare(graft)
+    graft.env["VLLM_WORKER_MULTIPROC_METHOD"] = None
+    first = graft.server("--served-model-name", "m").start()
+    second = graft.server("--served-model-name", "m").start()
+    for server in (first, second):
+        server.wait_healthy()
+    views = {server.pid: server.run_view() for server in (first, second)}
+    owned = {pid: {each.record.pid for each in view.processes} for pid, view in views.items() if view is not None}
+    assert not owned[first.pid] & owned[second.pid]
+    for server in (first, second):
+        found = ask(server)
+        assert {row["pid"] for row in found["processes"] if "registry" not in row["roles"]} <= owned[server.pid]
+        assert server.pid in {row["pid"] for row in found["processes"]}
+        assert found["findings"] == []
+    status, shown = run_status(graft, capsys)
+    assert (status, shown.count("every process has what its plan names")) == (0, 1)
+    assert all(f" {server.pid} " in shown for server in (first, second))
+    engine = pid_of(second, "engine")
+    os.kill(engine, signal.SIGKILL)
+    second.wait()
+    status, shown = run_status(graft, capsys)
+    assert status == 1
+    assert shown.count("S006 error: ") == 1
+    assert f"S006 error: EngineCore (engine+worker, pid {engine} on " in shown
+    assert ask(first)["findings"] == []
+
+
+def run_status(session: Session, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run `vllm-graft status` over the session's records."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAFT_STATE_DIR", str(session.env["GRAFT_STATE_DIR"]))
+        patch.setenv("COLUMNS", "200")
+        return main(["status"]), capsys.readouterr().out
+
+
+@pytest.fixture
+def small_disk(graft: Session) -> Iterator[Path]:
+    """A folder with a megabyte of room, which the session's records go to."""
+    place = graft.folder / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=False).returncode != 0:
+        pytest.skip("only root can mount a small disk; tests/ledger has the same without one")
+    graft.env["GRAFT_STATE_DIR"] = str(place)
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_disk_that_fills_while_it_serves_hides_nothing(
+    graft: Session, small_disk: Path, capsys: pytest.CaptureFixture[str]
+):
+    """The server goes on; what changes reaches the records in place, and `status` says the same as the route."""
+    prepare(graft)
+    with graft.server("--served-model-name", "m") as server:
+        assert run_status(graft, capsys)[0] == 0
+        fill = small_disk / "fill"
+        with fill.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        (graft.folder / "overwrite").touch()
+        wait_for(lambda: not (graft.folder / "overwrite").exists())
+        assert server.post("/v1/completions", BODY)[0] == 200
+        wait_for(lambda: set(findings(server)) == {"S010"})
+        assert {row["code"] for row in ask(server)["findings"]} == {"S010"}
+        assert os.statvfs(small_disk).f_bavail == 0
+        status, shown = run_status(graft, capsys)
+        assert status == 1
+        assert "S010 error: " in shown
+        fill.unlink()
+        time.sleep(5)
+        assert set(findings(server)) == {row["code"] for row in ask(server)["findings"]} == {"S010"}
+        assert "Traceback" not in server.tail(10_000)
+    assert [process.life for view in graft.views() for process in view.processes if process.life != "ended"] == []
 
 
 def test_a_disk_without_room_at_the_start_is_said_to_be_full(graft: Session):

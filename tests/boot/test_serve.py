@@ -56,11 +56,11 @@ def test_a_start_that_is_stopped_ends_at_once(planned: Session):
     assert [view for view in planned.views() if view.findings()] == []
 
 
-def start_serve(planned: Session) -> tuple[zygote.ForkedPopen, Path]:
+def start_serve(planned: Session, *arguments: str) -> tuple[zygote.ForkedPopen, Path]:
     """Start `vllm-graft serve`, simulated, and wait until it serves; return the process and the file of its output."""
     planned.simulate()
     environment = {name: value for name, value in {**os.environ, **planned.env}.items() if value is not None}
-    command = [sys.executable, "-m", "vllm_graft.cli", "serve", *planned.server().arguments]
+    command = [sys.executable, "-m", "vllm_graft.cli", "serve", *planned.server(*arguments).arguments]
     output = planned.folder / "serve.txt"
     with output.open("w") as file:
         process = zygote.ForkedPopen(command, env=environment, cwd=planned.folder, stdout=file, stderr=file)
@@ -85,18 +85,26 @@ def test_serve_prints_the_table_and_stops_on_a_signal(planned: Session, signum: 
 
 
 @pytest.mark.parametrize(
-    ("role", "status", "said"),
+    ("victim", "arguments", "status", "said"),
     [
-        ("engine", 1, "S006 error: EngineCore"),
-        ("frontend", 128 + signal.SIGKILL, "vllm-graft: the server was ended by SIGKILL"),
+        ("EngineCore", (), 1, "S006 error: EngineCore"),
+        ("vllm", (), 128 + signal.SIGKILL, "vllm-graft: the server was ended by SIGKILL"),
+        ("ApiServer_1", ("--api-server-count", "2"), 1, "S006 error: ApiServer_1"),
+        ("VllmWorker-1", ("--tensor-parallel-size", "2"), 1, "S006 error: VllmWorker-1"),
     ],
 )
-def test_a_server_that_lost_a_process_does_not_end_with_status_0(planned: Session, role: str, status: int, said: str):
+def test_a_server_that_lost_a_process_does_not_end_with_status_0(
+    planned: Session, victim: str, arguments: tuple[str, ...], status: int, said: str
+):
     """vLLM's own status is 0 where its engine was killed, and whoever restarts servers would leave it at that."""
-    process, output = start_serve(planned)
+    process, output = start_serve(planned, *arguments)
     views = [view for run in planned.views() for view in run.processes]
-    (victim,) = [view.record.pid for view in views if role in view.record.roles]
-    os.kill(victim, signal.SIGKILL)
+    (pid,) = [view.record.pid for view in views if view.record.name == victim]
+    os.kill(pid, signal.SIGKILL)
     assert process.wait(timeout=120) == status
     assert said in output.read_text(encoding="utf-8")
     assert [pid for pid in (view.record.pid for view in views) if state_of(str(pid)) not in ("", "Z")] == []
+    died = {view.record.name for run in planned.views() for view in run.processes if view.life == "died"}
+    # An engine cannot go on without its worker: its steps end with an error, and vLLM takes down what is left.
+    also = {"EngineCore"} if victim == "VllmWorker-1" else set()
+    assert died == {victim} | also or victim == "vllm"

@@ -1,7 +1,9 @@
 """How a start flows, on the simulated accelerator: the real engine, forked, scheduling asynchronously, in seconds."""
 
 import json
+import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -128,6 +130,25 @@ def test_a_server_on_the_simulated_platform_forks_or_spawns_and_serves(simulated
         assert found["findings"] == []
         roles = {role for process in found["processes"] for role in process["roles"]}
         assert roles - {"registry"} == {"frontend", "engine", "worker"}
+
+
+def test_the_launcher_of_several_api_servers_is_watched(simulated: Session):
+    """It makes no engine client; its record is written again with the others where a cleaner removed all of them."""
+    with simulated.server("--api-server-count", "2") as server:
+        view = server.run_view()
+        assert view is not None
+        assert view.home is not None
+        running = sorted(each.record.name for each in view.processes if each.life == "running")
+        assert {"vllm", "ApiServer_0", "ApiServer_1"} <= set(running)
+        shutil.rmtree(view.home)
+        deadline, names = time.monotonic() + 60, []
+        while names != running and time.monotonic() < deadline:
+            time.sleep(0.5)
+            again = server.run_view()
+            names = sorted(each.record.name for each in again.processes if each.life == "running") if again else []
+        assert names == running
+        assert again is not None
+        assert (again.plan.hash, again.findings()) == (view.plan.hash, [])
 
 
 def test_without_the_endpoint_the_comparison_stays(simulated: Session):

@@ -219,6 +219,14 @@ def test_a_broken_lock(author):
         Reviewer().review(author.patch())
 
 
+@pytest.mark.parametrize("text", [f"a = {'[' * 100_000}", f"{'a.' * 5_000}b = 1", f"a = {'{b = ' * 50_000}"])
+def test_a_lock_that_is_nested_too_deeply(author, text):
+    """It is an error as any other lock that is none."""
+    author.path.write_text(text)
+    with pytest.raises(ConfigError, match=r"patches.lock: it is no list of fingerprints: .*Next: take it back"):
+        Reviewer().review(author.patch())
+
+
 def test_the_file_is_written_in_order(author):
     """Releases by number, so that a new one is one new line."""
     patch = author.patch()

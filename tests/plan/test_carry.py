@@ -31,11 +31,11 @@ def test_a_plan_too_large_for_the_environment_is_refused():
         carry(plan, Run("1-ab", 1))
 
 
-@pytest.mark.parametrize("text", ["nonsense", "{}", '{"items": [{"point": 1}]}'])
+@pytest.mark.parametrize("text", ["nonsense", "{}", '{"items": [{"point": 1}]}', "[" * 100_000])
 def test_a_damaged_variable_is_named(text: str, monkeypatch: pytest.MonkeyPatch):
     """Somebody else's value in our variable is an error with its name."""
     monkeypatch.setenv("GRAFT_PLAN", text)
-    monkeypatch.setenv("GRAFT_RUN", "nonsense")
+    monkeypatch.setenv("GRAFT_RUN", text)
     with pytest.raises(ConfigError, match="GRAFT_PLAN: does not hold a plan"):
         carried()
     with pytest.raises(ConfigError, match="GRAFT_RUN: does not hold a run"):

@@ -35,6 +35,10 @@ class TestSources:
         sources.unpack(wheel, tree, "0.26.0")
         (tree / "vllm" / "__init__.cpython-311.pyc").write_text("compiled later")
         assert sources.is_whole(tree)
+        mark = (tree / "whole.json").read_text()
+        (tree / "whole.json").write_text("[" * 100_000)
+        assert not sources.is_whole(tree)
+        (tree / "whole.json").write_text(mark)
         (tree / "vllm" / "t.jinja").unlink()
         assert not sources.is_whole(tree)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,14 +36,19 @@ class MergeResult:
     alike: int = 0
 
 
-def merge(base: str, ours: str, theirs: str, *, names: tuple[str, str, str] = NAMES) -> MergeResult:
-    """Merge two versions of ``base``; ``names`` are those of ours, the base and theirs in markers."""
+def merge(base: str, ours: str, theirs: str, *, names: tuple[str, str, str] = NAMES, join: int = 0) -> MergeResult:
+    """Merge two versions of ``base``; ``names`` are those of ours, the base and theirs in markers.
+
+    Two conflicts with at most ``join`` lines between them become one. ``git merge-file`` does so with 3, unless it is
+    given ``--diff3``: the markers of two conflicts would take more lines than the text between them.
+    """
     old, left, right = lines(base), lines(ours), lines(theirs)
     merged: list[str] = []
     conflicts: list[int] = []
     taken = {"ours": 0, "theirs": 0, "alike": 0}
     done = 0
-    for region in _regions(_changes(old, left), _changes(old, right)):
+    regions = _joined(_regions(_changes(old, left), _changes(old, right)), old, left, right, join)
+    for region in regions:
         merged += old[done : region.start]
         done = region.stop
         before = old[region.start : region.stop]
@@ -125,6 +130,27 @@ def _regions(left: Sequence[_Change], right: Sequence[_Change]) -> Iterator[_Reg
         (region.left if of_left else region.right).append(change)
     if region is not None:
         yield region
+
+
+def _joined(
+    regions: Iterable[_Region], old: Sequence[str], left: Sequence[str], right: Sequence[str], most: int
+) -> Iterator[_Region]:
+    """Join neighbouring conflicts with at most ``most`` lines between them."""
+    last: _Region | None = None
+    for region in regions:
+        before = old[region.start : region.stop]
+        both = region.left and region.right
+        conflict = both and _side(region.left, region, left, before) != _side(region.right, region, right, before)
+        if last is not None and conflict and region.start - last.stop <= most:
+            last = _Region(last.start, region.stop, last.left + region.left, last.right + region.right)
+            continue
+        if last is not None:
+            yield last
+        last = region if conflict else None
+        if not conflict:
+            yield region
+    if last is not None:
+        yield last
 
 
 def _side(changes: Sequence[_Change], region: _Region, side: Sequence[str], before: Sequence[str]) -> list[str]:

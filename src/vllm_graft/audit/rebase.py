@@ -1,11 +1,11 @@
 """Carry a copied function to another release: merge its author's changes with upstream's since.
 
 The copy's own decorators, name and docstring stay out of the merge, and so does its indentation. The merge is one of
-text, so that upstream's comments and line breaks are preserved. Where that gives too many conflicts, because a
-formatter has been over the copy, the copy is first laid out as its origin: statements that both have are written as
-upstream writes them, so that the copy differs only where it means something else. Where even that does not help, all
-three are formatted alike by ruff, which preserves comments. Without ruff, statements are merged as ``ast.unparse``
-writes them, and comments are lost.
+text, so that upstream's comments and line breaks are preserved. Where that gives conflicts, because a formatter has
+been over the copy, two more forms are tried, and the one with the fewest conflicts is taken. In the first the copy is
+laid out as its origin: statements that both have are written as upstream writes them, so that the copy differs only
+where it means something else. In the second all three are formatted alike by ruff. Both preserve comments. Without
+ruff, statements are also merged as ``ast.unparse`` writes them, and comments are lost.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ _NARROW: Final = 72
 _WIDE: Final = 160
 """The shortest and the longest lines that a copy is taken to be formatted with."""
 
+_UPSTREAM: Final = 88
+"""The length of vLLM's own lines."""
+
 _SKIPPED: Final = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
 _IF: Final = "if x:\n    pass\n"
 _TRY: Final = "try:\n    pass\n"
@@ -44,47 +47,56 @@ _BEFORE: Final = {"elif": _IF, "else": _IF, "except": _TRY, "finally": _TRY}
 
 
 def _laid_out(ours: Sequence[str], theirs: Sequence[str]) -> list[str] | None:
-    """Lay ``ours`` out as ``theirs``; None where that would change its meaning, or lose a comment."""
+    """Lay ``ours`` out as ``theirs``; None where that would change its meaning.
+
+    Statements that only ``ours`` has keep their lines and comments. A shared statement is written as in ``theirs``,
+    unless that would lose a comment.
+    """
     mine, other = _statements(ours), _statements(theirs)
     old, new = ([each.key for each in side] for side in (other, mine))
     result: list[str] = []
     for kind, low, high, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        lines, chosen = (theirs, other[low:high]) if kind == "equal" else (ours, mine[first:last])
-        for each in chosen:
-            result += lines[each.start : each.stop]
+        if kind == "equal":
+            for one, their in zip(mine[first:last], other[low:high], strict=True):
+                result += _as_theirs(ours, one, theirs, their)
+        else:
+            result += [line for each in mine[first:last] for line in ours[each.start : each.stop]]
     try:
         same = ast.dump(ast.parse(_plain(result))) == ast.dump(ast.parse(_plain(ours)))
     except SyntaxError:
         return None
-    lost = _comments(_plain(ours)) - _comments(_plain(result)) if same else Counter()
-    return result if same and not lost else None
+    return result if same else None
 
 
-def _comments(text: str) -> Counter[str]:
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return Counter(token.string.strip() for token in tokens if token.type == tokenize.COMMENT)
+def _as_theirs(ours: Sequence[str], mine: _Statement, theirs: Sequence[str], other: _Statement) -> Sequence[str]:
+    """Return the lines of a shared statement: the other's, as far as that loses no comment."""
+    if mine.inside - other.inside:
+        return ours[mine.start : mine.stop]
+    code = theirs[other.code : other.stop]
+    if mine.above - other.above:
+        return [*ours[mine.start : mine.code], *code]
+    return theirs[other.start : other.stop]
 
 
-def format_alike(texts: Sequence[str]) -> list[str] | None:
-    """Format texts with ruff, in lines as long as those of the first; None where there is no ruff.
+def format_alike(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Format texts with ruff: in lines as long as those of the first, then in upstream's; nothing without ruff.
 
     Trailing commas do not keep a call in several lines: whether they are there depends on who formatted it before.
     """
     ruff = _ruff()
     if ruff is None:
-        return None
+        return
     longest = max((len(line) for line in texts[0].splitlines() if "#" not in line and '"' not in line), default=0)
-    width = min(max(longest, _NARROW), _WIDE)
-    options = ["--isolated", "--line-length", str(width), "--config", "format.skip-magic-trailing-comma=true"]
-    found: list[str] = []
-    for text in texts:
+    for width in dict.fromkeys((min(max(longest, _NARROW), _WIDE), _UPSTREAM)):
+        options = ["--isolated", "--line-length", str(width), "--config", "format.skip-magic-trailing-comma=true"]
         command = [*ruff, "format", *options, "--stdin-filename", "copy.py", "-"]
         try:
-            done = subprocess.run(command, input=text, capture_output=True, text=True, encoding="utf-8", check=True)
+            yield [
+                subprocess.run(command, input=text, capture_output=True, text=True, encoding="utf-8", check=True).stdout
+                for text in texts
+            ]
         except (OSError, subprocess.CalledProcessError):
-            return None
-        found.append(done.stdout)
-    return found
+            return
 
 
 def _ruff() -> list[str] | None:
@@ -97,12 +109,20 @@ def _ruff() -> list[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """A simple statement or the head of a compound one: its lines, those of comments before it included."""
+    """A simple statement or the head of a compound one: its lines, those of comments before it included.
+
+    code:    the first line after the comments and blank lines before it
+    key:     how deep it is indented, and what it says
+    above:   the comments before it
+    inside:  those beside and between its lines
+    """
 
     start: int
+    code: int
     stop: int
     key: tuple[int, str]
-    """How deep it is indented, and what it says."""
+    above: Counter[str]
+    inside: Counter[str]
 
 
 def _statements(lines: Sequence[str]) -> list[_Statement]:
@@ -112,19 +132,22 @@ def _statements(lines: Sequence[str]) -> list[_Statement]:
     start, depth = 0, 0
     first: tokenize.TokenInfo | None = None
     last = ""
+    above, inside = Counter[str](), Counter[str]()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         depth += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
+        if token.type == tokenize.COMMENT:
+            (above if first is None else inside)[token.string.strip()] += 1
         if token.type in _SKIPPED:
             continue
         if token.type == tokenize.NEWLINE and first is not None:
             said = "\n".join(source[first.start[0] - 1 : token.start[0]])[first.start[1] :]
             key = depth, _meaning(said, first.string, is_head=last == ":")
-            found.append(_Statement(start, token.start[0], key))
-            start, first = token.start[0], None
+            found.append(_Statement(start, first.start[0] - 1, token.start[0], key, above, inside))
+            start, first, above, inside = token.start[0], None, Counter[str](), Counter[str]()
         elif token.type != tokenize.ENDMARKER:
             first, last = first or token, token.string
     if start < len(lines):
-        found.append(_Statement(start, len(lines), (0, "")))
+        found.append(_Statement(start, len(lines), len(lines), (0, ""), above, inside))
     return found
 
 
@@ -152,6 +175,9 @@ NAMES: Final = ("your copy", "upstream before", "upstream now")
 _MARKER: Final = re.compile(r"(?:<{7}|\|{7}|>{7}) |={7}$")
 _RAW: Final = "\0"
 """Stands before a line that begins inside a string, which no indentation may change."""
+
+_JOIN: Final = 3
+"""Conflicts with at most this many lines between them are one, as in git's own style."""
 
 _DOCSTRING: Final = "__docstring__"
 """Stands for the docstring while it is kept out of a merge; a statement, so that the rest can be parsed."""
@@ -190,7 +216,8 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
 
     best: RebaseResult | None = None
     for form, (ours, before, after) in _forms(*cores):
-        done = _finished(form, merge(before, ours, after, names=names), head, docstring, copy.margin)
+        merged = merge(before, ours, after, names=names, join=_JOIN)
+        done = _finished(form, merged, head, docstring, copy.margin)
         if best is None or _badness(done) < _badness(best):
             best = done
         if not any(_badness(best)):
@@ -204,12 +231,16 @@ def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tup
     yield "text", ("".join(ours), "".join(before), "".join(after))
     if (laid := _laid_out(ours, before)) is not None:
         yield "laid out", ("".join(laid), "".join(before), "".join(after))
-    formatted = format_alike([_plain(ours), _plain(before), _plain(after)])
-    if formatted is None:
+    formatted = False
+    for texts in format_alike([_plain(ours), _plain(before), _plain(after)]):
+        formatted = True
+        mine, old, new = (_flat(lines(text), "") for text in texts)
+        yield "formatted", ("".join(mine), "".join(old), "".join(new))
+        # ruff keeps comments where they stand and strings as they are cut: equal statements may still differ in lines.
+        if (laid := _laid_out(mine, old)) is not None:
+            yield "formatted", ("".join(laid), "".join(old), "".join(new))
+    if not formatted:
         yield "normalised", (_normalised(ours), _normalised(before), _normalised(after))
-    else:
-        mine, old, new = ("".join(_flat(lines(text), "")) for text in formatted)
-        yield "formatted", (mine, old, new)
 
 
 def _badness(done: RebaseResult) -> tuple[int, bool]:

@@ -16,6 +16,9 @@ COMMANDS: Final = (
 )  # fmt: skip
 """Every command, in the order the help shows them; each is a module of this package."""
 
+_IMPORTING: Final = ("plan", "lock", "diff", "rebase", "items")
+"""The commands that import items of other packages into their own process."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, or list them where none is named; an error of ours is one paragraph on stderr and status 2."""
@@ -29,6 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     args.rest = rest
     args.ends_process = argv is None
+    if args.ends_process and args.command in _IMPORTING:
+        from vllm_graft.plan.imports import watch
+
+        watch.start()
     try:
         return int(importlib.import_module(f"{__name__}.{args.command}").run(args))
     except GraftError as error:

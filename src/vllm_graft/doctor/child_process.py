@@ -85,7 +85,7 @@ def run_task(
         ended = run([*command, str(file)], environ, timeout_s)
         try:
             report = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             report = {}
     return ended, report
 

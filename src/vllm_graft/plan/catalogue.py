@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import Final
 
 from vllm_graft.errors import ConfigError
+from vllm_graft.plan.imports import watch
 
 GROUP: Final = "vllm_graft.plugins"
 """The entry-point group in which packages offer items."""
@@ -91,7 +92,8 @@ def load(target: str, name: str, package: str) -> type:
     """Import ``module:Class``; a ConfigError that names item and package where that fails."""
     module, _, qualname = target.partition(":")
     try:
-        found: object = importlib.import_module(module)
+        with watch.importing(module):
+            found: object = importlib.import_module(module)
         for part in qualname.split("."):
             found = getattr(found, part)
     except (Exception, SystemExit) as error:

@@ -288,9 +288,9 @@ def test_a_damaged_file_is_fetched_again(index, damage):
     assert open_release("9.1.0", offline=True).read("vllm.engine.core") == core
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b'{"format": 1}\nPK', b'{"format": 99}\n'])
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"format": 1}\nPK', b'{"format": 99}\n', b"[" * 100_000])
 def test_a_damaged_directory_is_fetched_again(index, damage, modules):
-    """Or one of another format."""
+    """Or one of another format, or nested more deeply than Python reads."""
     directory = open_release("9.1.0").folder / "directory"
     directory.write_bytes(damage or directory.read_bytes()[:-9])
     with pytest.raises(ConfigError, match="is not kept here"):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from vllm_graft import ledger
+from vllm_graft.bindings.sampling import failures
 from vllm_graft.bindings.sampling import processor as room
 from vllm_graft.bindings.sampling.arguments import v2_takes_samplers
 from vllm_graft.bindings.sampling.step import DeviceStep, HistoryMirror, Ring
@@ -389,6 +390,88 @@ def test_v1_a_token_that_is_not_known_costs_no_engine(planned: None, monkeypatch
 
 def _fail(*args: object) -> None:
     raise RuntimeError("out of order")
+
+
+class Breaks(SamplingStrategy):
+    """Spoils its rows and raises where a request is marked."""
+
+    keys = (Key("breaks", "str", "", switch=True),)
+
+    def open(self, slot, params):
+        self.marked = {**getattr(self, "marked", {}), slot: params["breaks"] == "yes"}
+        return True
+
+    def step(self, logits, rows):
+        logits[rows.rows] += 1.0
+        if any(self.marked[slot] for _, slot in rows.pairs):
+            raise RuntimeError("a marked request")
+
+
+@pytest.fixture
+def breaking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A device with a strategy that raises, beside a shipped one."""
+    from vllm_graft.plan.catalogue import SHIPPED
+
+    monkeypatch.setitem(sys.modules, Breaks.__module__, sys.modules[__name__])
+    options = {"on_error": request.param}
+    items = [
+        PlanItem("sampler", "breaks", f"{Breaks.__module__}:Breaks", "p", ("worker",), options),
+        PlanItem("sampler", "top-n-sigma", SHIPPED["top-n-sigma"], "vllm-graft", ("worker",)),
+    ]
+    carry(Plan(tuple(items)), Run("v2", 1))
+    yield Device(monkeypatch)
+    drop()
+    ledger.current().forget_items()
+
+
+def ended(device: Device) -> dict[str, str]:
+    """The requests that the worker reports to the engine after a step, by their ids in the runner's own states."""
+    output = failures.report(SimpleNamespace(req_states=device.states), SimpleNamespace())
+    return getattr(output, failures.NAME, {})
+
+
+@pytest.mark.parametrize("breaking", ["quarantine"], indirect=True)
+def test_a_strategy_that_raises_is_put_aside_as_on_v1(breaking: Device):
+    """It leaves no trace, others' work stays, and whoever asks for it afterwards ends with the reason."""
+    breaking.add("marked", [1, 2], breaks="yes")
+    breaking.add("other", [3, 4], breaks="no", top_n_sigma=1.0)
+    breaking.add("plain", [5, 6])
+    logits = torch.arange(VOCABULARY).float().expand(3, -1)
+    names = ["marked", "other", "plain"]
+    for _ in range(2):
+        changed = breaking.apply(logits.clone(), names)
+        assert torch.equal(changed[::2], logits[::2])
+        assert changed[1].isneginf().any()
+        assert torch.equal(changed[1][changed[1].isfinite()], logits[1][changed[1].isfinite()])
+        assert ended(breaking) == {}
+    assert {item.name: item.state for item in ledger.current()._items.values()} == {
+        "breaks": "quarantined",
+        "top-n-sigma": "applied",
+    }
+    breaking.add("late", [7], breaks="no")
+    breaking.add("later", [8], top_n_sigma=1.0)
+    breaking.apply(torch.zeros(5, VOCABULARY), [*names, "late", "later"])
+    (reason,) = (found := ended(breaking)).values()
+    assert list(found) == ["late"]
+    assert "breaks: was put aside after a failure" in reason
+    # One that was preempted had begun before, and goes on.
+    breaking.remove("other")
+    breaking.add("other", [3, 4], [5], breaks="no", top_n_sigma=1.0)
+    breaking.apply(torch.zeros(3, VOCABULARY), names)
+    assert ended(breaking) == {}
+
+
+@pytest.mark.parametrize("breaking", ["request"], indirect=True)
+def test_or_it_costs_the_request_it_raised_for_as_on_v1(breaking: Device):
+    """The batch is taken apart: whoever did not raise gets what it asked for."""
+    for name, said in (("a", "no"), ("marked", "yes"), ("b", "no")):
+        breaking.add(name, [1, 2], breaks=said)
+    changed = breaking.apply(torch.zeros(3, VOCABULARY), ["a", "marked", "b"])
+    assert changed[:, 0].tolist() == [1.0, 0.0, 1.0]
+    (reason,) = (found := ended(breaking)).values()
+    assert list(found) == ["marked"]
+    assert "breaks: RuntimeError: a marked request" in reason
+    assert ledger.current()._items["breaks"].state == "applied"
 
 
 class Unfit(SamplingStrategy):
