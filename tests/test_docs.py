@@ -26,9 +26,8 @@ from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
 from vllm_graft.bindings.sampling.requests import SamplerKeys, list_samplers, listing
 from vllm_graft.bindings.sampling.step import HostStep, Tokens
 from vllm_graft.cli import COMMANDS, main
-from vllm_graft.cli.queues import render_queues
 from vllm_graft.cli.serve import check_plugins_variable
-from vllm_graft.cli.status import render
+from vllm_graft.cli.status import render, render_queues
 from vllm_graft.contracts import BatchRecord, Key, RequestRecord, ServedModel
 from vllm_graft.contracts.request_keys import read_keys
 from vllm_graft.contracts.sampling import OptInSampler
@@ -708,9 +707,10 @@ class TestNames:
         assert all(hasattr(Session(tmp_path), name) for name, _ in rows)
 
     def test_our_places_in_vllm_are_listed(self):
-        from vllm_graft.boot.injections import OWN
+        from vllm_graft.boot.doors import CORE_PATCHES
 
-        places = [f"`{place.declaration.target}.{hook.attribute}`" for place in OWN for hook in place.declaration.hooks]
+        patches = [patch.declaration for patch in CORE_PATCHES]
+        places = [f"`{patch.target}.{hook.attribute}`" for patch in patches for hook in patch.hooks]
         text = section(page("explanation/how-it-works.md"), "Our own places in vLLM")
         assert re.findall(r"^\| (`vllm.+?`) \|", text, re.MULTILINE) == places
 

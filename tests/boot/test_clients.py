@@ -11,8 +11,9 @@ import pytest
 
 from vllm_graft import ledger
 from vllm_graft.boot import loops, start
-from vllm_graft.boot.clients import gather, make_client
+from vllm_graft.boot.clients import make_client
 from vllm_graft.boot.process import process
+from vllm_graft.boot.proof import gather
 from vllm_graft.errors import StartError
 from vllm_graft.ledger.reading import ProcessView
 from vllm_graft.ledger.record import ItemState, Record

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from vllm_graft.boot.lastline import as_error
 from vllm_graft.boot.process import _joint_state
+from vllm_graft.boot.startup_error import as_error
 from vllm_graft.findings import Finding
 from vllm_graft.patching import HookState
 

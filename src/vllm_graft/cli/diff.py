@@ -6,7 +6,15 @@ import argparse
 import difflib
 import json
 
-from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, Place, lock_file, patches, places, source
+from vllm_graft.cli.patches import (
+    INSTALLED,
+    SOURCE_HELP,
+    UpstreamAttribute,
+    lock_file,
+    patches,
+    source,
+    upstream_attributes,
+)
 from vllm_graft.patching.lock import Lock
 from vllm_graft.patching.upstream import Definition
 from vllm_graft.patching.upstream.finder import Finder
@@ -30,14 +38,16 @@ def run(args: argparse.Namespace) -> int:
     reviewed = Lock.read(lock_file(patch)).patches.get(patch.declaration.name, {})
     new = Finder(source(args.new))
     rows = []
-    for place in places(patch, new):
+    for place in upstream_attributes(patch, new):
         seen = reviewed.get(place.name, {})
         now = place.definition
         known = [release for release, each in seen.items() if now is not None and each == now.fingerprint]
         old = args.old or (known or list(seen) or [""])[-1]
         before = None
         if old and (args.old or not known):
-            before = next((each for each in places(patch, Finder(source(old))) if each.name == place.name), None)
+            before = next(
+                (each for each in upstream_attributes(patch, Finder(source(old))) if each.name == place.name), None
+            )
         rows.append(_row(place, before, old, known, new.source.version, asked=args.old is not None))
     if args.json:
         print(json.dumps(rows, indent=2))
@@ -49,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(
-    place: Place, before: Place | None, old: str, known: list[str], version: str, *, asked: bool
+    place: UpstreamAttribute, before: UpstreamAttribute | None, old: str, known: list[str], version: str, *, asked: bool
 ) -> dict[str, str]:
     was = before.definition if before is not None else None
     state, text = _compared(was, place.definition, old, known, version, asked=asked)

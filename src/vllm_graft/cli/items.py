@@ -7,7 +7,7 @@ import inspect
 import json
 from dataclasses import asdict, dataclass
 
-from vllm_graft.cli.table import show_findings, table
+from vllm_graft.cli.printing import show_findings, table
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import ConfigError, nearest
@@ -20,7 +20,7 @@ HELP = "list what a plan may name: every item that ships or is installed, with i
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ItemDescription:
     """One item that a plan may name.
 
     summary: the first line of the class's docstring
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     known = catalogue()
     if args.name is not None and args.name not in known:
         raise ConfigError(f"there is no item {args.name!r}{nearest(args.name, known)}", fix="run `vllm-graft items`")
-    rows: list[Row] = []
+    rows: list[ItemDescription] = []
     findings: list[Finding] = []
     for entry in known.values():
         if args.name not in (None, entry.name):
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_status(findings)
 
 
-def describe(entry: Registered) -> Row:
+def describe(entry: Registered) -> ItemDescription:
     """Import an item's class and read what it declares; a ConfigError where it is no item of any point."""
     kind = entry.load()
     point = next((point for point in POINTS if point.key and point.contracts and fits(kind, point)), None)
@@ -92,7 +92,7 @@ def describe(entry: Registered) -> Row:
     declaration = getattr(kind, "declaration", None)
     roles = point.roles if declaration is None else tuple(role for role in ROLES if role in declaration.processes)
     keys = kind.request_keys() if issubclass(kind, OptInSampler) else ()
-    return Row(
+    return ItemDescription(
         name=entry.name,
         point=point.name,
         key=point.key,
@@ -106,20 +106,20 @@ def describe(entry: Registered) -> Row:
     )
 
 
-def _overview(rows: list[Row]) -> str:
+def _overview(rows: list[ItemDescription]) -> str:
     head = ("ITEM", "POINT", "PACKAGE", "OPTIONS", "REQUEST KEYS")
     return table(head, [(row.name, row.point, row.package, _options(row), _names(row)) for row in rows])
 
 
-def _options(row: Row) -> str:
+def _options(row: ItemDescription) -> str:
     return "\n".join(f"{name} = {json.dumps(value)}" for name, value in row.options.items()) or "-"
 
 
-def _names(row: Row) -> str:
+def _names(row: ItemDescription) -> str:
     return ", ".join(str(key["name"]) for key in row.keys) or "-"
 
 
-def _in_full(row: Row) -> str:
+def _in_full(row: ItemDescription) -> str:
     fields = [
         ("point", f"{row.point}; named under `{row.key}` in graft.toml"),
         ("package", row.package),

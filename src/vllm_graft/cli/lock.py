@@ -6,8 +6,16 @@ import argparse
 import json
 from pathlib import Path
 
-from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, Place, lock_file, patches, places, source
-from vllm_graft.cli.table import table
+from vllm_graft.cli.patches import (
+    INSTALLED,
+    SOURCE_HELP,
+    UpstreamAttribute,
+    lock_file,
+    patches,
+    source,
+    upstream_attributes,
+)
+from vllm_graft.cli.printing import table
 from vllm_graft.errors import ConfigError, DriftError, PatchError
 from vllm_graft.patching.declaration import Patch
 from vllm_graft.patching.lock import Lock
@@ -47,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             if not includes(patch.declaration.vllm, release):
                 rows.append(_row(patch.declaration.name, "", release, "out of range", ""))
                 continue
-            entered = [_entered(place, release, held) for place in places(patch, finder)]
+            entered = [_entered(place, release, held) for place in upstream_attributes(patch, finder)]
             rows += entered
             refusal = _refusal(patch, release, finder)
             if refusal is not None and not any(row["state"] == "not found" for row in entered):
@@ -74,7 +82,7 @@ def _refusal(patch: Patch, release: str, finder: Finder) -> PatchError | None:
     return None
 
 
-def _entered(place: Place, release: str, held: Lock) -> dict[str, str]:
+def _entered(place: UpstreamAttribute, release: str, held: Lock) -> dict[str, str]:
     """Put one fingerprint into the lock, and say what became of it."""
     name = place.patch.declaration.name
     if place.definition is None:

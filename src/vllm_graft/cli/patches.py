@@ -75,7 +75,7 @@ def _is_version(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class UpstreamAttribute:
     """One attribute of upstream's that a patch stands on, and what a source has there."""
 
     patch: Patch
@@ -84,14 +84,14 @@ class Place:
     definition: Definition | None
 
 
-def places(patch: Patch, finder: Finder) -> Iterator[Place]:
+def upstream_attributes(patch: Patch, finder: Finder) -> Iterator[UpstreamAttribute]:
     """What a patch stands on; an addition stands on nothing, unless upstream has grown its name."""
     target = patch.declaration.target
     for attribute in dict.fromkeys(hook.attribute for hook in patch.declaration.hooks if hook.kind != "add"):
         found = finder.find(target.module, target.inside(attribute))
         optional = all(hook.kind == "auto" for hook in patch.declaration.hooks if hook.attribute == attribute)
         if found is not None or not optional:
-            yield Place(patch, attribute, lock.hook_name(patch.declaration, attribute), found)
+            yield UpstreamAttribute(patch, attribute, lock.hook_name(patch.declaration, attribute), found)
 
 
 def lock_file(patch: Patch) -> Path:

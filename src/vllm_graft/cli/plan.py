@@ -7,11 +7,11 @@ import json
 
 from packaging.version import Version
 
-from vllm_graft.cli.switches import switched_off
-from vllm_graft.cli.table import show_findings, table
+from vllm_graft.boot.env import switched_off
+from vllm_graft.cli.printing import show_findings, table
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding, exit_status
-from vllm_graft.plan import Plan, PlanItem, Request, patches, resolve
+from vllm_graft.plan import Plan, PlanItem, PlanRequest, patches, resolve
 from vllm_graft.plan.resolution import nothing_configured
 from vllm_graft.server.callers import Callers
 from vllm_graft.text import printable
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Resolve and print the plan; exit status 1 where something in it would be refused."""
-    plan = resolve(Request(args.model, tuple(args.served_model_name), _json(args.additional_config)))
+    plan = resolve(PlanRequest(args.model, tuple(args.served_model_name), _json(args.additional_config)))
     if plan.callers:
         Callers.read(plan.callers).check_plan(plan)
     findings = [*switched_off(planned=bool(plan)), *plan.findings, *findings_of(plan)]

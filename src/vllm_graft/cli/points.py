@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from vllm_graft.cli.table import table
+from vllm_graft.cli.printing import table
 from vllm_graft.points import POINTS, Point
 
 HELP = "show every extension point: contract, budget, where it runs, releases it is bound on"

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from vllm_graft.boot import disabled, lastline
+from vllm_graft.boot import disabled
+from vllm_graft.boot.env import PLUGINS_VARIABLE, plugins_fault
+from vllm_graft.boot.startup_error import recorded_error_of
 from vllm_graft.cli.status import render_run
-from vllm_graft.cli.switches import PLUGINS_VARIABLE, plugins_fault
 from vllm_graft.errors import ConfigError, GraftError, SetupError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.launcher.models import embedded_model
@@ -146,7 +147,7 @@ def _wait(server: ServerProcess) -> None:
     try:
         server.wait_healthy(timeout_s=24 * 3600)
     except StartError as error:
-        raise lastline.start_error_of(server.pid) or error from None
+        raise recorded_error_of(server.pid) or error from None
 
 
 def check_set_up() -> None:

@@ -27,7 +27,7 @@ from vllm_graft.plan.layers import (
 from vllm_graft.plan.managers import GENERAL, GeneralPlugin, undecided
 from vllm_graft.plan.resolution import (
     ALL,
-    Request,
+    PlanRequest,
     check_option_owners,
     foreign,
     items_of,
@@ -181,7 +181,7 @@ def _layers(facts: Facts) -> tuple[list[Layer], list[Layer]]:
         return [], strong
     if not model:
         return [file.defaults, *([] if facts.arguments.given("--config") else file.profiles)], strong
-    return layers_of(file, Request(model, tuple(facts.arguments.values("--served-model-name")))), strong
+    return layers_of(file, PlanRequest(model, tuple(facts.arguments.values("--served-model-name")))), strong
 
 
 def _additional_config(facts: Facts) -> object:

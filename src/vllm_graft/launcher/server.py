@@ -21,7 +21,8 @@ from typing import IO, Final
 from vllm_graft import sockets
 from vllm_graft.errors import LedgerError, StartError
 from vllm_graft.ledger import RunView, folder, runs
-from vllm_graft.ledger.cells import mark_ended
+from vllm_graft.ledger.counters import SUFFIX, mark_ended
+from vllm_graft.ledger.record import process_stat
 from vllm_graft.vllm_arguments import VllmArguments
 
 _STOP_S: Final = 40.0
@@ -204,7 +205,8 @@ class ServerProcess:
 
     def leftovers(self) -> list[int]:
         """Return the living processes of the server's session."""
-        return [pid for pid in _living() if _session(pid) == self.pid]
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [pid for pid in pids if _session(pid) == self.pid]
 
     def __enter__(self) -> ServerProcess:
         try:
@@ -246,7 +248,7 @@ class ServerProcess:
         for process in view.processes:
             if process.life == "running":
                 with contextlib.suppress(OSError):  # a record kept in memory has no file
-                    mark_ended(folder.run_folder(state, view.run) / f"{process.record.pid}.cells")
+                    mark_ended(folder.run_folder(state, view.run) / f"{process.record.pid}{SUFFIX}")
 
 
 def free_port() -> int:
@@ -261,13 +263,6 @@ def _environment(added: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in merged.items() if value is not None}
 
 
-def _living() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
 def _session(pid: int) -> int | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[3])
+    fields = process_stat(pid)
+    return int(fields[3]) if fields and fields[0] != "Z" else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, TracebackType
 from typing import Final, Generic, ParamSpec, TypeVar
 
-from vllm_graft.ledger.meters import Meter
+from vllm_graft.ledger.counters import Meter
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,13 +16,13 @@ The configuration has layers, each stronger than the one before it:
 from vllm_graft.plan.carry import Run, carried, carried_run, carry, drop
 from vllm_graft.plan.catalogue import Registered, catalogue
 from vllm_graft.plan.plan import Plan, PlanItem
-from vllm_graft.plan.resolution import Request, resolve
+from vllm_graft.plan.resolution import PlanRequest, resolve
 
 __all__ = [
     "Plan",
     "PlanItem",
+    "PlanRequest",
     "Registered",
-    "Request",
     "Run",
     "carried",
     "carried_run",

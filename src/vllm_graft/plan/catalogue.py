@@ -1,4 +1,4 @@
-"""What a plan may name: the items that ship with the package, and those that other packages offer.
+"""The items that a plan may name: those that ship with the package, and those that other packages offer.
 
 Other packages offer contracts and patches under the entry-point group ``vllm_graft.plugins``, name to class. They are
 found by metadata alone; a class is imported only when a plan names it. Patches that a general plugin has registered
@@ -45,12 +45,12 @@ class Registered:
     package: str
 
     def load(self) -> type:
-        """Import the class; a ConfigError that names the package where that fails."""
+        """Import the class; raise ConfigError naming the package if that fails."""
         return load(self.target, self.name, self.package)
 
 
 def catalogue() -> dict[str, Registered]:
-    """Every name a plan may use. Two packages that offer the same name are refused, naming both."""
+    """Return every name that a plan may use; raise ConfigError if two packages offer the same one."""
     found = {name: Registered(name, target, "vllm-graft") for name, target in SHIPPED.items()}
     for entry in metadata.entry_points(group=GROUP):
         package = entry.dist.name if entry.dist is not None else "an unnamed distribution"
@@ -77,7 +77,7 @@ def catalogue() -> dict[str, Registered]:
 
 
 def _registered() -> list[Registered]:
-    """What this process has registered with a ``PatchManager``."""
+    """Return the patches that were registered with a ``PatchManager`` in this process."""
     manager = sys.modules.get("vllm_graft.patching.manager")
     if manager is None:
         return []
@@ -88,7 +88,7 @@ def _registered() -> list[Registered]:
 
 
 def load(target: str, name: str, package: str) -> type:
-    """Import ``module:Class``; a ConfigError that names item and package where that fails."""
+    """Import ``module:Class``; raise ConfigError naming item and package if that fails."""
     module, _, qualname = target.partition(":")
     try:
         found: object = importlib.import_module(module)

@@ -127,7 +127,8 @@ class Session:
         """vLLM's ``LLM`` in this very process, with the plan; everything is put back afterwards."""
         saved = {name: os.environ.get(name) for name in self.env}
         _update(os.environ, self.env)
-        from vllm_graft.boot.process import enter, process
+        from vllm_graft.boot.doors import enter
+        from vllm_graft.boot.process import process
 
         entered, held = process.entered, process.engine.active()
         loaded = False

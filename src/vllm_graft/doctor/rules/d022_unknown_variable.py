@@ -6,7 +6,7 @@ import ast
 import difflib
 from collections.abc import Iterator
 
-from vllm_graft.boot.names import CARRIED
+from vllm_graft.boot.env import CARRIED
 from vllm_graft.doctor import platforms
 from vllm_graft.doctor.facts import Facts
 from vllm_graft.findings import Finding, Level
