@@ -235,11 +235,14 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         return {key: _convert(each, args[1], name) for key, each in value.items()}
     elif dataclasses.is_dataclass(hint):
         return parse_dataclass(hint, value, f"a value of {name!r}")  # type: ignore[arg-type]
-    elif origin is None and isinstance(value, (int, float) if hint is float else hint):
-        # In Python true is a number, in JSON it is not.
-        if isinstance(value, bool) == (hint is bool):
-            return value
+    elif origin is None and _is_of_type(value, hint):
+        return value
     raise ValueError(f"{name!r} is {_type_of(value)} instead of {getattr(origin or hint, '__name__', hint)}")
+
+
+def _is_of_type(value: object, kind: type) -> bool:
+    # In Python true is an integer, and an integer is no float.
+    return isinstance(value, bool) is (kind is bool) and isinstance(value, (int, float) if kind is float else kind)
 
 
 def _type_of(value: object) -> str:

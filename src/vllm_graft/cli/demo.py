@@ -131,7 +131,9 @@ def run(args: argparse.Namespace) -> int:
         if not args.skip_stock:
             _say("1. Stock vLLM, with a stat logger that raises")
             with _server(model, folder, "stock.log", disable=True) as server:
-                _stock_half(server)
+                print(f"   first chat    -> {_verdict(*_chat(server))}")
+                print(f"   second chat   -> {_verdict(*_chat(server))}")
+                print(f"   GET /health   -> {_health(server)}")
         _say("2. The same server, the same logger, and this graft.toml")
         print(textwrap.indent(f"{plan}\n{PATCHES}", "   | ", lambda line: True))
         with _server(model, folder, "grafted.log", disable=False) as server:
@@ -149,12 +151,6 @@ def _plan() -> str:
     except metadata.PackageNotFoundError:
         cpu = True  # only builds for CPUs come under another name
     return PLAN.replace(_OWN, _SEEDS + _OWN) if cpu else PLAN
-
-
-def _stock_half(server: ServerProcess) -> None:
-    print(f"   first chat    -> {_verdict(*_chat(server))}")
-    print(f"   second chat   -> {_verdict(*_chat(server))}")
-    print(f"   GET /health   -> {_health(server)}")
 
 
 def _grafted_half(server: ServerProcess, folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""``vllm-graft diff``: what upstream has changed beneath a patch since it was reviewed."""
+"""``vllm-graft diff``: what upstream has changed in the code under a patch since it was reviewed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 from vllm_graft.cli.patches import (
     INSTALLED,
     SOURCE_HELP,
-    UpstreamAttribute,
     lock_file,
     patches,
     source,
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a unified diff for each place that differs; exit status 1 where one does."""
+    """Print a unified diff for each upstream attribute that differs; return 1 if one does."""
     (patch,) = patches([args.patch])
     reviewed = Lock.read(lock_file(patch)).patches.get(patch.declaration.name, {})
     new = Finder(source(args.new))
@@ -48,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
             before = next(
                 (each for each in upstream_attributes(patch, Finder(source(old))) if each.name == place.name), None
             )
-        rows.append(_row(place, before, old, known, new.source.version, asked=args.old is not None))
+        was = before.definition if before is not None else None
+        state, text = _compared(was, now, old, known, new.source.version, asked=args.old is not None)
+        rows.append({"patch": args.patch, "upstream": place.name, "from": old, "state": state, "diff": text})
     if args.json:
         print(json.dumps(rows, indent=2))
     else:
@@ -56,14 +57,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"{row['upstream']}: {row['state']}")
             print(row["diff"], end="")
     return 1 if any(row["state"].startswith(("changed", "gone", "nobody")) for row in rows) else 0
-
-
-def _row(
-    place: UpstreamAttribute, before: UpstreamAttribute | None, old: str, known: list[str], version: str, *, asked: bool
-) -> dict[str, str]:
-    was = before.definition if before is not None else None
-    state, text = _compared(was, place.definition, old, known, version, asked=asked)
-    return {"patch": place.patch.declaration.name, "upstream": place.name, "from": old, "state": state, "diff": text}
 
 
 def _compared(

@@ -7,7 +7,7 @@ import inspect
 import json
 from dataclasses import asdict, dataclass
 
-from vllm_graft.cli.printing import show_findings, table
+from vllm_graft.cli.printing import render_options, show_findings, table
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import ConfigError, nearest
@@ -17,6 +17,9 @@ from vllm_graft.plan.resolution import fits
 from vllm_graft.points import POINTS, ROLES
 
 HELP = "list what a plan may name: every item that ships or is installed, with its options and request keys"
+
+
+_HEAD = ("ITEM", "POINT", "PACKAGE", "OPTIONS", "REQUEST KEYS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
         return exit_status(findings)
     if rows:
-        print(_in_full(rows[0]) if args.name is not None else _overview(rows))
+        print(_in_full(rows[0]) if args.name is not None else table(_HEAD, [_cells(row) for row in rows]))
     if findings:
         print(show_findings(findings))
     return exit_status(findings)
@@ -106,17 +109,9 @@ def describe(entry: Registered) -> ItemDescription:
     )
 
 
-def _overview(rows: list[ItemDescription]) -> str:
-    head = ("ITEM", "POINT", "PACKAGE", "OPTIONS", "REQUEST KEYS")
-    return table(head, [(row.name, row.point, row.package, _options(row), _names(row)) for row in rows])
-
-
-def _options(row: ItemDescription) -> str:
-    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in row.options.items()) or "-"
-
-
-def _names(row: ItemDescription) -> str:
-    return ", ".join(str(key["name"]) for key in row.keys) or "-"
+def _cells(row: ItemDescription) -> tuple[str, ...]:
+    keys = ", ".join(str(key["name"]) for key in row.keys) or "-"
+    return (row.name, row.point, row.package, render_options(row.options), keys)
 
 
 def _in_full(row: ItemDescription) -> str:
@@ -127,7 +122,7 @@ def _in_full(row: ItemDescription) -> str:
         ("what it does", row.summary or "-"),
         ("runs in", "+".join(row.roles)),
         ("vllm", row.vllm or "every release the point is bound on"),
-        ("options", _options(row)),
+        ("options", render_options(row.options)),
         ("request keys", "\n".join(_key(key) for key in row.keys) or "-"),
     ]
     return table(("FIELD", row.name), fields)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from vllm_graft.findings import Finding, worst_first
@@ -61,6 +62,11 @@ def show_findings(findings: Iterable[Finding]) -> str:
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def render_options(options: Mapping[str, object]) -> str:
+    """Return options as lines of ``name = value``; a dash if there are none."""
+    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in options.items()) or "-"
 
 
 class ProgressLine:

@@ -114,6 +114,7 @@ def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], wor
     os.environ.update(variables)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    # As Ctrl-C: the report of what has been played is printed.
     signal.signal(signal.SIGTERM, _interrupt)
     words = _vllm_arguments(model, args.rest, tokenizer=workload.has_text)
     progress = PlayProgress() if sys.stderr.isatty() else None

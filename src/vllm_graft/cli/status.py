@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from vllm_graft.boot.env import switched_off
 from vllm_graft.cli.printing import paint, show_findings, table
@@ -19,11 +19,18 @@ from vllm_graft.errors import SetupError
 from vllm_graft.findings import Finding, exit_status
 from vllm_graft.ledger import RunView, StatusDocument, runs, state_folder
 from vllm_graft.ledger.queue_statistics import QueueRow, busiest
-from vllm_graft.ledger.status import HookRow, ItemRow
+from vllm_graft.ledger.status import ItemRow
 from vllm_graft.text import printable
 
 _LONGEST_S: Final = 86400
 """The longest time between two prints, in seconds."""
+
+_NEXT_STEPS: Final = {
+    401: "give the server's key with --api-key",
+    403: "give the server's key with --api-key",
+    404: "this server runs without a plan, or with endpoint = false",
+}
+"""What to do about an HTTP status."""
 
 _HEAD: Final = ("PROCESS", "PID", "ROLE", "LIFE", "VLLM", "ITEMS")
 _QUEUE_HEAD: Final = (
@@ -153,9 +160,8 @@ def ask(url: str, key: str | None) -> StatusDocument:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=90) as answer:
             return _checked(json.load(answer), address)
     except urllib.error.HTTPError as error:
-        raise SetupError(
-            f"the server answered {error.code} {error.reason}", where=address, fix=_next(error.code)
-        ) from error
+        fix = _NEXT_STEPS.get(error.code, "look at the server's log")
+        raise SetupError(f"the server answered {error.code} {error.reason}", where=address, fix=fix) from error
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         raise SetupError(
             f"no answer: {error}", where=address, fix="see that the server runs and the address is right"
@@ -164,35 +170,25 @@ def ask(url: str, key: str | None) -> StatusDocument:
 
 def _checked(found: Any, address: str) -> StatusDocument:
     """Return an answer that is a status document; raise SetupError if it is something else."""
-    try:
-        document = cast(StatusDocument, {**found, "findings": [_as_texts(row) for row in found["findings"]]})
-        # Whatever rendering needs is there, and of the right type.
-        render([document], everyone=True)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(found, dict) and isinstance(found.get("plan"), dict):
-            raise SetupError(
-                f"the answer is an incomplete status document: {type(error).__name__}: {error}",
-                where=address,
-                fix="use the vllm-graft of the server's version",
-            ) from error
+    lists = [found.get(name) for name in ("processes", "findings")] if isinstance(found, dict) else [None]
+    if not all(isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in lists):
         raise SetupError(
             "the answer is no status document of vllm-graft",
             where=address,
             fix="see that the address is that of a server",
+        )
+    document: StatusDocument = found
+    try:
+        document["findings"] = [{key: str(value) for key, value in row.items()} for row in document["findings"]]
+        # What rendering needs is all that a command needs.
+        render([document], everyone=True)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise SetupError(
+            f"the answer is an incomplete status document: {type(error).__name__}: {error}",
+            where=address,
+            fix="use the vllm-graft of the server's version",
         ) from error
     return document
-
-
-def _as_texts(row: dict[str, object]) -> dict[str, str]:
-    return {key: str(value) for key, value in row.items()}
-
-
-def _next(code: int) -> str:
-    if code in (401, 403):
-        return "give the server's key with --api-key"
-    if code == 404:
-        return "this server runs without a plan, or with endpoint = false"
-    return "look at the server's log"
 
 
 def _item(item: ItemRow) -> str:
@@ -207,13 +203,10 @@ def _item(item: ItemRow) -> str:
 def _hooks(item: ItemRow) -> str:
     """Return the called hooks: their cost if they have a budget, and the calls of each if there are several."""
     called = {name: hook for name, hook in item["hooks"].items() if hook["calls"]}
-    shown = [
+    shown = []
+    for name, hook in called.items():
+        calls = str(hook["calls"]) if len(called) > 1 else ""
+        cost = f"p99 {hook['p99_us']:.0f} us of {hook['budget_us']:g}" if hook["budget_us"] else ""
         # Of a patched method, the name without its module.
-        " ".join(filter(None, [name.rpartition(":")[2], str(hook["calls"]) if len(called) > 1 else "", _cost(hook)]))
-        for name, hook in called.items()
-    ]
+        shown.append(" ".join(filter(None, [name.rpartition(":")[2], calls, cost])))
     return f" ({', '.join(shown)})" if shown else ""
-
-
-def _cost(hook: HookRow) -> str:
-    return f"p99 {hook['p99_us']:.0f} us of {hook['budget_us']:g}" if hook["budget_us"] else ""

@@ -61,7 +61,7 @@ class ServerProcess:
     ) -> None:
         self.arguments = list(arguments)
         self.log = log
-        self._env = _environment(env or {})
+        self._env = {name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None}
         self._cwd = cwd
         self._popen = popen
         self._program = list(program or [sys.executable, "-m", "vllm_graft.boot.launch", "serve"])
@@ -256,11 +256,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _environment(added: Mapping[str, str | None]) -> dict[str, str]:
-    merged = {**os.environ, **added}
-    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _session(pid: int) -> int | None:

@@ -82,9 +82,12 @@ def findings_of(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> l
 
     ``shortage`` is the sentence that the disk of the records is full; empty if it has room.
     """
-    died = [
-        Finding("S006", "error", _subject(row), _death(row), "", _NEXT["died"]) for row in rows if row["life"] == "died"
-    ]
+    died = []
+    for row in rows:
+        if row["life"] == "died":
+            failure = row.get("failure")
+            what = f"crashed: {failure}" if failure else "is gone without having ended in order"
+            died.append(Finding("S006", "error", _subject(row), what, "", _NEXT["died"]))
     others = [row for row in rows if row["life"] != "died"]
     # A run whose plan cannot be read has an empty one, with which nothing can be compared.
     lacking = missing(others, plan) + unproven(rows, plan, shortage) if plan else []
@@ -93,10 +96,6 @@ def findings_of(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> l
     held_up = [finding for row in others if row["life"] == "running" for finding in _held_up(row)]
     unsaved = [_unsaved(row, shortage) for row in others if row["life"] != "ended" and row.get("unsaved")]
     return died + held_up + unsaved + lacking
-
-
-def _death(row: ProcessRow) -> str:
-    return f"crashed: {row['failure']}" if row.get("failure") else "is gone without having ended in order"
 
 
 def _starting(rows: Iterable[ProcessRow]) -> bool:
@@ -142,10 +141,11 @@ def _held_up(row: ProcessRow) -> list[Finding]:
 
 def _unsaved(row: ProcessRow, shortage: str) -> Finding:
     if row.get("live"):
+        level: Level = "warning"
         what = f"cannot write its record, so what is shown here is right and not what is recorded: {row['unsaved']}"
-        return Finding("S019", "warning", _subject(row), what, shortage, _NEXT["unsaved"])
-    what = f"could not write its record, so what is shown may be out of date: {row['unsaved']}"
-    return Finding("S019", "error", _subject(row), what, shortage, _NEXT["unsaved"])
+    else:
+        level, what = "error", f"could not write its record, so what is shown may be out of date: {row['unsaved']}"
+    return Finding("S019", level, _subject(row), what, shortage, _NEXT["unsaved"])
 
 
 def unproven(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> list[Finding]:

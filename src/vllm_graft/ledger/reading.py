@@ -284,7 +284,14 @@ def sweep(state: Path) -> None:
             continue
         if view is not None and view.running:
             continue
-        if _has_expired(view, home) or (view is not None and _is_gone(view)):
+        # A damaged record is an error while the process with the pid in its name lives.
+        gone = (
+            view is not None
+            and bool(view.processes)
+            and all(process.life != "unknown" for process in view.processes)
+            and all(finding.level != "error" for finding in view.damaged)
+        )
+        if gone or _has_expired(view, home):
             # Another process may be removing it too.
             shutil.rmtree(home, ignore_errors=True)
 
@@ -297,12 +304,6 @@ def _has_expired(view: RunView | None, home: Path) -> bool:
     """
     beats = [process.beat for process in view.processes if process.life == "unknown"] if view is not None else []
     return folder.too_old(home) and not any(abs(time.time() - beat) < folder.RETENTION_S for beat in beats)
-
-
-def _is_gone(view: RunView) -> bool:
-    """Return whether every process of a run is known to be gone; a damaged record counts by the pid in its name."""
-    known = all(process.life != "unknown" for process in view.processes)
-    return bool(view.processes) and known and all(finding.level != "error" for finding in view.damaged)
 
 
 def _life(record: Record, ended: int) -> Life:

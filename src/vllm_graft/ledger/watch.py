@@ -123,13 +123,11 @@ class Watch:
                 seconds = (time.perf_counter_ns() - began) / 1e9
                 if seconds < self._patience_s:
                     continue
-                known = next((each for each in self._stalls() if each.item == item and each.what == _NO_RETURN), None)
+                stalls = self._book.record.stalls if self._book.record is not None else []
+                known = next((each for each in stalls if each.item == item and each.what == _NO_RETURN), None)
                 since = known.since if known is not None else time.time() - seconds
                 found.append(Stall(_NO_RETURN, since, _place(sys._current_frames().get(thread)), item))
         return found
-
-    def _stalls(self) -> list[Stall]:
-        return self._book.record.stalls if self._book.record is not None else []
 
 
 _NO_RETURN: Final = "waits for a plugin that does not return"
