@@ -178,7 +178,7 @@ def _as_number(value: object) -> object:
 
 
 def _fits(value: object) -> bool:
-    """Say whether every integer in a value, at any depth, has 64 bits at most."""
+    """Return whether every integer in a value, at any depth, has 64 bits at most."""
     waiting = [value]
     while waiting:
         each = waiting.pop()

@@ -1,9 +1,7 @@
 """The table of extension points: every place where vLLM lets itself be extended, one row each.
 
-A row says what an author writes, when vLLM calls it, what it may cost, how it is asked for and where it runs. The
-rest of the package reads this table instead of knowing points by heart: the configuration's keys, the places an item
-is expected in, the budget its meter compares with. Classes are named by strings, so that reading the table imports
-nothing.
+A row has the contract, when vLLM calls it, its budget, its key in the configuration and the processes it runs in. The
+rest of the package reads all of that here. Classes are named by strings, so that reading the table imports nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ class Point:
     bound: tuple[str, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """The row with stable lower-case keys, for ``--json``."""
+        """Return the row with stable lower-case keys, for ``--json``."""
         return asdict(self)
 
 
@@ -227,10 +225,10 @@ _BY_KEY: Final = {point.key: point for point in POINTS if point.key}
 
 
 def point(name: str) -> Point:
-    """The row of that name; KeyError where there is none."""
+    """Return the row of that name; raise KeyError if there is none."""
     return _BY_NAME[name]
 
 
 def keys() -> dict[str, Point]:
-    """The configuration's keys that name items, each with its point."""
+    """Return the configuration's keys that name items, each with its point."""
     return dict(_BY_KEY)

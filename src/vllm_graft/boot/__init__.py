@@ -27,7 +27,7 @@ DISABLE_VARIABLE = "GRAFT_DISABLE"
 
 
 def register() -> None:
-    """The entry point ``graft`` of ``vllm.general_plugins``."""
+    """Handle vLLM's call of the entry point ``graft`` of ``vllm.general_plugins``, once in every process it starts."""
     # Late, because vLLM imports this package for the platform plugin too, while it is being imported itself.
     from vllm_graft.boot.doors import enter
 
@@ -35,16 +35,16 @@ def register() -> None:
 
 
 def platform() -> str | None:
-    """The entry point ``graft`` of ``vllm.platform_plugins``: the simulated platform where it is asked for."""
-    if disabled() or not _asked(SIMULATE_VARIABLE):
+    """Return the simulated platform if ``GRAFT_SIMULATE`` is set: the entry point of ``vllm.platform_plugins``."""
+    if disabled() or not _is_set(SIMULATE_VARIABLE):
         return None
     return "vllm_graft.simulator.platform.SimulatedPlatform"
 
 
 def disabled() -> bool:
-    """Whether ``GRAFT_DISABLE`` turns the package off."""
-    return _asked(DISABLE_VARIABLE)
+    """Return whether ``GRAFT_DISABLE`` turns the package off."""
+    return _is_set(DISABLE_VARIABLE)
 
 
-def _asked(variable: str) -> bool:
+def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")

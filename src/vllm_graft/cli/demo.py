@@ -103,7 +103,7 @@ _BURST_SCHEDULERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "vLLM, priority": ("", ("--scheduling-policy", "priority")),
     "priority-fairness": (_BURST_PLAN, ()),
 }
-"""Name, plan, and what vLLM is told."""
+"""The schedulers of the burst: name, plan, and arguments of vLLM."""
 
 _BURST_HEAD: Final = ("SCHEDULER", "CLASS 1, MEAN", "CLASS 1, P99", "CLASS 5, MEAN", "LONGEST WAIT", "TOKENS/S")
 
@@ -116,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Both halves, then what the extension did."""
+    """Run both halves and the burst; return 0 if they showed what they should."""
     if vllm_version() is None:
         raise SetupError("vLLM is not installed", where=sys.executable, fix="run `make demo`, which installs it")
     model = embedded_model(ProgressLine())
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan() -> str:
-    """The plan, with the patch for seeds where vLLM is built for CPUs: no other build needs it."""
+    """Return the plan; with the patch for seeds on a CPU build of vLLM, which alone needs it."""
     try:
         cpu = "cpu" in metadata.version("vllm")
     except metadata.PackageNotFoundError:
@@ -198,7 +198,7 @@ def _burst(folder: Path) -> bool:
 
 
 def _burst_workload() -> str:
-    """What arrives: a burst of half as much again as can be served, then less."""
+    """Return the workload: a burst of half as much again as can be served, then less."""
     seconds = sum(length for length, _ in _PHASES)
     rows = [f"[workload]\nseed = 7\nseconds = {seconds}\n{_LENGTHS}"]
     rows += [f"\n[[phase]]\nseconds = {length}\nrate = {rate}\n" for length, rate in _PHASES]
@@ -210,7 +210,7 @@ def _burst_workload() -> str:
 
 
 def _play_burst(folder: Path, tell: Callable[[str], None]) -> tuple[str, bool]:
-    """The table, and whether it shows what it should: the first class soon served, and the longest wait no starving."""
+    """Return the table, and whether it shows what it should: the first class served soon, and no class starved."""
     file = folder / "burst.toml"
     file.write_text(_burst_workload(), encoding="utf-8")
     found = {}
@@ -255,7 +255,7 @@ def _simulate_burst(folder: Path, file: Path, plan: str, arguments: tuple[str, .
 
 
 def _chat(server: ServerProcess) -> tuple[int, str]:
-    """One chat through the openai client: HTTP status, and the answer or the error."""
+    """Chat once through the openai client; return the HTTP status, and the answer or the error."""
     try:
         import openai
     except ImportError as error:
@@ -274,7 +274,7 @@ def _chat(server: ServerProcess) -> tuple[int, str]:
 
 
 def _continued(server: ServerProcess, **keys: object) -> str:
-    """How the model goes on, with keys at the top level of the request, as other servers' clients send them."""
+    """Return the model's continuation, with keys at the top level of the request, as with other servers."""
     body = {"model": "smollm2-135m", "prompt": LOOP, "max_tokens": 48, "temperature": 0.0, "ignore_eos": True, **keys}
     status, answer = server.post("/v1/completions", body)
     if status != 200:
@@ -283,7 +283,7 @@ def _continued(server: ServerProcess, **keys: object) -> str:
 
 
 def _circles(text: str) -> int:
-    """How often the four words that come most often come."""
+    """Return how often the most frequent sequence of four words comes."""
     words = text.split()
     runs = [tuple(words[at : at + 4]) for at in range(len(words) - 3)]
     return max((runs.count(each) for each in runs), default=0)
@@ -325,7 +325,7 @@ def _server(model: Path, folder: Path, log: str, *, disable: bool) -> Iterator[S
 
 
 class _Dots:
-    """A dot every second while something is waited for."""
+    """Prints a dot every second while the server starts."""
 
     def __init__(self) -> None:
         self._next = time.monotonic()

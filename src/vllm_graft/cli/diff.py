@@ -18,7 +18,7 @@ from vllm_graft.patching.lock import Lock
 from vllm_graft.patching.upstream import Definition
 from vllm_graft.patching.upstream.finder import Finder
 
-HELP = "show what upstream has changed beneath a patch since somebody read it"
+HELP = "show what upstream has changed in the code under a patch since it was reviewed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

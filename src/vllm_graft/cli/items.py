@@ -1,4 +1,4 @@
-"""``vllm-graft items``: what a plan may name, with the options and request keys of each."""
+"""``vllm-graft items``: the items that a plan may name, with their options and request keys."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the items; exit status 1 where one cannot be imported."""
+    """Print the items; return 1 if one cannot be imported."""
     known = catalogue()
     if args.name is not None and args.name not in known:
         raise ConfigError(f"there is no item {args.name!r}{nearest(args.name, known)}", fix="run `vllm-graft items`")
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(entry: Registered) -> ItemDescription:
-    """Import an item's class and read what it declares; a ConfigError where it is no item of any point."""
+    """Import an item's class and return its declarations; raise ConfigError if it implements no contract."""
     kind = entry.load()
     point = next((point for point in POINTS if point.key and point.contracts and fits(kind, point)), None)
     if point is None:

@@ -1,4 +1,4 @@
-"""What ``lock`` and ``diff`` share: the patches that a command line names, and the sources it reads upstream from."""
+"""The patches that a command line names, and the sources of vLLM: shared by ``lock``, ``diff`` and ``rebase``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE_HELP: Final = "a folder that holds vllm/, a wheel, a release, or 'install
 
 
 def patches(names: Sequence[str]) -> list[Patch]:
-    """The registered patches of these names; without any, all that other packages offer."""
+    """Return the registered patches of these names; without names, all that other packages offer."""
     known = catalogue()
     for name in names:
         if name not in known:
@@ -46,7 +46,7 @@ def _patch(offered: Registered, *, named: bool) -> Patch | None:
 
 
 def source(text: str, release: str = "", *, offline: bool = False) -> Source:
-    """The source that a word on the command line means; ``release`` is what it counts as, where it does not say."""
+    """Return the source that a command-line word names; ``release`` is that of a folder, which states none."""
     if text == INSTALLED:
         return Installed()
     path = Path(text)
@@ -76,7 +76,7 @@ def _is_version(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamAttribute:
-    """One attribute of upstream's that a patch stands on, and what a source has there."""
+    """One upstream attribute that a patch changes, and its definition in a source."""
 
     patch: Patch
     attribute: str
@@ -85,7 +85,7 @@ class UpstreamAttribute:
 
 
 def upstream_attributes(patch: Patch, finder: Finder) -> Iterator[UpstreamAttribute]:
-    """What a patch stands on; an addition stands on nothing, unless upstream has grown its name."""
+    """Yield the attributes that a patch changes; an added one counts only if upstream has gained its name."""
     target = patch.declaration.target
     for attribute in dict.fromkeys(hook.attribute for hook in patch.declaration.hooks if hook.kind != "add"):
         found = finder.find(target.module, target.inside(attribute))
@@ -95,7 +95,7 @@ def upstream_attributes(patch: Patch, finder: Finder) -> Iterator[UpstreamAttrib
 
 
 def lock_file(patch: Patch) -> Path:
-    """The lock that speaks of a patch, or the place for it."""
+    """Return the path of a patch's lock, which may not exist yet."""
     path = lock.file_of(patch)
     if path is None:
         raise ConfigError(

@@ -191,7 +191,7 @@ def _check_per_request(file: str, workload: str) -> None:
 
 
 def _is_one_file(first: str, second: str) -> bool:
-    """Say whether two names are one file on a disk; a terminal may be both read and written."""
+    """Return whether two names are one file on a disk; a terminal may be both read and written."""
     try:
         return Path(first).is_file() and Path(first).samefile(second)
     except OSError:

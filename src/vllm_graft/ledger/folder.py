@@ -37,7 +37,7 @@ def state_folder(create: bool = False) -> Path | None:
     """Return the folder of records; None if nothing can be written, and records stay in memory.
 
     A folder that ``GRAFT_STATE_DIR`` names must be usable, else LedgerError; so must one that already exists and
-    belongs to somebody else, because records of another user prove nothing.
+    belongs to another user, because another user's records prove nothing.
     """
     named = os.environ.get(VARIABLE, "").strip()
     if named:

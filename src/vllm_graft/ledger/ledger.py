@@ -42,7 +42,7 @@ class Ledger:
         self._own_run: tuple[str, Plan] | None = None
         """The run that this process began, and its plan."""
         self._begun: tuple[str, Plan] | None = None
-        """The same, until the plan is written."""
+        """The run that this process began, until its plan is written."""
         self._unsaved = ""
         self.unfinished = ""
         """The failure to record if the process ends now without an error, as a worker that vLLM could not start."""

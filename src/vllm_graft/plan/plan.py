@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """A short hash of everything that changes behaviour; the model and the origins do not count."""
+        """A short hash of everything that changes behaviour, so not of the model and the origins."""
         facts = [[i.point, i.name, i.target, list(i.roles), dict(i.options)] for i in self.items]
         keys = {"unknown_keys": self.unknown_keys, "other_keys": self.other_keys}
         usual = self.unknown_keys == "refuse-similar" and not self.other_keys

@@ -139,7 +139,7 @@ def _content(path: str | Path) -> bytes:
 
 
 class _CallerFields(Fields):
-    """A table of the file of callers; ``path`` is the place in all errors. Values of keys are never shown: secrets."""
+    """A table of the file of callers; ``path`` is the place in errors. Errors never show keys, which are secrets."""
 
     def __init__(self, values: object, what: str, path: str) -> None:
         super().__init__(values, what, lambda key: path)
