@@ -35,7 +35,7 @@ from vllm_graft.ledger import LabelStatistics, Ledger, QueueSnapshot, missing, r
 from vllm_graft.ledger.folder import home_in, state_folder
 from vllm_graft.ledger.record import Record, State
 from vllm_graft.patching import Engine, VLLMPatch
-from vllm_graft.plan import Plan, PlanItem, PlanRequest, Run, carried, carried_run, carry, resolve
+from vllm_graft.plan import Plan, PlanItem, PlanRequest, Run, carried_plan, carried_run, carry, resolve
 from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.plan.layers import read_file
 from vllm_graft.points import POINTS, keys
@@ -464,7 +464,7 @@ def _folder(path: Path, *, create: bool) -> None:
 
 def _damaged(name: str) -> None:
     os.environ[name] = "{}x"
-    carried()
+    carried_plan()
     carried_run()
 
 

@@ -136,7 +136,7 @@ class Fields:
 
     def no_table(self, value: object) -> ConfigError:
         """Return the error about a value that is no table."""
-        return self.wrong(None, f"{self._what} must be a table of keys and values, and is {shown(value)}", "correct it")
+        return self.wrong(None, f"{self._what} must be a table of keys and values, and is {show(value)}", "correct it")
 
     def unknown(self, key: str, hint: str) -> ConfigError:
         """Return the error about a key that this table does not have."""
@@ -148,7 +148,7 @@ class Fields:
 
     def unfit(self, key: str, value: object, wanted: str) -> ConfigError:
         """Return the error about a value of another kind."""
-        return self.wrong(key, f"{key} must be {wanted}, and is {shown(value)}", "correct the value")
+        return self.wrong(key, f"{key} must be {wanted}, and is {show(value)}", "correct the value")
 
     def _given(self, key: str, default: object) -> Any:
         value = self._values.get(key)
@@ -159,7 +159,7 @@ class Fields:
         return default
 
 
-def shown(value: object) -> str:
+def show(value: object) -> str:
     """Return a value as an error shows it, cut where it is long."""
     try:
         text = repr(value)

@@ -38,7 +38,7 @@ def remove(folder: Path | None) -> None:
 
 
 @contextmanager
-def lent(environment: Mapping[str, object]) -> Iterator[dict[str, str]]:
+def temporary(environment: Mapping[str, object]) -> Iterator[dict[str, str]]:
     """Yield the variable for a new folder, which is removed afterwards; nothing if none is made."""
     folder = make(environment)
     try:

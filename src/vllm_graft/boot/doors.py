@@ -27,7 +27,7 @@ from vllm_graft.boot.process import LOG, Process, process
 from vllm_graft.boot.role import child_role, named_role
 from vllm_graft.errors import GraftError, StartError
 from vllm_graft.patching import VLLMPatch, wrap
-from vllm_graft.plan import carried, carried_run
+from vllm_graft.plan import carried_plan, carried_run
 from vllm_graft.points import Role
 from vllm_graft.versions import vllm_version
 
@@ -55,7 +55,7 @@ def enter() -> None:
             fix="install a vLLM of the tested range or a newer vllm-graft, or set GRAFT_DISABLE=1",
         )
     # A program of its own resolves a plan later, whatever a parent left in its environment.
-    plan, run = (carried(), carried_run()) if role is not None else (None, None)
+    plan, run = (carried_plan(), carried_run()) if role is not None else (None, None)
     if role != "engine" or plan is not None:
         process.install(_patches_for(role, headless=run is not None and run.headless))
     if not process.hears_of_forks:
@@ -88,7 +88,7 @@ def _after_fork() -> None:
 def _in_named_child(own: Process) -> None:
     """Apply the plan in a forked child, once multiprocessing has given it the name that tells its role."""
     role = named_role()
-    plan, run = carried(), carried_run()
+    plan, run = carried_plan(), carried_run()
     if role is None or plan is None or run is None or own.plan is None:
         return
     ledger.current().forget_items()

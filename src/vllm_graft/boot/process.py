@@ -36,7 +36,7 @@ OWN_PREFIX: Final = "graft."
 """How the names of our own patches of vLLM begin; whether one of them fits matters only once something is planned."""
 
 
-class Refused(NamedTuple):
+class ItemRefusal(NamedTuple):
     """A planned item that this process could not apply."""
 
     item: PlanItem
@@ -122,11 +122,11 @@ class Process:
             here = f"{record.name if record else 'this process'} ({roles}, pid {os.getpid()})"
             raise join([StartError(what, where=f"{here}: {_named(item)}", fix=fix) for item, what, fix in refused])
 
-    def _apply(self, plan: Plan) -> list[Refused]:
+    def _apply(self, plan: Plan) -> list[ItemRefusal]:
         """Apply the patches that this process needs and revert those it does not; return the refused ones."""
         book = ledger.current()
         needed = plan.needed_by(self.roles)
-        refused: list[Refused] = []
+        refused: list[ItemRefusal] = []
         classes = {item.name: self._patch_class(item, refused) for item in plan.of("patch")}
         loaded = [kind for kind in classes.values() if kind is not None]
         self._patchset = patchset_hash(loaded)
@@ -162,7 +162,7 @@ class Process:
             sampler_patches.install(self.engine)
         return refused
 
-    def _patch_class(self, item: PlanItem, refused: list[Refused]) -> Patch | None:
+    def _patch_class(self, item: PlanItem, refused: list[ItemRefusal]) -> Patch | None:
         """Import the class of a planned patch; every process does, since the hash of the patches covers all."""
         try:
             return as_patch(load(item.target, item.name, item.package))
@@ -244,9 +244,9 @@ class Process:
         self.entered = False
 
 
-def _refuse(item: PlanItem, error: GraftError) -> Refused:
+def _refuse(item: PlanItem, error: GraftError) -> ItemRefusal:
     ledger.current().set_item(item.point, item.name, "refused", str(error))
-    return Refused(item, error.what, error.fix)
+    return ItemRefusal(item, error.what, error.fix)
 
 
 def _named(item: PlanItem) -> str:

@@ -12,7 +12,7 @@ from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.findings import Finding, exit_status
-from vllm_graft.plan.catalogue import Registered, catalogue
+from vllm_graft.plan.catalogue import CatalogueEntry, catalogue
 from vllm_graft.plan.resolution import fits
 from vllm_graft.points import POINTS, ROLES
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_status(findings)
 
 
-def describe(entry: Registered) -> ItemDescription:
+def describe(entry: CatalogueEntry) -> ItemDescription:
     """Import an item's class and return its declarations; raise ConfigError if it implements no contract."""
     kind = entry.load()
     point = next((point for point in POINTS if point.key and point.contracts and fits(kind, point)), None)

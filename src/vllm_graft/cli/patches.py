@@ -12,7 +12,7 @@ from vllm_graft.patching import VLLMPatch, lock
 from vllm_graft.patching.declaration import Patch
 from vllm_graft.patching.upstream import Definition, Installed, Source, Tree, Wheel
 from vllm_graft.patching.upstream.finder import Finder
-from vllm_graft.plan.catalogue import Registered, catalogue
+from vllm_graft.plan.catalogue import CatalogueEntry, catalogue
 
 INSTALLED: Final = "installed"
 OURS: Final = "vllm-graft"
@@ -36,7 +36,7 @@ def patches(names: Sequence[str]) -> list[Patch]:
     return found
 
 
-def _patch(offered: Registered, *, named: bool) -> Patch | None:
+def _patch(offered: CatalogueEntry, *, named: bool) -> Patch | None:
     kind = offered.load()
     if issubclass(kind, VLLMPatch):
         return kind

@@ -14,11 +14,11 @@ from vllm_graft.doctor import modules
 from vllm_graft.doctor.packages import OURS
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
-from vllm_graft.plan.catalogue import SHIPPED, Registered, load
+from vllm_graft.plan.catalogue import SHIPPED, CatalogueEntry, load
 from vllm_graft.plan.layers import (
     CONFIG_VARIABLE,
+    Choice,
     Layer,
-    Named,
     find_file,
     from_additional_config,
     from_environment,
@@ -192,7 +192,7 @@ def _additional_config(facts: Facts) -> object:
         raise ConfigError(f"is not JSON: {error}", where="--additional-config", fix="quote it as one word") from error
 
 
-def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Named]]:
+def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Choice]]:
     """Every name that counts with its key: the last layer's, except that of the profiles of a file all do."""
     replaced = {key for layer in strong for key in layer.names}
     layers = [
@@ -218,13 +218,13 @@ def _faults(facts: Facts, weak: list[Layer], strong: list[Layer]) -> Iterator[Co
             yield error
 
 
-def _placed(error: ConfigError, named: Named) -> ConfigError:
+def _placed(error: ConfigError, named: Choice) -> ConfigError:
     return error if error.where else ConfigError(error.what, where=named.origin, fix=error.fix)
 
 
 def _known(
     facts: Facts, point: Point, options: Mapping[str, Mapping[str, tuple[OptionValue, str]]]
-) -> dict[str, Registered]:
+) -> dict[str, CatalogueEntry]:
     offered = {name: (target, "vllm-graft") for name, target in SHIPPED.items()}
     offered.update({entry.name: (entry.value, entry.package) for entry in facts.in_group(OURS)})
     given = {name: {option: value for option, (value, _) in options.get(name, {}).items()} for name in offered}
@@ -236,7 +236,7 @@ def _known(
 
 
 @dataclass(frozen=True, slots=True)
-class _Read(Registered):
+class _Read(CatalogueEntry):
     """An item whose class is not imported: another that has what the source says stands in for it."""
 
     point: Point

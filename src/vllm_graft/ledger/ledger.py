@@ -22,7 +22,7 @@ from vllm_graft.ledger.queue_statistics import StatisticsWriter
 from vllm_graft.ledger.reading import ProcessView
 from vllm_graft.ledger.record import HookRecord, ItemState, Record, Stall, State
 from vllm_graft.ledger.status import ProcessRow
-from vllm_graft.plan.carry import carried
+from vllm_graft.plan.carry import carried_plan
 from vllm_graft.plan.plan import Plan
 from vllm_graft.points import Role
 
@@ -107,7 +107,7 @@ class Ledger:
         # The first process to notice writes the plan: the one that began the run may be held up.
         planless = path is not None and not (path.parent / reading.PLAN_FILE).exists()
         run = self._own_run if planless else None
-        if planless and run is None and self.record is not None and (plan := carried()) is not None:
+        if planless and run is None and self.record is not None and (plan := carried_plan()) is not None:
             run = (self.record.run, plan)
         removed = lost or run is not None or (path is not None and not path.exists())
         if self.record is None or not (self._unsaved or self._begun or removed):

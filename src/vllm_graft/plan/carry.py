@@ -58,7 +58,7 @@ def carry(plan: Plan, run: Run) -> None:
     os.environ[RUN_VARIABLE] = json.dumps(asdict(run))
 
 
-def carried() -> Plan | None:
+def carried_plan() -> Plan | None:
     """Return the plan that a parent process carried here, or None."""
     return _parse(PLAN_VARIABLE, "a plan", Plan.from_json)
 

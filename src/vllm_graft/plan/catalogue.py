@@ -37,7 +37,7 @@ SHIPPED: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class CatalogueEntry:
     """One name that a plan may use, and the class behind it."""
 
     name: str
@@ -49,12 +49,12 @@ class Registered:
         return load(self.target, self.name, self.package)
 
 
-def catalogue() -> dict[str, Registered]:
+def catalogue() -> dict[str, CatalogueEntry]:
     """Return every name that a plan may use; raise ConfigError if two packages offer the same one."""
-    found = {name: Registered(name, target, "vllm-graft") for name, target in SHIPPED.items()}
+    found = {name: CatalogueEntry(name, target, "vllm-graft") for name, target in SHIPPED.items()}
     for entry in metadata.entry_points(group=GROUP):
         package = entry.dist.name if entry.dist is not None else "an unnamed distribution"
-        offered = Registered(entry.name, entry.value, package)
+        offered = CatalogueEntry(entry.name, entry.value, package)
         known = found.get(entry.name)
         if known is not None and known != offered:
             raise ConfigError(
@@ -76,13 +76,13 @@ def catalogue() -> dict[str, Registered]:
     return found
 
 
-def _registered() -> list[Registered]:
+def _registered() -> list[CatalogueEntry]:
     """Return the patches that were registered with a ``PatchManager`` in this process."""
     manager = sys.modules.get("vllm_graft.patching.manager")
     if manager is None:
         return []
     return [
-        Registered(name, f"{patch.__module__}:{patch.__qualname__}", patch.declaration.package)
+        CatalogueEntry(name, f"{patch.__module__}:{patch.__qualname__}", patch.declaration.package)
         for name, patch in manager.registered()
     ]
 

@@ -36,7 +36,7 @@ Setting = str | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Choice:
     """A value and the place that gave it."""
 
     value: str
@@ -48,7 +48,7 @@ class Layer:
     """One source of choices: lists and single names by point key, settings, and options by item name."""
 
     origin: str
-    names: dict[str, list[Named]] = field(default_factory=dict)
+    names: dict[str, list[Choice]] = field(default_factory=dict)
     settings: dict[str, tuple[Setting, str]] = field(default_factory=dict)
     options: dict[str, dict[str, tuple[OptionValue, str]]] = field(default_factory=dict)
     models: list[str] = field(default_factory=list)
@@ -171,7 +171,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Layer | None:
     names = custom_patches(environ)
     if names is None:
         return None
-    return Layer(PATCHES_VARIABLE, names={"patches": [Named(name, PATCHES_VARIABLE) for name in names]})
+    return Layer(PATCHES_VARIABLE, names={"patches": [Choice(name, PATCHES_VARIABLE) for name in names]})
 
 
 def from_additional_config(config: object) -> Layer | None:
@@ -210,13 +210,13 @@ def _read_layer(origin: str, table: _Table, options: _Table, folder: Path, extra
     return layer
 
 
-def _read_names(table: _Table, key: str, *, many: bool) -> list[Named]:
+def _read_names(table: _Table, key: str, *, many: bool) -> list[Choice]:
     if many:
-        return [Named(name.strip(), table.place(key, name)) for name in table.names(key)]
+        return [Choice(name.strip(), table.place(key, name)) for name in table.names(key)]
     value = table.raw(key)
     if not isinstance(value, str):
         raise table.unfit(key, value, "one name")
-    return [Named(value.strip(), table.place(key))]
+    return [Choice(value.strip(), table.place(key))]
 
 
 def _read_setting(table: _Table, key: str, folder: Path) -> Setting:

@@ -14,13 +14,13 @@ from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.validation import find_mistake, place_of, shared_key
 from vllm_graft.errors import ConfigError, GraftError, OptionError, nearest
 from vllm_graft.findings import Finding
-from vllm_graft.plan.catalogue import Registered, catalogue, load
+from vllm_graft.plan.catalogue import CatalogueEntry, catalogue, load
 from vllm_graft.plan.layers import (
     CONFIG_VARIABLE,
     FILE,
+    Choice,
     ConfigFile,
     Layer,
-    Named,
     find_file,
     from_additional_config,
     from_environment,
@@ -115,7 +115,7 @@ def _why_nothing(file: ConfigFile | None, request: PlanRequest) -> list[Finding]
 
 
 def _leave_to_others(
-    names: dict[str, list[Named]], known: Mapping[str, Registered], *, plugins_loaded: bool
+    names: dict[str, list[Choice]], known: Mapping[str, CatalogueEntry], *, plugins_loaded: bool
 ) -> list[Finding]:
     """Take out of the patches those that a general plugin of another package registers; return a finding for each."""
     chosen = names.get("patches", [])
@@ -132,7 +132,7 @@ def _leave_to_others(
     return list(found.values())
 
 
-def foreign(named: Named, known: Mapping[str, Registered]) -> bool:
+def foreign(named: Choice, known: Mapping[str, CatalogueEntry]) -> bool:
     """Return whether another package's manager may know a name: it is not registered, and the variable has it."""
     return named.origin == PATCHES_VARIABLE and named.value != ALL and named.value not in known
 
@@ -216,12 +216,12 @@ def _with_defaults(defaults: Layer, profiles: list[Layer]) -> Layer:
 
 
 def _refuse_contradictions(profiles: list[Layer]) -> None:
-    seen: dict[str, Named] = {}
+    seen: dict[str, Choice] = {}
     for profile in profiles:
         single = {key: chosen[0] for key, chosen in profile.names.items() if not points.keys()[key].many}
-        settings = {key: Named(str(value), origin) for key, (value, origin) in profile.settings.items()}
+        settings = {key: Choice(str(value), origin) for key, (value, origin) in profile.settings.items()}
         options = {
-            f"options.{item}.{name}": Named(str(value), origin)
+            f"options.{item}.{name}": Choice(str(value), origin)
             for item, given in profile.options.items()
             for name, (value, origin) in given.items()
         }
@@ -236,7 +236,7 @@ def _refuse_contradictions(profiles: list[Layer]) -> None:
                 )
 
 
-def merge_names(layers: list[Layer]) -> dict[str, list[Named]]:
+def merge_names(layers: list[Layer]) -> dict[str, list[Choice]]:
     """Return the names under each key, from the last layer that has the key."""
     merged = {key: names for layer in layers for key, names in layer.names.items()}
     return {key: merged[key] for key in points.keys() if key in merged}
@@ -253,8 +253,8 @@ def merge_options(layers: list[Layer]) -> dict[str, dict[str, tuple[OptionValue,
 
 def items_of(
     key: str,
-    chosen: list[Named],
-    known: Mapping[str, Registered],
+    chosen: list[Choice],
+    known: Mapping[str, CatalogueEntry],
     options: Mapping[str, Mapping[str, tuple[OptionValue, str]]],
 ) -> list[PlanItem]:
     """Return the items that the names under a key stand for; raise ConfigError at the first fault."""
@@ -266,9 +266,9 @@ def items_of(
     return list(items.values())
 
 
-def _expand(chosen: list[Named], point: points.Point, known: Mapping[str, Registered]) -> list[Named]:
+def _expand(chosen: list[Choice], point: points.Point, known: Mapping[str, CatalogueEntry]) -> list[Choice]:
     """Replace ``*`` by every registered item that fits the point."""
-    spelled: list[Named] = []
+    spelled: list[Choice] = []
     for named in chosen:
         if not point.bound:
             raise ConfigError(
@@ -286,14 +286,14 @@ def _expand(chosen: list[Named], point: points.Point, known: Mapping[str, Regist
                 where=named.origin,
                 fix=f"name the {point.name} you want, or take the line out",
             )
-        spelled.extend(Named(name, named.origin) for name in fitting)
+        spelled.extend(Choice(name, named.origin) for name in fitting)
     return spelled
 
 
 def _item(
-    named: Named,
+    named: Choice,
     point: points.Point,
-    known: Mapping[str, Registered],
+    known: Mapping[str, CatalogueEntry],
     given: Mapping[str, tuple[OptionValue, str]],
 ) -> PlanItem:
     entry = known.get(named.value)
@@ -343,7 +343,7 @@ def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue,
 
 
 def _validate(
-    named: Named, kind: type, values: Mapping[str, OptionValue], given: Mapping[str, tuple[OptionValue, str]]
+    named: Choice, kind: type, values: Mapping[str, OptionValue], given: Mapping[str, tuple[OptionValue, str]]
 ) -> None:
     """Call the item's own ``check_options``, and add the place of the value to its error."""
     if not issubclass(kind, Item):
@@ -378,7 +378,7 @@ def _type_name(default: OptionValue) -> str:
 
 
 def check_option_owners(
-    options: Mapping[str, Mapping[str, tuple[OptionValue, str]]], known: Mapping[str, Registered]
+    options: Mapping[str, Mapping[str, tuple[OptionValue, str]]], known: Mapping[str, CatalogueEntry]
 ) -> None:
     """Refuse options of an item that is not registered."""
     for name, given in options.items():

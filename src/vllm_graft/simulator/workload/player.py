@@ -296,7 +296,7 @@ def _measure_load(engine: Any, recording: Recording) -> dict[str, Any]:
 
 def play_by_clock(recording: Recording) -> None:
     """Play the workload by the clock, sped up by the settings' factor; Ctrl-C ends it early."""
-    with sockets.lent(os.environ) as variables, set_environment(variables):
+    with sockets.temporary(os.environ) as variables, set_environment(variables):
         asyncio.run(_play_by_clock(recording))
 
 
