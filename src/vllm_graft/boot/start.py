@@ -56,7 +56,13 @@ def engine_config(
     _refuse_rust_front_end(plan)
     if plan.callers:
         Callers.read(plan.callers).check_plan(plan)
-        _refuse_grpc()
+        if "--grpc" in sys.argv:
+            # Callers are identified by HTTP headers.
+            raise StartError(
+                "with --grpc there is no API server in which callers could be told apart",
+                where="--grpc",
+                fix="take `callers` out of the configuration, or serve HTTP",
+            )
     first = process.plan is None and not is_child
     if first:
         platforms.refuse_broken()
@@ -135,16 +141,6 @@ def _refuse_rust_front_end(plan: Plan) -> None:
         where="VLLM_USE_RUST_FRONTEND",
         fix="unset VLLM_USE_RUST_FRONTEND, or set GRAFT_DISABLE=1 for a stock server",
     )
-
-
-def _refuse_grpc() -> None:
-    """Refuse callers beside gRPC: they are identified by HTTP headers."""
-    if "--grpc" in sys.argv:
-        raise StartError(
-            "with --grpc there is no API server in which callers could be told apart",
-            where="--grpc",
-            fix="take `callers` out of the configuration, or serve HTTP",
-        )
 
 
 def _items(plan: Plan) -> str:

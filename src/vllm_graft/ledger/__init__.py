@@ -18,7 +18,7 @@ from vllm_graft.ledger.folder import state_folder
 from vllm_graft.ledger.guard import Guard
 from vllm_graft.ledger.ledger import Ledger, current
 from vllm_graft.ledger.queue_statistics import LabelStatistics, QueueSnapshot, StatisticsReader, StatisticsWriter
-from vllm_graft.ledger.reading import ProcessView, RecordReader, RunView, runs
+from vllm_graft.ledger.reading import ProcessView, RunView, read_processes, runs
 from vllm_graft.ledger.record import ItemState, Record
 from vllm_graft.ledger.status import ProcessRow, StatusDocument, UnrecordedProcess, status_document
 from vllm_graft.ledger.watch import Progress, Watch
@@ -36,7 +36,6 @@ __all__ = [
     "Progress",
     "QueueSnapshot",
     "Record",
-    "RecordReader",
     "RunView",
     "StatisticsReader",
     "StatisticsWriter",
@@ -45,6 +44,7 @@ __all__ = [
     "Watch",
     "current",
     "missing",
+    "read_processes",
     "runs",
     "state_folder",
     "status_document",

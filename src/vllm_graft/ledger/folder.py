@@ -166,35 +166,29 @@ def _candidates() -> Iterator[Path]:
 
 
 def _usable(folder: Path, create: bool, named: bool) -> Path | None:
-    if create:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            if named:
-                raise LedgerError(
-                    f"the folder {folder} cannot be made: {error}",
-                    where=VARIABLE,
-                    fix=f"point {VARIABLE} at a folder this user may write",
-                ) from error
-            return None
+    """Return a folder that can be used; None if not, or LedgerError if the user named it or it is another user's."""
+    fix = f"point {VARIABLE} at a folder this user may write"
     try:
+        if create:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.lstat()
-    except OSError:
+    except OSError as error:
+        if create and named:
+            raise LedgerError(f"the folder {folder} cannot be made: {error}", where=VARIABLE, fix=fix) from error
         return None
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        # In a shared folder such as /tmp anyone may have made it first.
         raise LedgerError(
             f"{folder} is not a folder of this user",
             where=VARIABLE if named else "",
             fix=f"remove it, or point {VARIABLE} at a folder of your own",
         )
-    if create and facts.st_mode & 0o077:
+    if not create:
+        return folder
+    if facts.st_mode & 0o077:
         folder.chmod(0o700)
-    if create and not os.access(folder, os.W_OK | os.X_OK):
-        if named:
-            raise LedgerError(
-                f"the folder {folder} cannot be written",
-                where=VARIABLE,
-                fix=f"point {VARIABLE} at a folder this user may write",
-            )
-        return None
-    return folder
+    if os.access(folder, os.W_OK | os.X_OK):
+        return folder
+    if named:
+        raise LedgerError(f"the folder {folder} cannot be written", where=VARIABLE, fix=fix)
+    return None

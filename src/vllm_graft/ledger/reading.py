@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 from vllm_graft.findings import Finding, Level
 from vllm_graft.ledger import counters, folder
@@ -19,8 +20,6 @@ from vllm_graft.ledger.queue_statistics import SUFFIX, QueueSnapshot, read_snaps
 from vllm_graft.ledger.record import SCHEMA, ItemState, Record, lives, pid_namespace, start_ticks
 from vllm_graft.ledger.status import HookRow, ItemRow, Life, ProcessRow, StatusDocument, status_document
 from vllm_graft.plan.plan import Plan
-
-T = TypeVar("T")
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
@@ -192,44 +191,28 @@ def _read_recorded(path: Path, damaged: list[Finding], queues: bool) -> ProcessV
     return _view(record, counted, read_snapshot(path.with_suffix(SUFFIX)) if queues else None)
 
 
-class RecordReader:
-    """Reads the processes of a run's folder repeatedly, and parses a record only after it has changed.
+def read_processes(home: Path | None) -> tuple[list[ProcessView], int]:
+    """Read every process of a run's folder, without queue statistics; return the number of damaged records too.
 
-    ``StatisticsReader`` reads the statistics of their queues. ``damaged`` is the number of records that could not be
-    read the last time; a folder that cannot be listed counts as one.
+    For repeated reading: a record is parsed only after it has changed. A folder that cannot be listed counts as one
+    damaged record.
     """
-
-    def __init__(self, home: Path | None) -> None:
-        self._home = home
-        self.damaged = 0
-        self._parsed: dict[str, tuple[tuple[int, int, int], Record]] = {}
-
-    def views(self) -> list[ProcessView]:
-        """Return every process whose record can be read."""
-        parsed: dict[str, tuple[tuple[int, int, int], Record]] = {}
-        found: list[ProcessView] = []
-        self.damaged = 0
-        if self._home is None:
-            return found
+    found: list[ProcessView] = []
+    damaged = 0
+    try:
+        names = _recorded(home) if home is not None else []
+    except OSError:
+        return found, 1
+    for name in names:
+        assert home is not None
+        path = home / name
         try:
-            names = _recorded(self._home)
-        except OSError:
-            self.damaged, self._parsed = 1, parsed
-            return found
-        for name in names:
-            path = self._home / name
-            try:
-                facts = path.lstat()
-                mark = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
-                known = self._parsed.get(name)
-                record = known[1] if known is not None and known[0] == mark else _parse_record(path)
-                found.append(_view(record, counters.read_cells(path.with_suffix(counters.SUFFIX))))
-            except (OSError, ValueError):
-                self.damaged += 1
-                continue
-            parsed[name] = (mark, record)
-        self._parsed = parsed
-        return found
+            facts = path.lstat()
+            record = _parse_unchanged(path, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+            found.append(_view(record, counters.read_cells(path.with_suffix(counters.SUFFIX))))
+        except (OSError, ValueError):
+            damaged += 1
+    return found, damaged
 
 
 def _recorded(home: Path) -> list[str]:
@@ -238,10 +221,24 @@ def _recorded(home: Path) -> list[str]:
 
 
 def _parse_record(path: Path) -> Record:
-    record = _again(lambda: Record.from_json(folder.read_file(path, _LARGEST).decode()))
+    for attempt in range(3):
+        try:
+            record = Record.from_json(folder.read_file(path, _LARGEST).decode())
+            break
+        except ValueError:
+            # On a full disk it may be half written at this moment (folder.write_file).
+            if attempt == 2:
+                raise
+            time.sleep(0.005)
     if record.schema != SCHEMA:
         raise ValueError(f"another version of vllm-graft wrote it (schema {record.schema}, this one has {SCHEMA})")
     return record
+
+
+@functools.lru_cache(maxsize=256)
+def _parse_unchanged(path: Path, inode: int, size: int, changed_ns: int) -> Record:
+    """Parse a record once for each state of its file. Every change is a new file, or on a full disk a new time."""
+    return _parse_record(path)
 
 
 def _view(record: Record, counted: Sequence[int], queue: QueueSnapshot | None = None) -> ProcessView:
@@ -254,16 +251,6 @@ def _view(record: Record, counted: Sequence[int], queue: QueueSnapshot | None = 
         counted[counters.BEAT] / 1000,
         os.strerror(min(unsaved, 2**15)) if unsaved else "",
     )
-
-
-def _again(read: Callable[[], T]) -> T:
-    """Read a file that may be half written at this moment, as on a full disk (``folder.write_file``)."""
-    for _ in range(2):
-        try:
-            return read()
-        except ValueError:
-            time.sleep(0.005)
-    return read()
 
 
 def readings(items: Iterable[ItemState], counted: Sequence[int]) -> dict[str, dict[str, MeterReading]]:

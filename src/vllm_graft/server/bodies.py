@@ -37,9 +37,8 @@ class BodyErrors:
         try:
             await self._app(scope, receive, send)
         except _FAULTS as error:
-            if scope["type"] != "http" or all(
-                frame.f_code.co_name != _READER for frame, _ in traceback.walk_tb(error.__traceback__)
-            ):
+            functions = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+            if scope["type"] != "http" or _READER not in functions:
                 raise
             _LOG.warning("vllm-graft: %s: a body that cannot be read is a 400: %s", scope["path"], reason_of(error))
             said = f"the body of the request cannot be read: {type(error).__name__}: {str(error)[:200]}"

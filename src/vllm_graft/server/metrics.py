@@ -22,9 +22,9 @@ from vllm_graft.ledger import (
     Ledger,
     ProcessView,
     QueueSnapshot,
-    RecordReader,
     StatisticsReader,
     current,
+    read_processes,
 )
 from vllm_graft.ledger.comparison import findings_of
 from vllm_graft.ledger.guard import reason_of
@@ -204,7 +204,6 @@ class Exposition:
         self._queues = QueueLines()
         self._home: Path | None = None
         self._statistics = StatisticsReader(None)
-        self._records = RecordReader(None)
         self._failure = ""
 
     def text(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
@@ -232,15 +231,15 @@ class Exposition:
     def _families(self) -> Iterator[MetricFamily]:
         home = self._book().home
         if home != self._home:
-            self._home, self._statistics, self._records = home, StatisticsReader(home), RecordReader(home)
+            self._home, self._statistics = home, StatisticsReader(home)
         if self._plan.of("scheduler"):
             yield from self._queues.families(self._statistics.queues())
         own = self._book().view()
-        views = self._records.views()
+        views, damaged = read_processes(home)
         if own is not None and all(view.record.pid != own.record.pid for view in views):
             # Its record is not on disk: the disk is full, or the folder was removed.
             views.append(own)
-        yield from item_families(views, self._plan, self._records.damaged)
+        yield from item_families(views, self._plan, damaged)
 
 
 def install_metrics(app: FastAPI, plan: Plan) -> None:
