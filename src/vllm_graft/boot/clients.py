@@ -101,6 +101,7 @@ def _not_compared(plan: Plan) -> Finding:
 def _with_stat_loggers(
     call: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan, *, offline: bool
 ) -> inspect.BoundArguments:
+    # Callers pass stat_loggers by keyword or by position, and the position differs between releases.
     bound = inspect.signature(call).bind(*args, **kwargs)
     if plan.of("stats"):
         from vllm_graft.bindings.stats import stat_loggers

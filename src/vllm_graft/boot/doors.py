@@ -133,6 +133,7 @@ class EngineInPlace(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.eng
 
     @wrap
     def __init__(self, call: Callable[..., None], vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        # LLM makes its engine in its own process with VLLM_ENABLE_V1_MULTIPROCESSING=0.
         start.begin_engine_here(vllm_config)
         call(vllm_config, *args, **kwargs)
 
@@ -144,6 +145,7 @@ class EngineReports(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.eng
     """
 
     def graft_report(self) -> list[str]:
+        # vLLM calls any public method of EngineCore by name, for call_utility of its clients (0.26 to 0.32).
         return proof.report_engine(self.model_executor)
 
 

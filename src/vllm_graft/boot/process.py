@@ -104,6 +104,7 @@ class Process:
         self.plan, self.run = plan, run
         self.roles.add(role)
         book = ledger.current()
+        # Before the record is opened, which then holds the states of all items from the start.
         refused = self._apply(plan)
         if book.record is None:
             version = vllm_version() or ""

@@ -96,6 +96,8 @@ def rows_here() -> list[ProcessRow]:
     return rows
 
 
+# Cached, because vLLM refuses an extension whose attributes the worker class has already, unless this very class is
+# among its bases: a process that makes a second engine must get the same class again.
 @functools.cache
 def _extension(users: str) -> type:
     """Compose our extension with the user's own, given as ``pkg.module.Class``; an empty name means there is none."""

@@ -76,6 +76,7 @@ def engine_config(
             # A corrected configuration may be tried again in this process, as in a notebook.
             process.leave()
         raise
+    # Afterwards, because ours is derived from the class that vLLM chooses once async_scheduling is settled.
     scheduler.set_scheduler_class(config, plan)
     _note_engine(plan, run, config, left_out)
     return config

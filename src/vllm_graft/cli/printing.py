@@ -50,6 +50,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None 
 
 
 def _safe(cell: str) -> str:
+    # Only colours that paint() itself writes are kept: a cell may hold words of plugins or clients.
     parts = _PAINT.split(cell) if _coloured() else [cell]
     return "".join(part if _PAINT.fullmatch(part) else printable_lines(part) for part in parts)
 

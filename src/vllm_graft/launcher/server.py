@@ -89,6 +89,7 @@ class ServerProcess:
     def start(self) -> ServerProcess:
         """Start the process without waiting for it."""
         self._output = self.log.open("ab") if self.log is not None else None
+        # vLLM leaves its sockets behind when it is killed; they go with this folder.
         self._sockets = sockets.make(self._env)
         lent = {sockets.VARIABLE: str(self._sockets)} if self._sockets is not None else {}
         self._process = self._popen(

@@ -84,6 +84,7 @@ class Cells:
     def allot(self, key: str) -> int:
         """Return the first cell of a hook's block; the same key has the same block."""
         if key not in self._keys:
+            # Block 0 is the header. Hooks beyond HOOKS share the last block rather than fail.
             self._keys[key] = BLOCK * (1 + min(len(self._keys), HOOKS - 1))
         return self._keys[key]
 

@@ -82,6 +82,7 @@ class Ledger:
         except OSError as error:
             self._stay_in_memory(error, state)
         self.save()
+        # Not atexit, which multiprocessing's children skip: they end with os._exit after their finalizers.
         multiprocessing.util.Finalize(None, self._end, args=(opened.pid,), exitpriority=0)
 
     def _move_to(self, state: Path, opened: Record) -> None:

@@ -51,6 +51,7 @@ class QuarantineReader:
             processes = run.processes if run is not None else ()
             living = [each.record.items for each in processes if each.life in ("running", "unknown")]
             self._reasons = {name: reason for items in living for name, reason in _quarantined(items).items()}
+            # Only a settled time is remembered: within one tick of the file system another change has the same time.
             settled = now - changed > _SETTLED_NS
             self._stamp = (home, changed if settled else 0)
         return self._reasons

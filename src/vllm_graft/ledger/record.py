@@ -175,6 +175,7 @@ def start_method() -> str:
 def start_ticks(pid: int) -> int | None:
     """Return when the kernel started a process, in clock ticks since boot: it tells a process from a later one."""
     fields = process_stat(pid)
+    # Counted from the state, which is field 3 of proc(5): 19 is starttime, 6 the flags, 3 the session.
     return int(fields[19]) if fields else None
 
 

@@ -70,6 +70,7 @@ class Watch:
 
     def start(self) -> None:
         """Start the thread, unless it runs in this process."""
+        # A thread does not survive a fork, so the child of a watched process starts its own.
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()

@@ -21,7 +21,7 @@ T = TypeVar("T")
 PLAN_VARIABLE: Final = "GRAFT_PLAN"
 RUN_VARIABLE: Final = "GRAFT_RUN"
 
-_LIMIT: Final = 100_000  # Linux refuses an environment string of 128 KiB or more
+_LIMIT: Final = 100_000  # Linux refuses an environment string of 128 KiB or more (MAX_ARG_STRLEN)
 
 
 @dataclass(frozen=True, slots=True)

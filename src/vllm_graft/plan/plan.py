@@ -83,6 +83,7 @@ class Plan:
         """A short hash of everything that changes behaviour, so not of the model and the origins."""
         facts = [[i.point, i.name, i.target, list(i.roles), dict(i.options)] for i in self.items]
         keys = {"unknown_keys": self.unknown_keys, "other_keys": self.other_keys}
+        # Left out while they have their defaults, so that plans keep the hashes they had before these settings existed.
         usual = self.unknown_keys == "refuse-similar" and not self.other_keys
         more = [each for each in (self.callers, {} if usual else keys) if each]
         text = json.dumps([facts, self.on_failure, self.endpoint, *more], sort_keys=True)

@@ -179,9 +179,11 @@ def _of_other_models(items: Iterable[PlanItem], names: Iterable[str]) -> dict[st
 def model_names(model: str, served: Iterable[str] = ()) -> list[str]:
     """Return the names that globs are matched with: as given, served, the repository of a cache path, the path."""
     names = [model, *served]
+    # The folder of a model in the hub's cache: models--org--name/snapshots/<hash>.
     if cached := re.search(r"models--([^/]+?)--([^/]+)", model):
         names.append(f"{cached[1]}/{cached[2]}")
     if os.path.exists(model):
+        # A relative path may be given; globs are usually written for absolute ones.
         names.append(os.path.abspath(model))
     return list(dict.fromkeys(names))
 

@@ -66,6 +66,7 @@ def is_allowed(header: str | None, keys: Iterable[str]) -> bool:
     vLLM checks keys only on paths under ``/v1`` and a few others, so ours check for themselves.
     """
     scheme, _, token = (header or "").partition(" ")
+    # All keys are compared, so that the time does not tell which one is nearly right.
     matches = [hmac.compare_digest(token.strip().encode(), key.encode()) for key in keys]
     return not matches or (scheme.lower() == "bearer" and any(matches))
 
