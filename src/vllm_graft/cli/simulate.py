@@ -22,7 +22,6 @@ from vllm_graft.files import cache_folder, replace_file
 from vllm_graft.vllm_arguments import VllmArguments
 
 if TYPE_CHECKING:
-    from vllm_graft.simulator.devices import Device
     from vllm_graft.simulator.model_shape import Model
     from vllm_graft.simulator.settings import SimulationSettings
     from vllm_graft.simulator.workload import Workload, WorkloadReport
@@ -397,20 +396,25 @@ def print_list(*, as_json: bool) -> int:
         rows = [{"name": name, **asdict(device)} for name, device in devices.items()]
         print(json.dumps({"devices": rows, "shapes": shapes}, indent=2))
         return 0
-    print(table(_DEVICE_HEADS, [_device_row(name, device) for name, device in devices.items()] + [(INSTANT, *"----")]))
+    device_rows = [
+        (name, f"{d.memory_gb:g} GB", f"{d.bandwidth_gb_s:g} GB/s", f"{d.tflops:g} TFLOP/s", f"{d.link_gb_s:g} GB/s")
+        for name, d in devices.items()
+    ]
+    shape_rows = [
+        (
+            row["name"],
+            f"{row['parameters'] / 1e9:.1f} billion",
+            f"{row['weight_bytes'] / 1e9:.1f} GB",
+            str(row["layers"]),
+            f"{row['kv_bytes_per_token'] / 1024:.0f} KiB",
+            str(row["max_model_len"]),
+        )
+        for row in shapes
+    ]
+    print(table(_DEVICE_HEADS, [*device_rows, (INSTANT, *"----")]))
     print()
-    print(table(_SHAPE_HEADS, [_shape_row(shape) for shape in shapes]))
+    print(table(_SHAPE_HEADS, shape_rows))
     return 0
-
-
-def _device_row(name: str, device: Device) -> tuple[str, ...]:
-    return (
-        name,
-        f"{device.memory_gb:g} GB",
-        f"{device.bandwidth_gb_s:g} GB/s",
-        f"{device.tflops:g} TFLOP/s",
-        f"{device.link_gb_s:g} GB/s",
-    )
 
 
 def _shape_facts(model: Model) -> dict[str, Any]:
@@ -424,14 +428,3 @@ def _shape_facts(model: Model) -> dict[str, Any]:
         "kv_bytes_per_token": 2 * shape.kv_width * len(shape.layers),
         "max_model_len": model.config.get("max_position_embeddings"),
     }
-
-
-def _shape_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        row["name"],
-        f"{row['parameters'] / 1e9:.1f} billion",
-        f"{row['weight_bytes'] / 1e9:.1f} GB",
-        str(row["layers"]),
-        f"{row['kv_bytes_per_token'] / 1024:.0f} KiB",
-        str(row["max_model_len"]),
-    )
