@@ -171,7 +171,8 @@ def ask(url: str, key: str | None) -> StatusDocument:
 def _checked(found: Any, address: str) -> StatusDocument:
     """Return an answer that is a status document; raise SetupError if it is something else."""
     lists = [found.get(name) for name in ("processes", "findings")] if isinstance(found, dict) else [None]
-    if not all(isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in lists):
+    are_rows = all(isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in lists)
+    if not are_rows or not isinstance(found.get("plan"), dict):
         raise SetupError(
             "the answer is no status document of vllm-graft",
             where=address,
