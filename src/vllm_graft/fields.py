@@ -1,6 +1,7 @@
 """Values that others wrote, checked as they are read.
 
 - ``Fields``           a table of a user's: a fault is a ConfigError with its place
+- ``parse_toml``       a TOML file of a user's
 - ``parse_dataclass``  a JSON object that a process of ours wrote: a fault is a ValueError, the file counts as damaged
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
+import tomllib
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -157,6 +160,17 @@ class Fields:
         if default is None:
             raise self.wrong(None, f"{self._what} lacks {key!r}", f"add {key}")
         return default
+
+
+def parse_toml(text: str, file: str) -> dict[str, Any]:
+    """Parse a TOML file of a user's; raise ConfigError with file and line if it is none."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        # Besides TOMLDecodeError: Python reads no number of more than 4300 digits, nor any depth. Neither has a line.
+        line = re.search(r"line (\d+)", str(error))
+        place = f"{file}:{line[1]}" if line else file
+        raise ConfigError(f"is not valid TOML: {error}", where=place, fix="correct the syntax there") from error
 
 
 def show(value: object) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Final
 from vllm_graft import points
 from vllm_graft.contracts.item import OptionValue
 from vllm_graft.errors import ConfigError
-from vllm_graft.fields import Fields
+from vllm_graft.fields import Fields, parse_toml
 from vllm_graft.plan.lines import Lines
 from vllm_graft.points import PATCHES_VARIABLE, custom_patches
 
@@ -136,14 +134,9 @@ def read_file(path: Path) -> ConfigFile:
     """Read and check ``graft.toml``; every fault is an error with file and line."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", where=str(path), fix="make it readable UTF-8 text") from error
-    except (ValueError, RecursionError) as error:
-        # Besides TOMLDecodeError: Python reads no number of more than 4300 digits, nor any depth.
-        line = re.search(r"line (\d+)", str(error)) if isinstance(error, tomllib.TOMLDecodeError) else None
-        place = f"{path}:{line[1]}" if line else str(path)
-        raise ConfigError(f"is not valid TOML: {error}", where=place, fix="correct the syntax there") from error
+    data = parse_toml(text, str(path))
     lines = Lines(text)
 
     def where(key: KeyPath, value: str | None) -> str:

@@ -29,7 +29,6 @@ import re
 import stat
 import threading
 import time
-import tomllib
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vllm_graft.errors import ConfigError, PatchError, StartError
-from vllm_graft.fields import Fields
+from vllm_graft.fields import Fields, parse_toml
 from vllm_graft.patching import Engine, VLLMPatch, wrap
 from vllm_graft.plan import Plan
 
@@ -85,14 +84,11 @@ class Callers:
     def read(cls, path: str | Path) -> Callers:
         """Read and validate a file; raise ConfigError with the place of a mistake."""
         try:
-            data = tomllib.loads(_content(path).decode("utf-8"))
+            text = _content(path).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             fix = "correct `callers`, or make the file readable"
             raise ConfigError(f"cannot be read: {error}", where=str(path), fix=fix) from None
-        except (RecursionError, ValueError) as error:
-            # Besides TOMLDecodeError: tables nested too deeply, and numbers with more digits than Python reads.
-            raise ConfigError(f"is not valid TOML: {error}", where=str(path), fix="correct the syntax there") from None
-        return _parse(data, str(path))
+        return _parse(parse_toml(text, str(path)), str(path))
 
     def check_plan(self, plan: Plan) -> None:
         """Raise ConfigError if the planned scheduler reads the tenant from elsewhere, where clients may write it."""
