@@ -14,7 +14,7 @@ import sys
 from vllm_graft.audit.releases.catalogue import FILE, CatalogueBuilder
 from vllm_graft.audit.releases.source_release import fetch
 from vllm_graft.audit.releases.wheels import open_release
-from vllm_graft.cli.model import ProgressLine
+from vllm_graft.cli.printing import ProgressLine
 from vllm_graft.errors import GraftError
 
 SEVEN = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")

@@ -1,7 +1,6 @@
 """The documentation says what the code does: help texts, codes, keys, variables, examples, messages and links."""
 
 import ast
-import asyncio
 import importlib
 import inspect
 import json
@@ -26,25 +25,22 @@ from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
 from vllm_graft.bindings.sampling.requests import SamplerKeys, describe_samplers, list_samplers
 from vllm_graft.bindings.sampling.step import HostStep, Tokens
 from vllm_graft.cli import COMMANDS, main
-from vllm_graft.cli.queues import render_queues
 from vllm_graft.cli.serve import check_plugins_variable
-from vllm_graft.cli.status import render
+from vllm_graft.cli.status import render, render_queues
 from vllm_graft.contracts import BatchRecord, Key, RequestRecord, ServedModel
 from vllm_graft.contracts.request_keys import read_keys
 from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import GraftError
-from vllm_graft.findings import Finding
-from vllm_graft.ledger import LabelStatistics, Ledger, QueueSnapshot, missing, runs
+from vllm_graft.ledger import LabelStatistics, Ledger, QueueSnapshot, missing, runs, status_document
 from vllm_graft.ledger.folder import home_in, state_folder
 from vllm_graft.ledger.record import Record, State
 from vllm_graft.patching import Engine, VLLMPatch
-from vllm_graft.plan import Plan, PlanItem, Request, Run, carried, carried_run, carry, resolve
+from vllm_graft.plan import Plan, PlanItem, PlanRequest, Run, carried_plan, carried_run, carry, resolve
 from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.plan.layers import read_file
 from vllm_graft.points import POINTS, keys
 from vllm_graft.server.callers import Callers
 from vllm_graft.server.metrics import QueueLines, item_families
-from vllm_graft.server.status import status_document
 from vllm_graft.simulator.devices import DEVICES
 from vllm_graft.simulator.devices import __file__ as DEVICES_FILE
 from vllm_graft.simulator.workload.description import generate
@@ -272,13 +268,13 @@ class TestExamples:
         monkeypatch.setenv("COLUMNS", "120")
         servers = json.loads(blocks("json", DOCS / "how-to/status.md")[0].text)
         table = blocks("console", DOCS / "how-to/status.md")[0].text
-        assert table == f"$ vllm-graft status\n{render(servers, [])}\n$ echo $?\n0\n"
+        assert table == f"$ vllm-graft status\n{render(servers)}\n$ echo $?\n0\n"
 
     def test_the_last_error_is_below_the_table(self):
         """As the page says."""
         servers = json.loads(blocks("json", DOCS / "how-to/status.md")[0].text)
         servers[0]["processes"][0]["last_error"] = "ValueError: broken"
-        table, line = render(servers, []), "last error in"
+        table, line = render(servers), "last error in"
         assert f"{line} {servers[0]['processes'][0]['name']}" in table
         assert "below the tables" in page("how-to/status.md")
 
@@ -312,11 +308,8 @@ class TestExamples:
         assert set(re.findall(r"vllm_graft_\w+(?=`)", text)) == {family.name for family in item_families([], Plan())}
 
     def test_the_route_answers_with_the_same_keys(self):
-        async def look() -> tuple[list[dict[str, object]], list[Finding]]:
-            return [], []
-
         shown = json.loads(blocks("json", DOCS / "how-to/status.md")[0].text)[0]
-        assert set(asyncio.run(status_document("run", look, Plan()))) == set(shown)
+        assert set(status_document("run", Plan(), [], [])) == set(shown)
 
     def test_the_sink_of_the_page_works_as_a_package(self, site: Path):
         package(site, "reference/stats.md", "stats")
@@ -394,7 +387,7 @@ def planned(name: str) -> Plan:
     """The plan of a page's first graft.toml."""
     text = next(block.text for block in blocks("toml", DOCS / name) if "project" not in tomllib.loads(block.text))
     Path("graft.toml").write_text(text, encoding="utf-8")
-    return resolve(Request("org/Model-8B"))
+    return resolve(PlanRequest("org/Model-8B"))
 
 
 def _under_an_unbound_point(name: str) -> str:
@@ -456,7 +449,7 @@ class DryToo(Half):
 
 def _configured(name: str, value: str) -> None:
     os.environ[name] = value
-    resolve(Request("org/Model-8B"))
+    resolve(PlanRequest("org/Model-8B"))
 
 
 def _taken(site: Path) -> None:
@@ -471,7 +464,7 @@ def _folder(path: Path, *, create: bool) -> None:
 
 def _damaged(name: str) -> None:
     os.environ[name] = "{}x"
-    carried()
+    carried_plan()
     carried_run()
 
 
@@ -486,11 +479,11 @@ def _long_plan() -> None:
 
 def _rival(site: Path) -> None:
     lay_out(site, "rival-graft", {"vllm_graft.plugins": {"request-log": "rival:Sink"}})
-    resolve(Request("m", additional_config={"graft": {"stats": ["request-log"]}}))
+    resolve(PlanRequest("m", additional_config={"graft": {"stats": ["request-log"]}}))
 
 
 def _given(graft: object) -> None:
-    resolve(Request("m", additional_config={"graft": graft}))
+    resolve(PlanRequest("m", additional_config={"graft": graft}))
 
 
 IN_ENVIRONMENT = {
@@ -523,7 +516,7 @@ class TestMessages:
             pytest.skip("nothing in this version can be mistaken like that")
         Path("graft.toml").write_text(IN_FILE[mistake], encoding="utf-8")
         with pytest.raises(GraftError) as caught:
-            resolve(Request("org/Model-8B"))
+            resolve(PlanRequest("org/Model-8B"))
         assert_documented("mistakes", mistake, str(caught.value))
 
     @pytest.mark.parametrize("mistake", IN_ENVIRONMENT)
@@ -708,9 +701,10 @@ class TestNames:
         assert all(hasattr(Session(tmp_path), name) for name, _ in rows)
 
     def test_our_places_in_vllm_are_listed(self):
-        from vllm_graft.boot.injections import OWN
+        from vllm_graft.boot.doors import CORE_PATCHES
 
-        places = [f"`{place.declaration.target}.{hook.attribute}`" for place in OWN for hook in place.declaration.hooks]
+        patches = [patch.declaration for patch in CORE_PATCHES]
+        places = [f"`{patch.target}.{hook.attribute}`" for patch in patches for hook in patch.hooks]
         text = section(page("explanation/how-it-works.md"), "Our own places in vLLM")
         assert re.findall(r"^\| (`vllm.+?`) \|", text, re.MULTILINE) == places
 
@@ -1010,7 +1004,7 @@ class TestGuides:
     def test_one_file_serves_many_models(self):
         """Each gets what its profile names, with its options."""
         Path("graft.toml").write_text(blocks("toml", GUIDES)[1].text, encoding="utf-8")
-        found = {size: resolve(Request(f"org/Model-{size}")) for size in ("70B", "7B", "1B")}
+        found = {size: resolve(PlanRequest(f"org/Model-{size}")) for size in ("70B", "7B", "1B")}
         names = {size: [item.name for item in plan] for size, plan in found.items()}
         assert names == {
             "70B": ["stat-logger-guard", "priority-fairness"],

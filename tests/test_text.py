@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from vllm_graft.boot.process import LOG
-from vllm_graft.cli.table import paint, show_findings, table
+from vllm_graft.cli.printing import paint, show_findings, table
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
 from vllm_graft.text import printable, printable_lines

@@ -1,7 +1,7 @@
 """Every exception the package raises, in one tree.
 
     GraftError
-    ├── ConfigError            what was asked for cannot be understood or does not exist
+    ├── ConfigError            the configuration is invalid, or names something that does not exist
     │   └── OptionError        an option of an item has a value that cannot work
     ├── PatchError
     │   ├── DeclarationError   a patch class is written in a way that cannot work
@@ -52,7 +52,7 @@ def _rebuild(kind: type[GraftError], what: str, where: str, fix: str) -> GraftEr
 
 
 class ConfigError(GraftError):
-    """What was asked for cannot be understood, contradicts itself, or does not exist."""
+    """The configuration or an argument is invalid, contradicts itself, or names something that does not exist."""
 
 
 class OptionError(ConfigError):
@@ -120,7 +120,7 @@ def join(errors: Sequence[E]) -> E:
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
-    """A hint that names the option closest to ``name``, or lists what there is: " (did you mean 'x'?)"."""
+    """Return a hint with the option closest to ``name``, or all of them: " (did you mean 'x'?)"."""
     import difflib
 
     known = sorted(set(options) - {name})

@@ -1,4 +1,4 @@
-"""What every tool reports: one fact, with its code, level, subject, place and next step.
+"""Findings: what every tool reports, with code, level, subject, place and next step.
 
 A finding is data. Tables, colours and JSON documents are made of it in ``cli/``.
 """
@@ -36,27 +36,27 @@ class Finding:
     fix: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """The finding with stable lower-case keys, for ``--json``."""
+        """Return the finding with stable lower-case keys, for ``--json``."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, row: Mapping[str, str]) -> Finding:
-        """The finding that ``as_dict`` gave."""
+        """Return the finding that ``as_dict`` made the row of."""
         level: Level = next((known for known in _RANK if known == row["level"]), "error")
         return cls(row["code"], level, row["subject"], row["what"], row["where"], row["fix"])
 
     def explain(self) -> str:
-        """The finding as one line of text, without control characters."""
+        """Return the finding as one line of text, without control characters."""
         where = f" [{self.where}]" if self.where else ""
         fix = f". Next: {self.fix}" if self.fix else ""
         return printable(f"{self.code} {self.level}: {self.subject}: {self.what}{where}{fix}")
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings in the order of harm, equal levels in the order they came."""
+    """Return findings by level, errors first; equal levels stay in order."""
     return sorted(findings, key=lambda finding: _RANK[finding.level])
 
 
 def exit_status(findings: Iterable[Finding]) -> int:
-    """1 if anything is at level error, else 0: what every reporting command returns."""
+    """Return 1 if anything is at level error, else 0: the exit status of every reporting command."""
     return int(any(finding.level == "error" for finding in findings))

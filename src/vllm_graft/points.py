@@ -1,9 +1,7 @@
 """The table of extension points: every place where vLLM lets itself be extended, one row each.
 
-A row says what an author writes, when vLLM calls it, what it may cost, how it is asked for and where it runs. The
-rest of the package reads this table instead of knowing points by heart: the configuration's keys, the places an item
-is expected in, the budget its meter compares with. Classes are named by strings, so that reading the table imports
-nothing.
+A row has the contract, when vLLM calls it, its budget, its key in the configuration and the processes it runs in. The
+rest of the package reads all of that here. Classes are named by strings, so that reading the table imports nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ def custom_patches(environ: Mapping[str, str] | None = None) -> list[str] | None
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One extension point of vLLM.
 
@@ -57,20 +55,20 @@ class Point:
     """
 
     name: str
-    contracts: tuple[str, ...]
+    contracts: tuple[str, ...] = ()
     called: str
     inputs: str
     outputs: str
-    budget_us: float | None
+    budget_us: float | None = None
     budget: str
-    key: str
-    many: bool
+    key: str = ""
+    many: bool = False
     registered: str
     roles: tuple[Role, ...]
-    bound: tuple[str, ...]
+    bound: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """The row with stable lower-case keys, for ``--json``."""
+        """Return the row with stable lower-case keys, for ``--json``."""
         return asdict(self)
 
 
@@ -81,7 +79,6 @@ POINTS: Final[tuple[Point, ...]] = (
         called="wherever vLLM calls the patched method",
         inputs="the method's own arguments",
         outputs="the method's own result",
-        budget_us=None,
         budget="0: a plain function stays a plain function",
         key="patches",
         many=True,
@@ -116,38 +113,31 @@ POINTS: Final[tuple[Point, ...]] = (
         budget_us=1000.0,
         budget="1.0 ms per iteration",
         key="scheduler",
-        many=False,
         registered="the engine's scheduler class",
         roles=("engine",),
         bound=RELEASES,
     ),
     Point(
         name="attention",
-        contracts=(),
         called="in every attention layer of every step",
         inputs="query, key, value, KV cache, batch",
         outputs="the attention output",
         budget_us=100.0,
         budget="0.1 ms per layer, or 1.25 x bytes / bandwidth + 10 us where that is more",
         key="attention",
-        many=False,
         registered="an attention backend of the engine's arguments",
         roles=("worker",),
-        bound=(),
     ),
     Point(
         name="model",
-        contracts=(),
         called="when the model is loaded, then in every step",
         inputs="the engine's configuration, weights",
         outputs="a model class",
-        budget_us=None,
         budget="replaces the model",
         key="models",
         many=True,
         registered="vLLM's model registry",
         roles=("frontend", "worker", "registry"),
-        bound=(),
     ),
     Point(
         name="platform",
@@ -155,41 +145,31 @@ POINTS: Final[tuple[Point, ...]] = (
         called="while vLLM is being imported",
         inputs="nothing",
         outputs="a platform class",
-        budget_us=None,
         budget="none",
-        key="",
-        many=False,
         registered="the entry point graft of vllm.platform_plugins; asked for by GRAFT_SIMULATE",
         roles=("frontend", "engine", "worker", "registry"),
         bound=RELEASES,
     ),
     Point(
         name="lora-resolver",
-        contracts=(),
         called="when a request names an adapter that is not loaded",
         inputs="base model and adapter name",
         outputs="an adapter, or None",
-        budget_us=None,
         budget="off the event loop",
         key="lora_resolvers",
         many=True,
         registered="vLLM's resolver registry",
         roles=("frontend",),
-        bound=(),
     ),
     Point(
         name="io-processor",
-        contracts=(),
         called="for each request of a pooling model",
         inputs="the request's data; the model's outputs",
         outputs="prompts; the response",
-        budget_us=None,
         budget="never blocks the event loop",
         key="io_processor",
-        many=False,
         registered="the engine's IO processor",
         roles=("frontend",),
-        bound=(),
     ),
     Point(
         name="stats",
@@ -207,14 +187,10 @@ POINTS: Final[tuple[Point, ...]] = (
     ),
     Point(
         name="endpoint",
-        contracts=(),
         called="GET /graft/status, GET /graft/samplers",
         inputs="an HTTP request, behind the server's API key",
         outputs="the records of every process; the samplers and their keys",
-        budget_us=None,
         budget="none",
-        key="",
-        many=False,
         registered="with any plan, unless endpoint = false",
         roles=("frontend",),
         bound=RELEASES,
@@ -227,10 +203,10 @@ _BY_KEY: Final = {point.key: point for point in POINTS if point.key}
 
 
 def point(name: str) -> Point:
-    """The row of that name; KeyError where there is none."""
+    """Return the row of that name; raise KeyError if there is none."""
     return _BY_NAME[name]
 
 
 def keys() -> dict[str, Point]:
-    """The configuration's keys that name items, each with its point."""
+    """Return the configuration's keys that name items, each with its point."""
     return dict(_BY_KEY)

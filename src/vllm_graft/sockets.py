@@ -21,7 +21,7 @@ _LONGEST: Final = 107 - len("/01234567-89ab-cdef-0123-456789abcdef")
 
 
 def make(environment: Mapping[str, object]) -> Path | None:
-    """A new folder; None where the environment names one, or where its name would be too long."""
+    """Make a new folder; return None if the environment names one, or the name would be too long."""
     if environment.get(VARIABLE) is not None:
         return None
     folder = Path(tempfile.mkdtemp(prefix="vllm-graft-"))
@@ -32,14 +32,14 @@ def make(environment: Mapping[str, object]) -> Path | None:
 
 
 def remove(folder: Path | None) -> None:
-    """Removes a folder that ``make`` made, with what is in it."""
+    """Remove a folder that ``make`` made, with its content."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def lent(environment: Mapping[str, object]) -> Iterator[dict[str, str]]:
-    """The variable that leads to a new folder, which is removed afterwards; nothing where none is made."""
+def temporary(environment: Mapping[str, object]) -> Iterator[dict[str, str]]:
+    """Yield the variable for a new folder, which is removed afterwards; nothing if none is made."""
     folder = make(environment)
     try:
         yield {} if folder is None else {VARIABLE: str(folder)}

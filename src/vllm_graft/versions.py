@@ -32,7 +32,7 @@ _PART = re.compile(rf"(?:(?:<=|>=|<|>)\s*{_NUMBER}|(?:==|!=)\s*{_NUMBER}(?:\.\*)
 
 
 def vllm_version() -> str | None:
-    """The version of the vLLM this interpreter would import, or None where there is none."""
+    """Return the version of the vLLM that this interpreter would import, or None."""
     loaded = getattr(sys.modules.get("vllm"), "__version__", None)
     if isinstance(loaded, str):
         return loaded
@@ -40,7 +40,7 @@ def vllm_version() -> str | None:
 
 
 def vllm_root() -> Path | None:
-    """The folder of the ``vllm`` package this interpreter would import, or None."""
+    """Return the folder of the ``vllm`` package that this interpreter would import, or None."""
     try:
         spec = importlib.util.find_spec("vllm")
     except (ImportError, ValueError):
@@ -51,7 +51,7 @@ def vllm_root() -> Path | None:
 
 
 def in_tested_range(version: str) -> bool:
-    """Whether the bindings are tested on this release; local and pre-release parts are left out of account."""
+    """Return whether the bindings are tested on this release; local and pre-release parts do not count."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -71,7 +71,7 @@ def _version_on_disk() -> str | None:
 
 
 def stated_version(text: str) -> str | None:
-    """The version that the text of a ``_version.py`` states, or None."""
+    """Return the version that the text of a ``_version.py`` states, or None."""
     match = _VERSION_LINE.search(text)
     return match.group(1) if match else None
 

@@ -62,18 +62,18 @@ class VllmArguments:
 
     @property
     def model(self) -> str:
-        """The model, first or after ``--model``; empty where none is named."""
+        """The model, first or after ``--model``; empty if none is named."""
         words = [word for word in self.words[:2] if word not in ("vllm", "serve")]
         first = words[0] if words and not words[0].startswith("-") else ""
         return self.value("--model") or first
 
     def given(self, name: str) -> bool:
-        """Say whether an argument is there, or a part of it (``--speculative-config.method``)."""
+        """Return whether an argument is there, or a part of it (``--speculative-config.method``)."""
         keys = [_dashed(word.partition("=")[0]) for word in self.words]
         return any(key == name or key.startswith(f"{name}.") for key in keys)
 
     def any_begins(self, *beginnings: str) -> bool:
-        """Say whether some word begins in one of these ways: ``--ssl`` stands for ``--ssl-keyfile`` and its like."""
+        """Return whether any word begins like this: ``--ssl`` stands for ``--ssl-keyfile`` and others."""
         return any(_dashed(word).startswith(beginnings) for word in self.words)
 
     def switched(self, name: str) -> bool | None:

@@ -1,7 +1,6 @@
-"""What a front end makes of the answers of its engines and workers."""
+"""The engine client of a front end, and the loops of engines and workers."""
 
 import asyncio
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,30 +10,11 @@ import pytest
 
 from vllm_graft import ledger
 from vllm_graft.boot import loops, start
-from vllm_graft.boot.clients import gather, make_client
+from vllm_graft.boot.clients import make_client
 from vllm_graft.boot.process import process
 from vllm_graft.errors import StartError
-from vllm_graft.ledger.reading import ProcessView
-from vllm_graft.ledger.record import ItemState, Record
+from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem, Run
-
-
-def row(state: str, *, live: bool) -> dict[str, object]:
-    """An engine core with one scheduler, as it said itself or as its record was read."""
-    record = Record(
-        "run", "hash", "m", 5, 1, 1, "pid:[1]", "gpu-03", "EngineCore", ["engine"], "spawn", "0.32.0", "V1", 1.0
-    )
-    record.items = [ItemState("scheduler", "fair", state)]  # type: ignore[arg-type]
-    return ProcessView(record, "running").as_dict(live=live)
-
-
-@pytest.mark.parametrize("first", ["record", "process"])
-def test_what_a_process_says_of_itself_counts_more_than_its_record(first: str):
-    """On a full disk the record, which a worker on the same machine reads, may be hours old."""
-    stale, own = json.dumps([row("applied", live=False)]), json.dumps([row("quarantined", live=True)])
-    (found,) = gather([stale, own] if first == "record" else [own, stale]).rows
-    assert found["items"][0]["state"] == "quarantined"  # type: ignore[index]
-
 
 PLAN = Plan((PlanItem("scheduler", "fair", "m:Q", "p", ("engine",)),), model="m")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.boot.clients import unasked_ranks
+from vllm_graft.boot.proof import unmanaged_ranks
 from vllm_graft.errors import StartError
 from vllm_graft.launcher.server import free_port
 from vllm_graft.testing import ServerProcess, Session
@@ -217,8 +217,8 @@ def test_each_front_end_of_a_hybrid_balance_names_the_ranks_of_the_other(
 def test_ranks_of_another_front_end_are_named():
     """With external or hybrid load balancing a front end manages some of the engines, and can ask no others."""
     ranks = [rank.to_bytes(2, "little") for rank in range(4)]
-    assert unasked_ranks(4, ranks) is None
-    assert unasked_ranks(1, ranks[:1]) is None
-    found = unasked_ranks(4, ranks[1:2])
+    assert unmanaged_ranks(4, ranks) is None
+    assert unmanaged_ranks(1, ranks[:1]) is None
+    found = unmanaged_ranks(4, ranks[1:2])
     assert found is not None
     assert (found.code, found.subject) == ("S025", "data-parallel rank 0, 2, 3")

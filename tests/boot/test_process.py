@@ -5,9 +5,7 @@ import sys
 
 import pytest
 
-from vllm_graft.boot.lastline import as_error
 from vllm_graft.boot.process import _joint_state
-from vllm_graft.findings import Finding
 from vllm_graft.patching import HookState
 
 
@@ -80,17 +78,3 @@ def test_a_patch_by_hand_that_does_not_fit_its_module_still_fails_the_import():
     )
     assert "TargetError" in done.stderr
     assert "no_such_function" in done.stderr
-
-
-def test_every_fault_is_named_once_in_the_error_that_stops_a_start():
-    """The worst first; the same fault of several processes is one."""
-    found = [
-        Finding("S003", "warning", "patch c", "is late: because", "EngineCore", "move it"),
-        Finding("S002", "error", "patch a", "is refused: no", "Worker 0", "mend it"),
-        Finding("S002", "error", "patch a", "is refused: no", "Worker 1", "mend it"),
-        Finding("S002", "error", "patch b", "is refused: never", "Worker 0", "leave it out"),
-    ]
-    assert str(as_error(found)) == (
-        "Worker 0: patch a is refused: no. Next: mend it. Also patch b is refused: never. Next: leave it out. "
-        "Also EngineCore: patch c is late: because. Next: move it"
-    )

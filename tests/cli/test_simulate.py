@@ -18,8 +18,7 @@ import pytest
 
 from vllm_graft import sockets
 from vllm_graft.cli import main, simulate
-from vllm_graft.cli.simulate import memory_share, model_folder, parallel_sizes, summary
-from vllm_graft.cli.simulate_report import render
+from vllm_graft.cli.simulate import memory_share, model_folder, parallel_sizes, render, summary
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
 from vllm_graft.launcher.server import ServerProcess

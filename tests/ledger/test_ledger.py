@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.errors import LedgerError
-from vllm_graft.ledger import LabelStatistics, Ledger, folder, reading, record, runs
+from vllm_graft.ledger import LabelStatistics, Ledger, comparison, folder, reading, runs
 from vllm_graft.ledger.record import Headless, Record
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.points import Role
@@ -135,7 +135,7 @@ def headless(kind: Headless, since: float = 0.0) -> Ledger:
     return book
 
 
-@pytest.mark.parametrize(("age", "level"), [(0, "warning"), (reading.REPORT_S + 1, "error")])
+@pytest.mark.parametrize(("age", "level"), [(0, "warning"), (comparison.REPORT_S + 1, "error")])
 def test_a_headless_node_is_not_starting_for_ever(age: float, level: str):
     """It has no client that would say that the engine is there, so silence counts after a while."""
     headless("engines", age)
@@ -148,19 +148,19 @@ def test_a_headless_node_is_not_starting_for_ever(age: float, level: str):
 
 def test_a_headless_node_of_workers_expects_no_engine():
     """That is on another node."""
-    headless("workers", reading.REPORT_S + 1)
+    headless("workers", comparison.REPORT_S + 1)
     assert [(finding.code, finding.where) for finding in runs()[0].findings()] == [("S007", "worker")]
 
 
 def test_a_headless_node_has_started_when_its_engine_runs():
     """However long the model takes to load; what is not in use then is an error."""
-    book = headless("engines", 10 * reading.REPORT_S)
+    book = headless("engines", 10 * comparison.REPORT_S)
     front = book.look_around()[0][0]
     item = {"point": "scheduler", "name": "fair", "state": "armed", "reason": "nothing has used it yet"}
     plan = Plan((PlanItem("scheduler", "fair", "m:Q", "p", ("engine",)),), model="m")
     engine = {**front, "pid": 1, "roles": ["engine"], "headless": "", "plan": plan.hash, "items": [item]}
     for ready, level in ((False, "warning"), (True, "error")):
-        found = reading.findings_of([{**front, "plan": plan.hash}, {**engine, "ready": ready}], plan)
+        found = comparison.findings_of([{**front, "plan": plan.hash}, {**engine, "ready": ready}], plan)
         assert [(finding.code, finding.level) for finding in found] == [("S008", level)]
 
 
@@ -220,7 +220,7 @@ class SmallDisk:
         """Use up the rest."""
         if not self.mounted:
             self._patch.setattr(os, "posix_fallocate", self._refuse)
-            self._patch.setattr(record, "_fill", self._fill)
+            self._patch.setattr(folder, "_fill", self._fill)
             self._patch.setattr(folder, "shortage", lambda place: f"the disk of {place} is full")
             return
         with (self.place / "filling").open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -291,7 +291,7 @@ def test_a_process_that_could_not_record_itself_does_so_later(disk: SmallDisk):
     live = book.view()
     assert live is not None
     assert live.unsaved == f"the disk of {folder.home_in(disk.place)} is full"
-    (finding,) = [each for each in reading.findings_of([live.as_dict(live=True)], PLAN) if each.code == "S019"]
+    (finding,) = [each for each in comparison.findings_of([live.as_dict(live=True)], PLAN) if each.code == "S019"]
     assert finding.level == "warning", "what the process says itself is right"
     disk.free()
     book.retry()
@@ -467,7 +467,7 @@ def test_taking_a_process_down_does_not_undo_its_failure():
     while not any(each.life == "died" for each in runs()[0].processes) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert child.pid is not None
-    book.take_down([child.pid])
+    book.mark_stopped([child.pid])
     child.kill()
     child.join()
     lives = {process.record.pid: process.life for process in runs()[0].processes}
@@ -502,7 +502,7 @@ def test_a_process_taken_down_with_its_server_has_not_died():
     while len(runs()[0].processes) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert child.pid is not None
-    book.take_down([child.pid])
+    book.mark_stopped([child.pid])
     child.kill()
     child.join()
     lives = {process.record.pid: process.life for process in runs()[0].processes}
@@ -523,7 +523,7 @@ def test_a_killed_process_has_died_however_soon_its_parent_hears_of_it():
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
         multiprocessing.connection.wait([child.sentinel])
-        book.take_down([child.pid])
+        book.mark_stopped([child.pid])
         child.join()
         killed.append(child.pid)
     lives = {process.record.pid: process.life for process in runs()[0].processes}
@@ -556,7 +556,7 @@ def test_old_records_are_forgotten_after_a_day(state: Path):
     """Even those whose processes cannot be judged from here."""
     in_child(_open_and_die)
     (home,) = folder.run_folders(state)
-    before = time.time() - folder.KEPT_S - 60
+    before = time.time() - folder.RETENTION_S - 60
     for path in home.iterdir():
         os.utime(path, (before, before))
     assert runs() == []
@@ -572,7 +572,7 @@ def test_a_server_of_another_container_lives_by_its_signs_of_life(state: Path, b
     if beats:
         book.beat()
     (home,) = folder.run_folders(state)
-    before = time.time() - folder.KEPT_S - 60
+    before = time.time() - folder.RETENTION_S - 60
     for path in home.iterdir():
         os.utime(path, (before, before))
     assert bool(runs()) == stays

@@ -19,7 +19,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(autouse=True)
-def _no_board_here() -> Iterator[None]:
+def _no_writer_here() -> Iterator[None]:
     before, StatisticsWriter.here = StatisticsWriter.here, None
     yield
     StatisticsWriter.here = before
@@ -37,8 +37,8 @@ def numbers(figures: LabelStatistics) -> set[float]:
 
 def test_what_is_published_is_read(tmp_path: Path):
     """The load of two engines is their sum; the figures come with the pid and the name of the queue."""
-    one = StatisticsWriter("fair", tmp_path / "1.board")
-    two = StatisticsWriter("fair", tmp_path / "2.board")
+    one = StatisticsWriter("fair", tmp_path / "1.queue")
+    two = StatisticsWriter("fair", tmp_path / "2.queue")
     assert StatisticsReader(tmp_path).load() == Load()
     one.publish(5, 2, 0.5)
     two.publish(7, 3, 1.5)
@@ -59,16 +59,16 @@ def test_an_engine_that_appears_later_is_found(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     reader = StatisticsReader(tmp_path)
     assert reader.load() == Load()
-    StatisticsWriter("fair", tmp_path / "1.board").publish(5, 2, 0.5)
+    StatisticsWriter("fair", tmp_path / "1.queue").publish(5, 2, 0.5)
     assert reader.load() == Load()
     clock[0] += 1.1
     assert reader.load() == Load(5, 2, 0.5)
     # The same process begins anew: what it wrote before is not taken for what it writes now.
-    StatisticsWriter("fair", tmp_path / "1.board").publish(1, 1, 0.0)
+    StatisticsWriter("fair", tmp_path / "1.queue").publish(1, 1, 0.0)
     assert reader.load() == Load(5, 2, 0.5)
     clock[0] += 1.1
     assert reader.load() == Load(1, 1, 0.0)
-    (tmp_path / "1.board").unlink()
+    (tmp_path / "1.queue").unlink()
     clock[0] += 1.1
     assert reader.load() == Load()
     assert StatisticsReader(tmp_path / "nowhere").load() == Load()
@@ -76,25 +76,25 @@ def test_an_engine_that_appears_later_is_found(tmp_path: Path, monkeypatch: pyte
 
 def test_an_engine_that_ended_in_order_counts_no_more(tmp_path: Path):
     """Though its process lives on."""
-    board = StatisticsWriter("fair", tmp_path / "1.board")
-    board.publish(5, 2, 0.5)
-    board.write(0, row("acme"))
+    writer = StatisticsWriter("fair", tmp_path / "1.queue")
+    writer.publish(5, 2, 0.5)
+    writer.write(0, row("acme"))
     assert StatisticsReader(tmp_path).load() == Load(5, 2, 0.5)
-    board.end()
+    writer.end()
     assert StatisticsReader(tmp_path).load() == Load()
     assert StatisticsReader(tmp_path).queues() == []
 
 
 def _publish_and_die(path: Path) -> None:
-    board = StatisticsWriter("fair", path)
-    board.publish(5, 2, 0.5)
-    board.write(0, row("acme", 9))
+    writer = StatisticsWriter("fair", path)
+    writer.publish(5, 2, 0.5)
+    writer.write(0, row("acme", 9))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_crashed_engine_waits_for_nothing_and_its_figures_stay(tmp_path: Path):
     """Its load counts for ten seconds at most; what it had counted can still be read."""
-    child = FORK.Process(target=_publish_and_die, args=(tmp_path / "1.board",))
+    child = FORK.Process(target=_publish_and_die, args=(tmp_path / "1.queue",))
     child.start()
     child.join()
     assert StatisticsReader(tmp_path).load(time.time()) == Load(5, 2, 0.5)
@@ -106,17 +106,17 @@ def test_a_crashed_engine_waits_for_nothing_and_its_figures_stay(tmp_path: Path)
 
 def test_an_idle_engine_is_right_however_long_ago_it_stepped(tmp_path: Path):
     """It publishes nothing while nothing happens."""
-    StatisticsWriter("fair", tmp_path / "1.board").publish(3, 1, 2.5)
+    StatisticsWriter("fair", tmp_path / "1.queue").publish(3, 1, 2.5)
     assert StatisticsReader(tmp_path).load(time.time() + 3600) == Load(3, 1, 2.5)
 
 
 def _publish_for_ever(path: Path, ready: object) -> None:
-    board = StatisticsWriter("fair", path)
+    writer = StatisticsWriter("fair", path)
     number = 0
     while True:
         number += 1
-        board.publish(number, number, float(number))
-        board.write(0, row("acme", number))
+        writer.publish(number, number, float(number))
+        writer.write(0, row("acme", number))
         if number == 1:
             ready.set()  # type: ignore[attr-defined]
 
@@ -124,7 +124,7 @@ def _publish_for_ever(path: Path, ready: object) -> None:
 def test_a_reader_never_sees_half_of_what_is_written(tmp_path: Path):
     """However often it reads while another process writes without a pause."""
     ready = FORK.Event()
-    child = FORK.Process(target=_publish_for_ever, args=(tmp_path / "1.board", ready), daemon=True)
+    child = FORK.Process(target=_publish_for_ever, args=(tmp_path / "1.queue", ready), daemon=True)
     child.start()
     try:
         assert ready.wait(30)
@@ -146,11 +146,11 @@ def test_a_reader_never_sees_half_of_what_is_written(tmp_path: Path):
 
 def test_what_is_half_written_for_good_is_left_out(tmp_path: Path):
     """A process that was killed between two bytes does not hold a reader up."""
-    board = StatisticsWriter("fair", tmp_path / "1.board")
-    board.publish(5, 2, 0.5)
-    board.write(0, row("acme"))
-    board.write(1, row("zeta"))
-    path = tmp_path / "1.board"
+    writer = StatisticsWriter("fair", tmp_path / "1.queue")
+    writer.publish(5, 2, 0.5)
+    writer.write(0, row("acme"))
+    writer.write(1, row("zeta"))
+    path = tmp_path / "1.queue"
     data = bytearray(path.read_bytes())
     struct.pack_into("=q", data, module._LOAD_AT, 6)
     data[module._ROWS_AT + 200] ^= 1
@@ -172,14 +172,14 @@ def _opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 def test_a_fork_does_not_write_into_its_parents_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It has one in memory, which begins empty."""
     ledger = _opened(tmp_path, monkeypatch)
-    board = ledger.queue_statistics("fair")
-    board.publish(5, 2, 0.5)
+    writer = ledger.queue_statistics("fair")
+    writer.publish(5, 2, 0.5)
     pid = os.fork()
     if not pid:
         ledger.forked()
-        before = board.load()
-        board.publish(9, 9, 9.0)
-        os._exit(0 if before == Load() and board.load() == Load(9, 9, 9.0) else 1)
+        before = writer.load()
+        writer.publish(9, 9, 9.0)
+        os._exit(0 if before == Load() and writer.load() == Load(9, 9, 9.0) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert StatisticsReader(ledger.home).load() == Load(5, 2, 0.5)
 
@@ -198,9 +198,9 @@ def test_without_a_folder_the_engine_of_this_process_is_read():
     reader = StatisticsReader(None)
     assert reader.load() == Load()
     assert reader.queues() == []
-    board = Ledger().queue_statistics("fair")
-    board.publish(5, 2, 0.5)
-    board.write(0, row("acme"))
+    writer = Ledger().queue_statistics("fair")
+    writer.publish(5, 2, 0.5)
+    writer.write(0, row("acme"))
     assert reader.load() == Load(5, 2, 0.5)
     assert [each.value for each in reader.queues()[0].rows] == ["acme"]
 
@@ -215,9 +215,9 @@ def test_a_board_that_cannot_be_made_stays_in_memory(
         raise OSError("no space left on device")
 
     monkeypatch.setattr(module.os, "posix_fallocate", full)
-    board = ledger.queue_statistics("fair")
-    board.publish(5, 2, 0.5)
-    assert board.load() == Load(5, 2, 0.5)
+    writer = ledger.queue_statistics("fair")
+    writer.publish(5, 2, 0.5)
+    assert writer.load() == Load(5, 2, 0.5)
     assert "cannot be published: no space left on device" in caplog.text
 
 

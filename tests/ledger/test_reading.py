@@ -16,7 +16,7 @@ from vllm_graft.cli import main
 from vllm_graft.errors import LedgerError
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import Ledger, folder, reading, runs
-from vllm_graft.ledger.cells import SIZE
+from vllm_graft.ledger.counters import SIZE
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem
 
@@ -81,13 +81,13 @@ def test_what_lies_in_the_place_of_a_record_is_a_finding(home: Path, kind: str):
 
 
 @pytest.mark.parametrize("kind", STRANGE)
-@pytest.mark.parametrize("ending", [".cells", ".board", "plan.json"])
+@pytest.mark.parametrize("ending", [".cells", ".queue", "plan.json"])
 def test_so_is_what_lies_in_the_place_of_another_file(home: Path, ending: str, kind: str):
-    """Counters and the plan; a board that is none is left out, as where there is no queue."""
+    """Counters and the plan; queue statistics that are none are left out, as where there is no queue."""
     path = home / (ending if ending == "plan.json" else f"{os.getpid()}{ending}")
     path.unlink(missing_ok=True)
     STRANGE[kind](path)
-    assert codes(home) == ([] if ending == ".board" else ["S018"])
+    assert codes(home) == ([] if ending == ".queue" else ["S018"])
 
 
 def test_the_record_of_a_living_process_is_worth_an_error(home: Path):
@@ -251,7 +251,7 @@ def test_a_run_that_cannot_be_judged_is_left_alone(
 def test_a_fifo_does_not_hold_up_a_start(home: Path):
     """Nor does anything else that lies about."""
     os.mkfifo(home / "4194999.json")
-    os.mkfifo(home / "4194999.board")
+    os.mkfifo(home / "4194999.queue")
     done = threading.Event()
 
     def start() -> None:

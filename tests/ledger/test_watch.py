@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.findings import Finding
-from vllm_graft.ledger import Guard, Ledger, Progress, Watch, reading, runs
-from vllm_graft.ledger.cells import BEAT
+from vllm_graft.ledger import Guard, Ledger, Progress, Watch, comparison, runs
+from vllm_graft.ledger.counters import BEAT
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem
 
@@ -98,7 +98,7 @@ def test_what_is_held_up_for_a_minute_is_an_error(book: Ledger):
     watch = Watch(book, patience_s=0.0)
     watch.progress = lambda: Progress(book, 1, threading.get_ident())
     watch.tick()
-    watch._since -= reading.STALLED_S + 1
+    watch._since -= comparison.STALLED_S + 1
     watch.tick()
     (finding,) = found()
     assert finding.level == "error"
@@ -110,7 +110,7 @@ def test_a_process_without_a_sign_of_life_is_a_finding(book: Ledger):
     watch = Watch(book)
     watch.tick()
     assert found() == []
-    book.cells.cells[BEAT] -= int(1000 * (reading.SILENT_S + 5))
+    book.cells.cells[BEAT] -= int(1000 * (comparison.SILENT_S + 5))
     (finding,) = found()
     assert (finding.code, finding.level) == ("S016", "error")
     assert "has given no sign of life for 35 s" in finding.what
@@ -151,7 +151,7 @@ def test_a_look_that_fails_is_logged_once_and_tried_again(book: Ledger, caplog: 
 
 def test_a_stopped_process_is_silent(book: Ledger, monkeypatch: pytest.MonkeyPatch):
     """As SIGSTOP leaves it."""
-    monkeypatch.setattr(reading, "SILENT_S", 0.3)
+    monkeypatch.setattr(comparison, "SILENT_S", 0.3)
     pid = os.fork()
     if pid == 0:
         book.forked()

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.plan import Plan, PlanItem, Run, carried, carried_run, carry, drop
+from vllm_graft.plan import Plan, PlanItem, Run, carried_plan, carried_run, carry, drop
 
 
 def test_what_is_carried_arrives(monkeypatch: pytest.MonkeyPatch):
@@ -14,14 +14,14 @@ def test_what_is_carried_arrives(monkeypatch: pytest.MonkeyPatch):
     run = Run("1-ab", 1, "V1", "pkg.Ext")
     monkeypatch.setenv("GRAFT_PLAN", "")
     monkeypatch.setenv("GRAFT_RUN", "")
-    assert carried() is None
+    assert carried_plan() is None
     assert carried_run() is None
     carry(plan, run)
-    assert carried() == plan
+    assert carried_plan() == plan
     assert carried_run() == run
     drop()
     assert "GRAFT_PLAN" not in os.environ
-    assert carried() is None
+    assert carried_plan() is None
 
 
 def test_a_plan_too_large_for_the_environment_is_refused():
@@ -37,6 +37,6 @@ def test_a_damaged_variable_is_named(text: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("GRAFT_PLAN", text)
     monkeypatch.setenv("GRAFT_RUN", text)
     with pytest.raises(ConfigError, match="GRAFT_PLAN: does not hold a plan"):
-        carried()
+        carried_plan()
     with pytest.raises(ConfigError, match="GRAFT_RUN: does not hold a run"):
         carried_run()

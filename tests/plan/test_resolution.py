@@ -12,7 +12,7 @@ import pytest
 from vllm_graft.errors import ConfigError
 from vllm_graft.patching import PatchManager, VLLMPatch, wrap
 from vllm_graft.patching import manager as manager_module
-from vllm_graft.plan import Plan, Request, resolve
+from vllm_graft.plan import Plan, PlanRequest, resolve
 from vllm_graft.plan.resolution import matches, model_names
 from vllm_graft.testing.packages import lay_out
 
@@ -22,7 +22,7 @@ def write(text: str) -> None:
 
 
 def plan_for(model: str = "org/Model-8B", **kwargs: object) -> Plan:
-    return resolve(Request(model, **kwargs))  # type: ignore[arg-type]
+    return resolve(PlanRequest(model, **kwargs))  # type: ignore[arg-type]
 
 
 def names(plan: Plan) -> list[str]:
@@ -537,7 +537,7 @@ if 'Mentioned' in os.environ.get('VLLM_CUSTOM_PATCHES', ''):
     def test_before_they_are_loaded_nobody_can_tell(self, plugins, monkeypatch):
         """The rest of the plan is there, and the name is a warning."""
         monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "Applied,stat-logger-guard")
-        plan = resolve(Request("m"))
+        plan = resolve(PlanRequest("m"))
         assert [item.name for item in plan] == ["stat-logger-guard"]
         (finding,) = plan.findings
         assert (finding.code, finding.level, finding.subject) == ("P009", "warning", "patch Applied")
@@ -547,7 +547,7 @@ if 'Mentioned' in os.environ.get('VLLM_CUSTOM_PATCHES', ''):
         monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "Applied")
         monkeypatch.setenv("VLLM_PLUGINS", "graft")
         with pytest.raises(ConfigError, match=r"there is no item 'Applied'.*no general plugin registers it"):
-            resolve(Request("m"))
+            resolve(PlanRequest("m"))
 
     @pytest.mark.parametrize(
         ("name", "code", "who"),
@@ -562,7 +562,7 @@ if 'Mentioned' in os.environ.get('VLLM_CUSTOM_PATCHES', ''):
         for module in ("acme_plugin", "other_plugin"):
             importlib.import_module(module)
         monkeypatch.setenv("VLLM_CUSTOM_PATCHES", name)
-        plan = resolve(Request("m", plugins_loaded=True))
+        plan = resolve(PlanRequest("m", plugins_loaded=True))
         assert not plan
         (finding,) = plan.findings
         assert (finding.code, finding.subject) == (code, f"patch {name}")
@@ -576,7 +576,7 @@ if 'Mentioned' in os.environ.get('VLLM_CUSTOM_PATCHES', ''):
         for module in ("acme_plugin", "other_plugin", "acme_patches"):
             importlib.import_module(module)
         monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "Applied")
-        (finding,) = resolve(Request("m", plugins_loaded=True)).findings
+        (finding,) = resolve(PlanRequest("m", plugins_loaded=True)).findings
         assert finding.code == "P007"
         assert "acme of acme-plugin (acme_patches.manager)" in finding.what
 
@@ -587,14 +587,14 @@ if 'Mentioned' in os.environ.get('VLLM_CUSTOM_PATCHES', ''):
             importlib.import_module(module)
         monkeypatch.setenv("VLLM_CUSTOM_PATCHES", name)
         with pytest.raises(ConfigError, match=rf"no item '{name}'.*no general plugin registers it"):
-            resolve(Request("m", plugins_loaded=True))
+            resolve(PlanRequest("m", plugins_loaded=True))
 
     def test_the_file_may_not_name_them(self, plugins):
         """It is ours alone, so a name in it that we do not know is a mistake."""
         importlib.import_module("acme_plugin")
         write('[defaults]\npatches = ["Applied"]\n')
         with pytest.raises(ConfigError, match=r"graft.toml:2: there is no item 'Applied'"):
-            resolve(Request("m", plugins_loaded=True))
+            resolve(PlanRequest("m", plugins_loaded=True))
 
     def test_our_own_manager_adds_to_the_catalogue(self, monkeypatch):
         """By the name it was registered under; a second patch of that name is refused."""
@@ -602,11 +602,11 @@ if 'Mentioned' in os.environ.get('VLLM_CUSTOM_PATCHES', ''):
         PatchManager().register("ByHand", ByHand)
         PatchManager().register("ByHand", ByHand)
         monkeypatch.setenv("VLLM_CUSTOM_PATCHES", "ByHand")
-        (item,) = resolve(Request("m", plugins_loaded=True)).items
+        (item,) = resolve(PlanRequest("m", plugins_loaded=True)).items
         assert (item.name, item.target, item.roles) == ("ByHand", f"{__name__}:ByHand", ("engine",))
         PatchManager().register("ByHand", Another)
         with pytest.raises(ConfigError, match=r"'ByHand' is registered twice: as .*ByHand of .* and as .*:Another"):
-            resolve(Request("m", plugins_loaded=True))
+            resolve(PlanRequest("m", plugins_loaded=True))
 
 
 class ByHand(VLLMPatch["json.decoder:JSONDecoder"], processes={"engine"}):

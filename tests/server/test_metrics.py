@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.cli.queues import render_queues
+from vllm_graft.cli.status import render_queues
 from vllm_graft.ledger import LabelStatistics, Ledger, QueueSnapshot, StatisticsWriter
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem
@@ -25,7 +25,7 @@ PLAN = Plan(
 
 
 @pytest.fixture(autouse=True)
-def _no_board_here() -> Iterator[None]:
+def _no_writer_here() -> Iterator[None]:
     before, StatisticsWriter.here = StatisticsWriter.here, None
     yield
     StatisticsWriter.here = before
@@ -74,9 +74,9 @@ def test_two_engines_show_beside_each_other(book: Ledger):
     """Under the number that vLLM gives them, whichever process asks."""
     assert book.home is not None
     for engine in (0, 1):
-        board = StatisticsWriter("fair", book.home / f"{engine}.board", engine)
-        board.publish(0, 0, 0.0)
-        board.write(0, acme())
+        writer = StatisticsWriter("fair", book.home / f"{engine}.queue", engine)
+        writer.publish(0, 0, 0.0)
+        writer.write(0, acme())
     text = Exposition(PLAN, lambda: book).text()
     for engine in "01":
         labels = {"engine": engine, "by": "tenant", "value": "acme"}
@@ -92,18 +92,18 @@ def test_two_engines_show_beside_each_other(book: Ledger):
 def test_a_row_that_changes_is_written_anew(book: Ledger):
     """Lines are kept between two scrapes, and only those of rows that stayed."""
     assert book.home is not None
-    board = StatisticsWriter("fair", book.home / "1.board")
-    board.write(0, acme())
-    board.write(1, acme("zeta"))
+    writer = StatisticsWriter("fair", book.home / "1.queue")
+    writer.write(0, acme())
+    writer.write(1, acme("zeta"))
     exposition = Exposition(PLAN, lambda: book)
     exposition.text()
     changed = acme("zeta")
     changed.waiting = 9
-    board.write(1, changed)
+    writer.write(1, changed)
     text = exposition.text()
     waiting = "vllm_graft_queue_waiting"
     assert [value(text, waiting, engine="0", by="tenant", value=name) for name in ("acme", "zeta")] == [3, 9]
-    board.write(0, None)
+    writer.write(0, None)
     assert value(exposition.text(), waiting, engine="0", by="tenant", value="acme") is None
 
 
@@ -197,7 +197,7 @@ ODD = 'a"b\\c\n<script>\x1b[2J'
 def test_a_tenant_may_call_itself_anything(book: Ledger):
     """Nothing of a name gets out of its place: neither in the metrics, nor on the page, nor on a terminal."""
     assert book.home is not None
-    StatisticsWriter("fair", book.home / "1.board").write(0, acme(ODD))
+    StatisticsWriter("fair", book.home / "1.queue").write(0, acme(ODD))
     found = samples(Exposition(PLAN, lambda: book).text())
     values = {dict(labels)["value"] for name, labels in found if name.startswith("vllm_graft_queue_")}
     assert values == {ODD}

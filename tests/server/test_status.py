@@ -2,8 +2,9 @@
 
 import time
 
-from vllm_graft.ledger import QueueSnapshot, reading
-from vllm_graft.ledger.meters import Reading
+from vllm_graft.ledger import QueueSnapshot
+from vllm_graft.ledger.comparison import findings_of
+from vllm_graft.ledger.counters import MeterReading
 from vllm_graft.ledger.queue_statistics import LabelStatistics
 from vllm_graft.ledger.reading import ProcessView
 from vllm_graft.ledger.record import ItemState, Record
@@ -17,7 +18,7 @@ def document(state: str = "applied", reason: str = "", life: str = "running") ->
     """A server with one engine core that has a scheduler."""
     record = Record.of_this_process("run", PLAN.hash, "m", ["engine"], "0.32.0", "V1")
     record.items = [ItemState("scheduler", "fair", state, reason)]  # type: ignore[arg-type]
-    hook = Reading(7, 1, 2, 10.0, 10.0, 900.0, 950.0, 1000.0)
+    hook = MeterReading(7, 1, 2, 10.0, 10.0, 900.0, 950.0, 1000.0)
     view = ProcessView(record, life, {"fair": {"pop": hook}})  # type: ignore[arg-type]
     rows = [view.as_dict()]
     return {
@@ -25,7 +26,7 @@ def document(state: str = "applied", reason: str = "", life: str = "running") ->
         "plan": {"hash": PLAN.hash},
         "processes": rows,
         "queues": QueueSnapshot(1, 0, "fair", time.time(), (LabelStatistics("tenant", "acme"),)).as_dicts(),
-        "findings": [finding.as_dict() for finding in reading.findings_of(rows, PLAN)],
+        "findings": [finding.as_dict() for finding in findings_of(rows, PLAN)],
     }
 
 

@@ -1,10 +1,18 @@
-"""What vLLM calls, and what happens then: this process's role, the plan, the patches, the record.
+"""Our part in a start of vLLM's: two entry points, and what follows from them in each process.
 
-- ``register``  the general plugin: vLLM calls it once in every process it starts (not again in a forked child)
-- ``platform``  the platform plugin: None unless the simulated accelerator is asked for
+    doors.py          every place where vLLM hands us control
+    start.py          the front end: resolve the plan, carry it, add it to vLLM's arguments
+    process.py        the plan of this process, and how it takes effect
+    proof.py          how engines and workers prove what is active, and the comparison with the plan
+    startup_error.py  the wording of a refused start
+    clients.py        the engine client and our endpoint plugin
+    loops.py          the loops of engine cores and workers, watched
+    role.py, env.py   the role of this process; our environment variables
+    platforms.py      platform plugins that raised
+    launch.py         the program behind ``vllm-graft serve``
 
-Both must be cheap and silent where nothing is planned: they run in every vLLM process of every user who merely has
-the package installed.
+Both entry points must be cheap and silent where nothing is planned: they run in every vLLM process of every user who
+has the package installed.
 """
 
 from __future__ import annotations
@@ -19,23 +27,24 @@ DISABLE_VARIABLE = "GRAFT_DISABLE"
 
 
 def register() -> None:
-    """The entry point ``graft`` of ``vllm.general_plugins``."""
-    from vllm_graft.boot.process import enter
+    """Handle vLLM's call of the entry point ``graft`` of ``vllm.general_plugins``, once in every process it starts."""
+    # Late, because vLLM imports this package for the platform plugin too, while it is being imported itself.
+    from vllm_graft.boot.doors import enter
 
     enter()
 
 
 def platform() -> str | None:
-    """The entry point ``graft`` of ``vllm.platform_plugins``: the simulated platform where it is asked for."""
-    if disabled() or not _asked(SIMULATE_VARIABLE):
+    """Return the simulated platform if ``GRAFT_SIMULATE`` is set: the entry point of ``vllm.platform_plugins``."""
+    if disabled() or not _is_set(SIMULATE_VARIABLE):
         return None
     return "vllm_graft.simulator.platform.SimulatedPlatform"
 
 
 def disabled() -> bool:
-    """Whether ``GRAFT_DISABLE`` turns the package off."""
-    return _asked(DISABLE_VARIABLE)
+    """Return whether ``GRAFT_DISABLE`` turns the package off."""
+    return _is_set(DISABLE_VARIABLE)
 
 
-def _asked(variable: str) -> bool:
+def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")

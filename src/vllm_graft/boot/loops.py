@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from vllm_graft import ledger
 from vllm_graft.boot.process import LOG, process
+from vllm_graft.boot.role import frames_above
 from vllm_graft.ledger import Progress
 from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.ledger import is_orderly
 
 
 def run_engine(core: Any, call: Callable[[], None]) -> None:
-    """Run the loop of an engine core; without a plan that is all."""
+    """Run the loop of an engine core; with a plan, watch its steps and record how it ends."""
     if not process.plan:
         call()
         return
@@ -33,13 +32,13 @@ def run_engine(core: Any, call: Callable[[], None]) -> None:
         if not core.is_running():
             ledger.current().end_in_order()
         elif not is_orderly(error):
-            # Before vLLM tells the front end, which then takes this process down.
+            # Before vLLM tells the front end, which then shuts this process down.
             ledger.current().fail(reason_of(error))
         raise
 
 
 def run_worker(call: Callable[[], None]) -> None:
-    """Run the loop of a worker; without a plan that is all."""
+    """Run the loop of a worker; with a plan, watch it and record the error that ends it."""
     if not process.plan:
         call()
         return
@@ -49,16 +48,16 @@ def run_worker(call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as error:
-        if not _asked_to_end():
+        if not _shutdown_requested():
             ledger.current().fail(reason_of(error))
         raise
 
 
 def progress_of(core: Any, thread: int) -> Progress | None:
-    """How far an engine core is; None where nobody waits for it.
+    """Return how far an engine core has come; None while no request waits for it.
 
     The scheduler replaces its set of finished requests in every step (0.26 to 0.32: ``_update_after_schedule``), so
-    that the set tells one step from the next at no cost to either.
+    the set's identity tells one step from the next and costs neither anything.
     """
     queued = core.input_queue.qsize()
     if not queued and not core.has_work():
@@ -68,12 +67,10 @@ def progress_of(core: Any, thread: int) -> Progress | None:
     return Progress(core.scheduler.finished_req_ids, requests, thread) if requests else None
 
 
-def _asked_to_end() -> bool:
-    """Whether ``worker_main`` was told to end; it keeps that in a variable of its own (0.26 to 0.32)."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        asked = frame.f_locals.get("shutdown_requested") if frame.f_code.co_name == "worker_main" else None
-        if asked is not None:
-            return bool(asked.is_set())
-        frame = frame.f_back
+def _shutdown_requested() -> bool:
+    """Return whether ``worker_main`` was told to end; it keeps that in a local variable (0.26 to 0.32)."""
+    for frame in frames_above():
+        requested = frame.f_locals.get("shutdown_requested") if frame.f_code.co_name == "worker_main" else None
+        if requested is not None:
+            return bool(requested.is_set())
     return True

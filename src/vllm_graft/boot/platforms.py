@@ -1,11 +1,11 @@
-"""A platform plugin of another package that raised: the start stops, instead of going on upon another platform.
+"""Refuse to start on another platform after a platform plugin raised.
 
-vLLM asks every platform plugin for its platform when it is first imported, before general plugins are loaded, and
-passes over one that raises: what was meant for an accelerator runs on a CPU (vLLM issue #48277; nothing is logged up to
-0.28, one line at DEBUG since). Nothing of ours can be there in time, and vLLM keeps nothing of what it caught. So the
-plugins are asked once more, when a plan is in force: by the front end alone, once, and not the package whose platform
-is in force. That is what vLLM does itself, which asks the chosen one twice in every process. One that raised in the
-middle of vLLM's import, and no longer does, gives itself away: it offers a platform that is not in force.
+vLLM calls every platform plugin when it is first imported, before general plugins are loaded, and skips one that
+raises: what was meant for an accelerator runs on a CPU (vLLM issue #48277; nothing is logged up to 0.28, one line at
+DEBUG since). Our code comes too late to see that, and vLLM does not keep what it caught. So with a plan the front end
+calls the plugins once more, except that of the package whose platform is in use; vLLM itself calls the chosen one twice
+in every process. A plugin that raised during vLLM's import, and no longer does, now offers a platform that is not in
+use.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ GROUP: Final = "vllm.platform_plugins"
 
 
 def refuse_broken() -> None:
-    """Stop the start if a platform plugin raised when vLLM asked it: name it, its package, and the way on."""
+    """Stop the start if a platform plugin raised when vLLM called it; the error names it and its package."""
     from vllm.platforms import current_platform
 
     chosen = type(current_platform)
-    for entry in _asked_by_vllm():
-        trouble, error = _ask_again(entry, chosen)
+    for entry in _called_by_vllm():
+        trouble, error = _call_again(entry, chosen)
         if not trouble:
             continue
         owner = entry.dist.name if entry.dist is not None else "an unnamed distribution"
@@ -39,11 +39,11 @@ def refuse_broken() -> None:
         ) from error
 
 
-def _asked_by_vllm() -> Iterator[metadata.EntryPoint]:
-    """The platform plugins of other packages that vLLM has asked: all, or those that VLLM_PLUGINS lists."""
+def _called_by_vllm() -> Iterator[metadata.EntryPoint]:
+    """Yield the platform plugins of other packages that vLLM has called: all, or those in VLLM_PLUGINS."""
     from vllm import envs
 
-    if _cpu_was_ordered():
+    if _is_cpu_forced():
         return
     listed = envs.VLLM_PLUGINS
     # As vLLM keeps them: of two with one name, the last.
@@ -53,16 +53,16 @@ def _asked_by_vllm() -> Iterator[metadata.EntryPoint]:
             yield entry
 
 
-def _cpu_was_ordered() -> bool:
-    """Whether this vLLM takes VLLM_TARGET_DEVICE=cpu for an order and asks no plugin then, as it does since 0.28."""
+def _is_cpu_forced() -> bool:
+    """Return whether VLLM_TARGET_DEVICE=cpu had this vLLM call no plugin, as it does since 0.28."""
     from vllm import envs, platforms
 
     code = getattr(getattr(platforms, "resolve_current_platform_cls_qualname", None), "__code__", None)
     return code is not None and "VLLM_TARGET_DEVICE" in code.co_names and envs.VLLM_TARGET_DEVICE == "cpu"
 
 
-def _ask_again(entry: metadata.EntryPoint, chosen: type) -> tuple[str, Exception | None]:
-    """What is wrong with a plugin, and the exception it raises now; nothing where its platform is in force."""
+def _call_again(entry: metadata.EntryPoint, chosen: type) -> tuple[str, Exception | None]:
+    """Return what is wrong with a plugin, and the exception that it raises now; empty if its platform is in use."""
     in_force = _package(chosen.__module__)
     if _package(entry.value) == in_force:
         return "", None
@@ -76,5 +76,5 @@ def _ask_again(entry: metadata.EntryPoint, chosen: type) -> tuple[str, Exception
 
 
 def _package(path: str) -> str:
-    """The package at the top of ``package.module`` or ``package.module:name``."""
+    """Return the top package of ``package.module`` or ``package.module:name``."""
     return path.partition(":")[0].partition(".")[0].strip()

@@ -1,28 +1,26 @@
-"""This process: what it does when vLLM calls us, and how the plan takes effect in it.
+"""This process: its plan, its roles, and how the plan takes effect in it.
 
-A front end resolves the plan when the model's name is known (``start.py``); its children find the plan in their
-environment and apply their part of it here. A forked child is never called by vLLM: it is put right after the fork.
+``doors.py`` has the ways in. Every one of them ends in ``Process.take``, which applies the part of the plan that the
+process's role needs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import multiprocessing.util
 import os
-import sys
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
 
 from vllm_graft import ledger
 from vllm_graft.bindings.sampling import patches as sampler_patches
-from vllm_graft.boot import disabled, names
-from vllm_graft.boot.role import child_role, named_role
+from vllm_graft.boot.role import named_role
 from vllm_graft.errors import GraftError, PatchError, StartError, join
-from vllm_graft.ledger.reading import SAME_PLAN
+from vllm_graft.ledger.comparison import SAME_PLAN
 from vllm_graft.ledger.record import Record, State
 from vllm_graft.patching import HookState, Patch, default_engine, patchset_hash
 from vllm_graft.patching.declaration import as_patch
-from vllm_graft.plan import Plan, PlanItem, Run, carried, carried_run, drop
+from vllm_graft.plan import Plan, PlanItem, Run, drop
 from vllm_graft.plan.catalogue import load
 from vllm_graft.points import Role
 from vllm_graft.text import make_printable
@@ -38,39 +36,75 @@ OWN_PREFIX: Final = "graft."
 """How the names of our own patches of vLLM begin; whether one of them fits matters only once something is planned."""
 
 
+class ItemRefusal(NamedTuple):
+    """A planned item that this process could not apply."""
+
+    item: PlanItem
+    what: str
+    fix: str
+
+
 class Process:
-    """What is in force in this process."""
+    """The plan of this process, and the patches that it applied.
+
+    entered:        whether vLLM has called our entry point here
+    hears_of_forks: whether the handlers for forked children are registered
+    deferred_error: an error that could not be raised where it happened; the next engine, worker or plan raises it
+    was_asked:      whether a front end has asked this engine for its records
+    """
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
         self.run: Run | None = None
         self.roles: set[Role] = set()
         self.entered = False
-        self.told_of_forks = False
-        self.failed: GraftError | None = None
-        self.asked = False
-        """Whether a front end has asked this engine what is active here."""
-        # One engine per process: it may already hold what another plugin applied by hand.
+        self.hears_of_forks = False
+        self.deferred_error: GraftError | None = None
+        self.was_asked = False
+        # One patching engine per process: it may already hold what another plugin applied by hand.
         self.engine = default_engine()
         self.engine.strict = False
         self.engine.on_refused = self._patch_refused
         self.engine.on_change = self._patch_changed
         self._classes: dict[str, Patch] = {}
+        self._core_names: set[str] = set()
         self._patchset = ""
-        self.watch = ledger.Watch(ledger.current(), self.look)
+        self.watch = ledger.Watch(ledger.current(), self.check_patches)
 
     def patchset(self) -> str:
-        """The hash of every patch the plan names, in whatever process it is asked for."""
+        """Return the hash of every planned patch, the same in every process of a server."""
         return self._patchset
 
+    def raise_deferred_error(self) -> None:
+        """Raise the error that could not be raised where it happened, if there is one."""
+        if self.deferred_error is not None:
+            raise self.deferred_error
+
+    def install(self, patches: Iterable[Patch]) -> None:
+        """Apply our own patches of vLLM.
+
+        One that the installed vLLM has no place for must not disturb a server that plans nothing. The engine's report
+        keeps the refusal, and a plan is refused because of it (``missing_core_patch``).
+        """
+        for patch in patches:
+            self._core_names.add(patch.declaration.name)
+            with contextlib.suppress(PatchError):
+                self.engine.apply([patch])
+
+    def missing_core_patch(self) -> HookState | None:
+        """Return the first hook of our own patches that the installed vLLM has no place for; None if all fit."""
+        hooks = self.engine.report()
+        return next((hook for hook in hooks if hook.patch in self._core_names and hook.state == "refused"), None)
+
     def take(self, plan: Plan, run: Run, role: Role) -> None:
-        """Make the plan this process's own: open the record, apply what the role needs, say so in one line.
+        """Make the plan this process's own: apply what the role needs, open the record, log one line.
 
         With a strict plan, an item that cannot be applied raises StartError after it has been recorded.
         """
         self.plan, self.run = plan, run
         self.roles.add(role)
         book = ledger.current()
+        # Before the record is opened, which then holds the states of all items from the start.
         refused = self._apply(plan)
         if book.record is None:
             version = vllm_version() or ""
@@ -81,15 +115,19 @@ class Process:
         else:
             book.add_role(role)
             book.save()
-        self._announce(plan)
+        record, roles = book.record, "+".join(sorted(self.roles))
+        if record is not None:
+            items = ", ".join(f"{item.name} {item.state}" for item in record.items) or "nothing needed here"
+            LOG.info("vllm-graft: plan %s in %s (%s): %s", plan.hash, record.name, roles, items)
         if refused and plan.strict:
-            raise self._refusal(refused)
+            here = f"{record.name if record else 'this process'} ({roles}, pid {os.getpid()})"
+            raise join([StartError(what, where=f"{here}: {_named(item)}", fix=fix) for item, what, fix in refused])
 
-    def _apply(self, plan: Plan) -> list[tuple[PlanItem, str, str]]:
-        """Apply the patches this process needs and take back those it does not; the refusals, each with its fix."""
+    def _apply(self, plan: Plan) -> list[ItemRefusal]:
+        """Apply the patches that this process needs and revert those it does not; return the refused ones."""
         book = ledger.current()
         needed = plan.needed_by(self.roles)
-        refused: list[tuple[PlanItem, str, str]] = []
+        refused: list[ItemRefusal] = []
         classes = {item.name: self._patch_class(item, refused) for item in plan.of("patch")}
         loaded = [kind for kind in classes.values() if kind is not None]
         self._patchset = patchset_hash(loaded)
@@ -110,36 +148,32 @@ class Process:
             try:
                 self.engine.apply([kind])
             except GraftError as error:
-                refused.append((item, error.what, error.fix))
-                book.set_item(item.point, item.name, "refused", str(error))
+                refused.append(_refuse(item, error))
             else:
                 self._note_patch(item.name, kind)
+        left_out = self.run.left_out if self.run is not None else {}
         for item in needed:
+            # Items of other points are set to "applied" by their bindings, when vLLM first makes them.
             if item.point != "patch" and not book.knows(item.name):
-                self._await(item)
+                waits = ("armed", "nothing in this process has used it yet")
+                book.set_item(
+                    item.point, item.name, *(("skipped", left_out[item.name]) if item.name in left_out else waits)
+                )
         if plan.of("sampler"):
             sampler_patches.install(self.engine)
         return refused
 
-    def _await(self, item: PlanItem) -> None:
-        """Say of an item that something in this process is yet to use it, or that this engine cannot have it."""
-        reason = self.run.left_out.get(item.name) if self.run is not None else None
-        if reason is not None:
-            ledger.current().set_item(item.point, item.name, "skipped", reason)
-        else:
-            ledger.current().set_item(item.point, item.name, "armed", "nothing in this process has used it yet")
-
-    def _patch_class(self, item: PlanItem, refused: list[tuple[PlanItem, str, str]]) -> Patch | None:
+    def _patch_class(self, item: PlanItem, refused: list[ItemRefusal]) -> Patch | None:
+        """Import the class of a planned patch; every process does, since the hash of the patches covers all."""
         try:
             return as_patch(load(item.target, item.name, item.package))
         except GraftError as error:
             if self.roles.intersection(item.roles):
-                refused.append((item, error.what, error.fix))
-                ledger.current().set_item(item.point, item.name, "refused", str(error))
+                refused.append(_refuse(item, error))
             return None
 
     def _patch_refused(self, patch: Patch, error: PatchError) -> None:
-        """A module that a patch waited for does not fit it: raise, unless nobody depends on it."""
+        """Handle an armed patch whose module turned out not to fit: raise if it is planned strictly or was by hand."""
         if patch.declaration.name.startswith(OWN_PREFIX):
             sampler_patches.log_refusal(patch, error)
             return
@@ -150,7 +184,7 @@ class Process:
             raise error
 
     def _patch_changed(self, patch: Patch) -> None:
-        """An armed patch met its module, or could not be applied to it."""
+        """Record that an armed patch met its module, or could not be applied to it."""
         for name, known in self._classes.items():
             if known is patch:
                 self._note_patch(name, patch)
@@ -165,8 +199,8 @@ class Process:
             if hook.cell is not None:
                 book.note_hook(name, f"{hook.target}.{hook.attribute}", hook.cell)
 
-    def look(self) -> None:
-        """Notice what others have done since to the targets of planned patches, and say so once."""
+    def check_patches(self) -> None:
+        """Record planned patches whose attribute something else has set since; log each once."""
         book, overwritten_now = ledger.current(), self.engine.find_overwritten()
         for name, patch in list(self._classes.items()):
             known = book.record.item(name) if book.record is not None else None
@@ -180,32 +214,19 @@ class Process:
                 self._note_patch(name, patch)
                 book.save()
 
-    def note_work(self) -> None:
-        """Say once that a front end on another node gives this engine work and never asked what is active here."""
-        if self.asked or self.plan is None:
+    def note_request(self) -> None:
+        """Record once that a front end on another node sends requests and has never asked for records."""
+        if self.was_asked or self.plan is None:
             return
-        self.asked = True
+        self.was_asked = True
         what = (
             "requests come from a front end that never asked for it: its node has no plan, so this one is active on "
             "its own node alone"
         )
         ledger.current().note_error("S024", f"plan {self.plan.hash}: {what}. Next: {SAME_PLAN}")
 
-    def _announce(self, plan: Plan) -> None:
-        record = ledger.current().record
-        if record is None:
-            return
-        items = ", ".join(f"{item.name} {item.state}" for item in record.items) or "nothing needed here"
-        LOG.info("vllm-graft: plan %s in %s (%s): %s", plan.hash, record.name, "+".join(sorted(self.roles)), items)
-
-    def _refusal(self, refused: list[tuple[PlanItem, str, str]]) -> StartError:
-        """The error that stops the start: every item that is refused, each with its reason and next step."""
-        record = ledger.current().record
-        here = f"{record.name if record else 'this process'} ({'+'.join(sorted(self.roles))}, pid {os.getpid()})"
-        return join([StartError(what, where=f"{here}: {_named(item)}", fix=fix) for item, what, fix in refused])
-
     def leave(self) -> None:
-        """Put everything back, so that this process can take another plan: patches, record, what was carried."""
+        """Revert the patches, close the record and drop the plan, so that this process can take another."""
         self.watch.stop()
         for kind in self._classes.values():
             self.engine.revert(kind)
@@ -217,11 +238,16 @@ class Process:
         self._patchset = ""
 
     def withdraw(self, held: Collection[Patch]) -> None:
-        """Undo ``enter``: take our own places in vLLM back, and leave what the engine held before."""
+        """Undo ``doors.enter``: revert our own patches, and leave those that the engine held before."""
         for patch in reversed(self.engine.active()):
             if patch not in held:
                 self.engine.revert(patch)
         self.entered = False
+
+
+def _refuse(item: PlanItem, error: GraftError) -> ItemRefusal:
+    ledger.current().set_item(item.point, item.name, "refused", str(error))
+    return ItemRefusal(item, error.what, error.fix)
 
 
 def _named(item: PlanItem) -> str:
@@ -229,76 +255,7 @@ def _named(item: PlanItem) -> str:
 
 
 process = Process()
-"""What is in force in this process."""
-
-
-def enter() -> None:
-    """What vLLM's call of our entry point does; again in the same process it does nothing."""
-    if process.entered:
-        return
-    process.entered = True
-    if disabled():
-        names.silence_warnings()
-        if child_role() is None:
-            _say("vllm-graft: GRAFT_DISABLE is set; this is the stock server")
-        return
-    role = child_role()
-    try:
-        names.make_known(process.patchset)
-    except (ImportError, AttributeError) as error:
-        # No reason to disturb a server that plans nothing; one that does is refused.
-        process.failed = StartError(
-            f"this vLLM ({vllm_version()}) does not keep its environment variables where vllm-graft looks: {error}",
-            where="vllm.envs.environment_variables",
-            fix="install a vLLM of the tested range or a newer vllm-graft, or set GRAFT_DISABLE=1",
-        )
-    from vllm_graft.boot import injections
-
-    if role != "engine" or carried() is not None:
-        injections.install(process.engine, role)
-    if not process.told_of_forks:
-        # Neither can be taken back, and twice would be once too often.
-        process.told_of_forks = True
-        os.register_at_fork(after_in_child=_forked)
-        multiprocessing.util.register_after_fork(process, _settled_after_fork)
-    if role is None:
-        return
-    plan, run = carried(), carried_run()
-    if role == "engine":
-        from vllm_graft.boot.start import notice_engine
-
-        notice_engine(plan)
-    if plan is not None and run is not None:
-        process.take(plan, run, role)
-
-
-def _say(line: str) -> None:
-    """One line at INFO, also where vLLM has not set its logging up yet: it does so after it calls plugins."""
-    if LOG.hasHandlers():
-        LOG.info(line)
-    else:
-        print(line, file=sys.stderr, flush=True)
-
-
-def _forked() -> None:
-    ledger.current().forked()
-    process.roles.clear()
-    process.failed = None
-
-
-def _settled_after_fork(own: Process) -> None:
-    """In a forked child that multiprocessing started, once its name is known: its own record, its own part."""
-    role = named_role()
-    plan, run = carried(), carried_run()
-    if role is None or plan is None or run is None or own.plan is None:
-        return
-    ledger.current().forget_items()
-    own.engine.recount()
-    try:
-        own.take(plan, run, role)
-    except GraftError as error:
-        # multiprocessing would swallow it here; the engine or worker that is made next raises it.
-        own.failed = error
+"""The one ``Process`` of this process."""
 
 
 _V1_ONLY: Final = (
@@ -307,15 +264,17 @@ _V1_ONLY: Final = (
     "vllm.v1.worker.gpu_model_runner",
 )
 _V2_ONLY: Final = ("vllm.v1.worker.gpu",)
-"""The modules, with those below them, that only one of the two model runners calls."""
+"""The modules, with those below them, that only one of the two model runners calls (0.26 to 0.32)."""
+
+_WORST: Final[tuple[State, ...]] = ("refused", "late")
 
 
 def _joint_state(hooks: list[HookState], runner: str) -> tuple[State, str]:
-    """The state of a patch from the states of its hooks: the worst one counts."""
-    for wanted in ("refused", "late"):
+    """Return the state of a patch, with the reason: that of its worst hook."""
+    for state in _WORST:
         for hook in hooks:
-            if hook.state == wanted:
-                return ("refused" if wanted == "refused" else "late"), hook.reason
+            if hook.state == state:
+                return state, hook.reason
     unreached = {"V1": _V2_ONLY, "V2": _V1_ONLY}.get(runner, ())
     for hook in hooks:
         if any(f"{hook.target.partition(':')[0]}.".startswith(f"{module}.") for module in unreached):
@@ -323,6 +282,4 @@ def _joint_state(hooks: list[HookState], runner: str) -> tuple[State, str]:
     for hook in hooks:
         if hook.review == "drifted" and hook.reason and hook.state == "applied":
             return "drifted", hook.reason
-    if any(hook.state == "armed" for hook in hooks):
-        return "armed", next(hook.reason for hook in hooks if hook.state == "armed")
-    return "applied", ""
+    return next((("armed", hook.reason) for hook in hooks if hook.state == "armed"), ("applied", ""))

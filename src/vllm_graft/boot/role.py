@@ -1,9 +1,10 @@
-"""Which part this process plays, told from its name and from who called us."""
+"""The role of this process, told from its name and from the frames that led to our code."""
 
 from __future__ import annotations
 
 import multiprocessing
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Final
 
@@ -17,54 +18,49 @@ _BY_NAME: Final[tuple[tuple[str, Role], ...]] = (
     ("VllmWorker", "worker"),
     ("ApiServer", "frontend"),
 )
+"""How vLLM's names for the processes that it starts begin (0.26 to 0.32)."""
 
 _BY_FILE: Final[tuple[tuple[str, Role], ...]] = (
     ("/vllm/v1/worker/worker_base.py", "worker"),
     ("/vllm/v1/engine/core.py", "engine"),
 )
+"""The files of vLLM's that load plugins in a Ray actor, whose process has no telling name."""
 
 
 def named_role() -> Role | None:
-    """The role that vLLM's name for this process tells, or None for a process that is no child of vLLM's."""
+    """Return the role that vLLM's name for this process tells; None in a process that vLLM did not name."""
     name = multiprocessing.current_process().name
     return next((role for prefix, role in _BY_NAME if name.startswith(prefix)), None)
 
 
 def child_role() -> Role | None:
-    """The role of a process that vLLM started as part of a server; None in a program of its own.
-
-    Ray actors carry no telling name, so the frames that led to our entry point decide there.
-    """
+    """Return the role of a process that vLLM started as part of a server; None in a program of its own."""
     named = named_role()
     if named is not None:
         return named
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if getattr(spec, "name", None) == REGISTRY_MODULE:
         return "registry"
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        for ending, role in _BY_FILE:
-            if frame.f_code.co_filename.endswith(ending):
-                return role
-        frame = frame.f_back
+    files = (frame.f_code.co_filename for frame in frames_above())
+    return next((role for file in files for ending, role in _BY_FILE if file.endswith(ending)), None)
+
+
+def engine_config_above() -> object:
+    """Return the ``vllm_config`` of the engine core that is being made, from the frame of vLLM's that has it."""
+    for frame in frames_above():
+        if frame.f_code.co_filename.endswith("/vllm/v1/engine/core.py") and "vllm_config" in frame.f_locals:
+            return frame.f_locals["vllm_config"]
     return None
 
 
-def local_above(name: str) -> object:
-    """The value of a local variable of that name in the nearest frame above that has it, else None."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("/vllm/v1/engine/core.py") and name in frame.f_locals:
-            return frame.f_locals[name]
-        frame = frame.f_back
-    return None
+def is_called_by(function: str) -> bool:
+    """Return whether a function of that name is on the stack."""
+    return any(frame.f_code.co_name == function for frame in frames_above())
 
 
-def calls_below(function: str) -> bool:
-    """Say whether a function of that name is on the stack of the caller."""
+def frames_above() -> Iterator[FrameType]:
+    """Yield the frames of the stack, from the caller outwards."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == function:
-            return True
+        yield frame
         frame = frame.f_back
-    return False

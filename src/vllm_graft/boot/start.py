@@ -1,4 +1,4 @@
-"""How a start flows in the front end: resolve the plan, carry it, inject it into vLLM's own arguments."""
+"""A start in the front end: resolve the plan, carry it to the children, add it to vLLM's own arguments."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
 from vllm_graft.bindings.sampling import arguments as sampling
 from vllm_graft.bindings.scheduling import scheduler
-from vllm_graft.boot import disabled, injections, lastline, platforms
+from vllm_graft.boot import disabled, platforms, startup_error
 from vllm_graft.boot.process import LOG, process
-from vllm_graft.boot.role import child_role, local_above
+from vllm_graft.boot.proof import EXTENSION
+from vllm_graft.boot.role import child_role, engine_config_above
 from vllm_graft.errors import ConfigError, StartError
-from vllm_graft.plan import Plan, Request, Run, carried_run, carry, drop, resolve
+from vllm_graft.findings import Finding
+from vllm_graft.plan import Plan, PlanRequest, Run, carried_run, carry, drop, resolve
 from vllm_graft.server.callers import Callers
 from vllm_graft.versions import TESTED_BELOW, TESTED_FROM, in_tested_range, vllm_version
 
@@ -26,79 +28,84 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
-EXTENSION: Final = "vllm_graft.boot.extension.WorkerExtension"
-"""The worker extension a planned server runs with, composed with the user's own."""
-
 _LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
-
-_BY_HAND: Final = "EngineArgs(...).create_engine_config()"
 
 
 def engine_config(
-    args: EngineArgs, call: Callable[..., VllmConfig], given: tuple[Any, ...], named: dict[str, Any]
+    args: EngineArgs, call: Callable[..., VllmConfig], positional: tuple[Any, ...], keywords: dict[str, Any]
 ) -> VllmConfig:
-    """What ``EngineArgs.create_engine_config`` does with us: the plan first, then vLLM's own configuration."""
+    """Run ``EngineArgs.create_engine_config`` with the plan for its model, which is in force from here on."""
     if disabled():
-        return call(*given, **named)
+        return call(*positional, **keywords)
     # EngineArgs.__post_init__ has had vLLM call every general plugin, on 0.26 to 0.32.
-    plan = resolve(Request(args.model, _served(args), args.additional_config, plugins_loaded=True))
+    served = _as_names(args.served_model_name)
+    plan = resolve(PlanRequest(args.model, served, args.additional_config, plugins_loaded=True))
     _refuse_second(plan)
-    _say_findings(plan)
+    is_child = child_role() is not None
+    if not is_child:
+        # A child that resolves the plan again has nothing to add.
+        _log(plan.findings)
     for name, reason in plan.left_out.items():
         LOG.info("vllm-graft: %s %s: it is left out", name, reason)
     if not plan:
         process.plan = plan
-        if child_role() is None:
+        if not is_child:
             drop()
-        return call(*given, **named)
+        return call(*positional, **keywords)
     _refuse_unknown_vllm()
     _refuse_rust_front_end(plan)
     if plan.callers:
         Callers.read(plan.callers).check_plan(plan)
-        _refuse_grpc()
-    first = process.plan is None
-    if first and child_role() is None:
+        if "--grpc" in sys.argv:
+            # Callers are identified by HTTP headers.
+            raise StartError(
+                "with --grpc there is no API server in which callers could be told apart",
+                where="--grpc",
+                fix="take `callers` out of the configuration, or serve HTTP",
+            )
+    first = process.plan is None and not is_child
+    if first:
         platforms.refuse_broken()
     try:
-        run = _begin(plan, _own_extension(args), headless=bool(named.get("headless")))
-        if run.headless:
-            injections.install_headless(process.engine)
+        run = _begin(plan, args.worker_extension_cls or "", headless=bool(keywords.get("headless")))
         with _injected(args, plan):
-            config = call(*given, **named)
+            config = call(*positional, **keywords)
         left_out = sampling.unusable_samplers(config, plan)
     except BaseException:
-        if first and child_role() is None:
+        if first:
             # A corrected configuration may be tried again in this process, as in a notebook.
             process.leave()
         raise
+    # Afterwards, because ours is derived from the class that vLLM chooses once async_scheduling is settled.
     scheduler.set_scheduler_class(config, plan)
     _note_engine(plan, run, config, left_out)
     return config
 
 
-def notice_engine(plan: Plan | None) -> None:
-    """In an engine process vLLM just called us from: was its configuration made with the plan?"""
-    config = local_above("vllm_config")
+def check_engine_of_caller(plan: Plan | None) -> None:
+    """Refuse, in an engine process that has just called our entry point, a configuration made without the plan."""
+    config = engine_config_above()
     if config is not None:
         _refuse_config_by_hand(config, plan)
 
 
-def engine_here(config: VllmConfig) -> None:
-    """In a process that had been called before its engine is made: the front end's own, or a forked child."""
+def begin_engine_here(config: VllmConfig) -> None:
+    """Apply the engine's part in a process that was entered before: the front end's own, or a forked child."""
     if disabled():
         return
-    if process.failed is not None:
-        raise process.failed
+    process.raise_deferred_error()
     _refuse_config_by_hand(config, process.plan or None)
     if process.plan and process.run is not None and "engine" not in process.roles:
         process.take(process.plan, process.run, "engine")
 
 
-def _served(args: EngineArgs) -> tuple[str, ...]:
-    names = args.served_model_name
-    if names is None:
-        return ()
-    return (names,) if isinstance(names, str) else tuple(names)
+def _as_names(served: str | list[str] | None) -> tuple[str, ...]:
+    return (served,) if isinstance(served, str) else tuple(served or ())
+
+
+def _log(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        LOG.log(_LEVELS[finding.level], "vllm-graft: %s", finding.explain())
 
 
 def _refuse_second(plan: Plan) -> None:
@@ -114,10 +121,9 @@ def _refuse_second(plan: Plan) -> None:
 
 
 def _refuse_unknown_vllm() -> None:
-    """Refuse a plan where a place of ours is missing: without it, what is planned could be absent in silence."""
-    if process.failed is not None:
-        raise process.failed
-    hook = injections.missing(process.engine)
+    """Refuse a plan if a patch of ours has no place: what is planned could then be absent without a word."""
+    process.raise_deferred_error()
+    hook = process.missing_core_patch()
     if hook is not None:
         raise StartError(
             f"this vLLM ({vllm_version()}) lacks a place that vllm-graft needs: {hook.reason}",
@@ -127,7 +133,7 @@ def _refuse_unknown_vllm() -> None:
 
 
 def _refuse_rust_front_end(plan: Plan) -> None:
-    """Refuse what the Rust front end would drop: it runs none of vLLM's Python front end, and so nothing of ours."""
+    """Refuse the Rust front end: it replaces vLLM's Python front end, and with it everything of ours there."""
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("1", "true", "True"):
         return
     raise StartError(
@@ -138,22 +144,14 @@ def _refuse_rust_front_end(plan: Plan) -> None:
     )
 
 
-def _refuse_grpc() -> None:
-    """Refuse callers where nothing of HTTP is served: nobody would be asked who he is."""
-    if "--grpc" in sys.argv:
-        raise StartError(
-            "with --grpc there is no API server in which callers could be told apart",
-            where="--grpc",
-            fix="take `callers` out of the configuration, or serve HTTP",
-        )
-
-
 def _items(plan: Plan) -> str:
     return ", ".join(item.name for item in plan) or "nothing"
 
 
 def _begin(plan: Plan, extension: str, *, headless: bool) -> Run:
-    """Carry the plan to the children and make it this process's own."""
+    """Carry the plan to the children and make it this process's own; ``extension`` is the user's own."""
+    # EngineArgs that were used before may have ours.
+    extension = "" if extension == EXTENSION else extension
     inherited = carried_run()
     if child_role() == "frontend" and inherited is not None:
         run = inherited
@@ -162,31 +160,8 @@ def _begin(plan: Plan, extension: str, *, headless: bool) -> Run:
     else:
         run = Run(f"{os.getpid()}-{secrets.token_hex(4)}", os.getpid(), extension=extension, headless=headless)
         ledger.current().begin_run(run.id, plan)
-        lastline.install(run.id)
+        startup_error.install_last_line(run.id)
     carry(plan, run)
-    _warn_outside_range()
-    _say_where_samplers_run(plan)
-    process.take(plan, run, "frontend")
-    return run
-
-
-def _say_findings(plan: Plan) -> None:
-    """Say what the resolution noticed, once: a child that resolves the plan again has nothing to add."""
-    if child_role() is None:
-        for finding in plan.findings:
-            LOG.log(_LEVELS[finding.level], "vllm-graft: %s", finding.explain())
-
-
-def _say_where_samplers_run(plan: Plan) -> None:
-    if plan.of("sampler") and not sampling.v2_takes_samplers():
-        LOG.warning(
-            "vllm-graft: P005: a sampler is planned, and vLLM %s takes none on its V2 model runner: this server uses "
-            "the V1 runner. Next: install vLLM 0.31 or newer to have both",
-            vllm_version(),
-        )
-
-
-def _warn_outside_range() -> None:
     version = vllm_version()
     if version is not None and not in_tested_range(version):
         LOG.warning(
@@ -196,15 +171,19 @@ def _warn_outside_range() -> None:
             TESTED_FROM,
             TESTED_BELOW,
         )
-
-
-def _own_extension(args: EngineArgs) -> str:
-    return "" if args.worker_extension_cls == EXTENSION else args.worker_extension_cls or ""
+    if plan.of("sampler") and not sampling.v2_takes_samplers():
+        LOG.warning(
+            "vllm-graft: P005: a sampler is planned, and vLLM %s takes none on its V2 model runner: this server uses "
+            "the V1 runner. Next: install vLLM 0.31 or newer to have both",
+            version,
+        )
+    process.take(plan, run, "frontend")
+    return run
 
 
 @contextlib.contextmanager
 def _injected(args: EngineArgs, plan: Plan) -> Iterator[None]:
-    """The arguments with our part in them, put back afterwards: the caller may use them again."""
+    """Add our part to the arguments, and restore them afterwards: the caller may use them again."""
     scheduler.check_arguments(args, plan)
     ours = {"worker_extension_cls": EXTENSION, **sampling.arguments(args, plan)}
     before = {name: getattr(args, name) for name in ours}
@@ -218,7 +197,7 @@ def _injected(args: EngineArgs, plan: Plan) -> Iterator[None]:
 
 
 def _note_engine(plan: Plan, run: Run, config: VllmConfig, left_out: dict[str, str]) -> None:
-    """Carry what is known only now that the engine's configuration is made."""
+    """Carry what is known only after the engine's configuration is made."""
     runner = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
     speculative = config.speculative_config is not None
     process.run = dataclasses.replace(
@@ -238,22 +217,20 @@ def _note_engine(plan: Plan, run: Run, config: VllmConfig, left_out: dict[str, s
 
 
 def _refuse_config_by_hand(config: Any, plan: Plan | None) -> None:
-    """A VllmConfig that did not come through ``create_engine_config`` has no plan in it: say so, do not serve."""
+    """Refuse a VllmConfig that did not come through ``create_engine_config``, if something is planned for it."""
     if config.parallel_config.worker_extension_cls == EXTENSION:
         return
     if plan is None:
         model = config.model_config
-        served = model.served_model_name
-        names = (served,) if isinstance(served, str) else tuple(served or ())
-        plan = resolve(Request(model.model, names, config.additional_config))
-        for finding in plan.findings:
-            LOG.log(_LEVELS[finding.level], "vllm-graft: %s", finding.explain())
+        plan = resolve(PlanRequest(model.model, _as_names(model.served_model_name), config.additional_config))
+        _log(plan.findings)
     if not plan:
         return
     message = StartError(
         f"this engine's VllmConfig was built by hand, so its plan ({_items(plan)}) cannot take effect",
         where="engine core",
-        fix=f"build the configuration with {_BY_HAND}, or set GRAFT_DISABLE=1 for a stock engine",
+        fix="build the configuration with EngineArgs(...).create_engine_config(), or set GRAFT_DISABLE=1 for a stock "
+        "engine",
     )
     if plan.strict:
         raise message

@@ -23,7 +23,7 @@ _IMPORTING: Final = ("plan", "lock", "diff", "rebase", "items")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, or list them where none is named; an error of ours is one paragraph on stderr and status 2."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser(words)
+    parser = _parser()
     args, rest = parser.parse_known_args(words)
     if rest and not getattr(args, "takes_rest", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     from vllm_graft import __version__
 
     parser = argparse.ArgumentParser(

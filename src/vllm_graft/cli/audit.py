@@ -365,7 +365,7 @@ class _Bar:
     """The progress of a step, shown once it has taken a second."""
 
     def __init__(self, step: str) -> None:
-        from vllm_graft.cli.model import ProgressLine
+        from vllm_graft.cli.printing import ProgressLine
 
         self._step = step
         self._line = ProgressLine()

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import Any, Final
 
-from vllm_graft.cli import burst
-from vllm_graft.cli.model import ProgressLine
+from vllm_graft.cli.printing import ProgressLine, paint, table
 from vllm_graft.cli.status import render_run
-from vllm_graft.cli.table import paint
 from vllm_graft.errors import SetupError, StartError
 from vllm_graft.launcher.models import embedded_model
 from vllm_graft.launcher.server import ServerProcess, free_port
@@ -76,6 +77,36 @@ class Faulty(StatLoggerBase):
 QUESTION = "Give me three facts about the Moon."
 LOOP = "I am what I am and I am"
 
+_BURST_PLAN: Final = '[defaults]\nscheduler = "priority-fairness"   # a class goes first, and nobody waits for ever\n'
+
+_LENGTHS: Final = """
+[prompt]
+mean = 320
+sigma = 0.9
+min = 8
+max = 1500
+
+[output]
+mean = 220
+sigma = 0.7
+min = 8
+max = 500
+"""
+
+_PHASES: Final = ((25, 26.0), (45, 10.0))
+"""Seconds, and requests per second; the modelled device serves about 17."""
+
+_SHARES: Final = (10, 20, 40, 20, 10)
+
+_BURST_SCHEDULERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "vLLM, fcfs": ("", ()),
+    "vLLM, priority": ("", ("--scheduling-policy", "priority")),
+    "priority-fairness": (_BURST_PLAN, ()),
+}
+"""The schedulers of the burst: name, plan, and arguments of vLLM."""
+
+_BURST_HEAD: Final = ("SCHEDULER", "CLASS 1, MEAN", "CLASS 1, P99", "CLASS 5, MEAN", "LONGEST WAIT", "TOKENS/S")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
@@ -85,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Both halves, then what the extension did."""
+    """Run both halves and the burst; return 0 if they showed what they should."""
     if vllm_version() is None:
         raise SetupError("vLLM is not installed", where=sys.executable, fix="run `make demo`, which installs it")
     model = embedded_model(ProgressLine())
@@ -100,7 +131,9 @@ def run(args: argparse.Namespace) -> int:
         if not args.skip_stock:
             _say("1. Stock vLLM, with a stat logger that raises")
             with _server(model, folder, "stock.log", disable=True) as server:
-                _stock_half(server)
+                print(f"   first chat    -> {_verdict(*_chat(server))}")
+                print(f"   second chat   -> {_verdict(*_chat(server))}")
+                print(f"   GET /health   -> {_health(server)}")
         _say("2. The same server, the same logger, and this graft.toml")
         print(textwrap.indent(f"{plan}\n{PATCHES}", "   | ", lambda line: True))
         with _server(model, folder, "grafted.log", disable=False) as server:
@@ -112,18 +145,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan() -> str:
-    """The plan, with the patch for seeds where vLLM is built for CPUs: no other build needs it."""
+    """Return the plan; with the patch for seeds on a CPU build of vLLM, which alone needs it."""
     try:
         cpu = "cpu" in metadata.version("vllm")
     except metadata.PackageNotFoundError:
         cpu = True  # only builds for CPUs come under another name
     return PLAN.replace(_OWN, _SEEDS + _OWN) if cpu else PLAN
-
-
-def _stock_half(server: ServerProcess) -> None:
-    print(f"   first chat    -> {_verdict(*_chat(server))}")
-    print(f"   second chat   -> {_verdict(*_chat(server))}")
-    print(f"   GET /health   -> {_health(server)}")
 
 
 def _grafted_half(server: ServerProcess, folder: Path) -> bool:
@@ -163,15 +190,72 @@ def _grafted_half(server: ServerProcess, folder: Path) -> bool:
 
 def _burst(folder: Path) -> bool:
     _say("6. A burst in five classes on vLLM's real scheduler, in virtual time on a modelled L40S")
-    print(textwrap.indent(f"{burst.PLAN}", "   | "))
+    print(textwrap.indent(f"{_BURST_PLAN}", "   | "))
     print("   playing", end="", flush=True)
-    shown, good = burst.play(folder, lambda name: print(f" {name} ..", end="", flush=True))
+    shown, good = _play_burst(folder, lambda name: print(f" {name} ..", end="", flush=True))
     print(" done\n" + textwrap.indent(shown, "   ") + "\n")
     return good
 
 
+def _burst_workload() -> str:
+    """Return the workload: a burst of half as much again as can be served, then less."""
+    seconds = sum(length for length, _ in _PHASES)
+    rows = [f"[workload]\nseed = 7\nseconds = {seconds}\n{_LENGTHS}"]
+    rows += [f"\n[[phase]]\nseconds = {length}\nrate = {rate}\n" for length, rate in _PHASES]
+    rows += [
+        f'\n[[group]]\nname = "P{number}"\nshare = {share}\npriority = {number}\n'
+        for number, share in enumerate(_SHARES, 1)
+    ]
+    return "".join(rows)
+
+
+def _play_burst(folder: Path, tell: Callable[[str], None]) -> tuple[str, bool]:
+    """Return the table, and whether it shows what it should: the first class served soon, and no class starved."""
+    file = folder / "burst.toml"
+    file.write_text(_burst_workload(), encoding="utf-8")
+    found = {}
+    for name, (plan, arguments) in _BURST_SCHEDULERS.items():
+        tell(name)
+        found[name] = _simulate_burst(folder, file, plan, arguments)
+    fcfs, strict, ours = found.values()
+    fair = ours["queue_s"]["max"] < 0.7 * strict["queue_s"]["max"]
+    soon = _first_class(ours)["mean"] < 0.1 * _first_class(fcfs)["mean"]
+    return table(_BURST_HEAD, [_burst_row(name, facts) for name, facts in found.items()]), fair and soon
+
+
+def _burst_row(name: str, facts: dict[str, Any]) -> tuple[str, ...]:
+    first, last = _first_class(facts), facts["groups"]["P5"]["ttft_s"]
+    return (
+        name,
+        f"{first['mean']:.2f} s",
+        f"{first['p99']:.2f} s",
+        f"{last['mean']:.1f} s",
+        f"{facts['queue_s']['max']:.1f} s",
+        f"{facts['output_tokens_per_s']:,.0f}",
+    )
+
+
+def _first_class(facts: dict[str, Any]) -> dict[str, float]:
+    spread: dict[str, float] = facts["groups"]["P1"]["ttft_s"]
+    return spread
+
+
+def _simulate_burst(folder: Path, file: Path, plan: str, arguments: tuple[str, ...]) -> dict[str, Any]:
+    config = folder / "burst-plan.toml"
+    config.write_text(plan, encoding="utf-8")
+    command = [sys.executable, "-m", "vllm_graft.cli", "simulate", "--model", "llama-3-8b", "--device", "L40S"]
+    command += ["--speed", "virtual", "--workload", str(file), "--json", "--max-num-seqs", "128", *arguments]
+    environment = {**os.environ, "GRAFT_CONFIG": str(config), "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or ["no word"]
+        raise StartError(f"the burst could not be played: {said[0]}", where=" ".join(command), fix="run that by hand")
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
 def _chat(server: ServerProcess) -> tuple[int, str]:
-    """One chat through the openai client: HTTP status, and the answer or the error."""
+    """Chat once through the openai client; return the HTTP status, and the answer or the error."""
     try:
         import openai
     except ImportError as error:
@@ -190,7 +274,7 @@ def _chat(server: ServerProcess) -> tuple[int, str]:
 
 
 def _continued(server: ServerProcess, **keys: object) -> str:
-    """How the model goes on, with keys at the top level of the request, as other servers' clients send them."""
+    """Return the model's continuation, with keys at the top level of the request, as with other servers."""
     body = {"model": "smollm2-135m", "prompt": LOOP, "max_tokens": 48, "temperature": 0.0, "ignore_eos": True, **keys}
     status, answer = server.post("/v1/completions", body)
     if status != 200:
@@ -199,7 +283,7 @@ def _continued(server: ServerProcess, **keys: object) -> str:
 
 
 def _circles(text: str) -> int:
-    """How often the four words that come most often come."""
+    """Return how often the most frequent sequence of four words comes."""
     words = text.split()
     runs = [tuple(words[at : at + 4]) for at in range(len(words) - 3)]
     return max((runs.count(each) for each in runs), default=0)
@@ -241,7 +325,7 @@ def _server(model: Path, folder: Path, log: str, *, disable: bool) -> Iterator[S
 
 
 class _Dots:
-    """A dot every second while something is waited for."""
+    """Prints a dot every second while the server starts."""
 
     def __init__(self) -> None:
         self._next = time.monotonic()

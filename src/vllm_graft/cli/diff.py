@@ -1,4 +1,4 @@
-"""``vllm-graft diff``: what upstream has changed beneath a patch since it was reviewed."""
+"""``vllm-graft diff``: what upstream has changed in the code under a patch since it was reviewed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import argparse
 import difflib
 import json
 
-from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, Place, lock_file, patches, places, source
+from vllm_graft.cli.patches import (
+    INSTALLED,
+    SOURCE_HELP,
+    lock_file,
+    patches,
+    source,
+    upstream_attributes,
+)
 from vllm_graft.patching.lock import Lock
 from vllm_graft.sources import Definition
 from vllm_graft.sources.finder import Finder
 
-HELP = "show what upstream has changed beneath a patch since somebody read it"
+HELP = "show what upstream has changed in the code under a patch since it was reviewed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,20 +32,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a unified diff for each place that differs; exit status 1 where one does."""
+    """Print a unified diff for each upstream attribute that differs; return 1 if one does."""
     (patch,) = patches([args.patch])
     reviewed = Lock.read(lock_file(patch)).patches.get(patch.declaration.name, {})
     new = Finder(source(args.new))
     rows = []
-    for place in places(patch, new):
+    for place in upstream_attributes(patch, new):
         seen = reviewed.get(place.name, {})
         now = place.definition
         known = [release for release, each in seen.items() if now is not None and each == now.fingerprint]
         old = args.old or (known or list(seen) or [""])[-1]
         before = None
         if old and (args.old or not known):
-            before = next((each for each in places(patch, Finder(source(old))) if each.name == place.name), None)
-        rows.append(_row(place, before, old, known, new.source.version, asked=args.old is not None))
+            before = next(
+                (each for each in upstream_attributes(patch, Finder(source(old))) if each.name == place.name), None
+            )
+        was = before.definition if before is not None else None
+        state, text = _compared(was, now, old, known, new.source.version, asked=args.old is not None)
+        rows.append({"patch": args.patch, "upstream": place.name, "from": old, "state": state, "diff": text})
     if args.json:
         print(json.dumps(rows, indent=2))
     else:
@@ -46,14 +57,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"{row['upstream']}: {row['state']}")
             print(row["diff"], end="")
     return 1 if any(row["state"].startswith(("changed", "gone", "nobody")) for row in rows) else 0
-
-
-def _row(
-    place: Place, before: Place | None, old: str, known: list[str], version: str, *, asked: bool
-) -> dict[str, str]:
-    was = before.definition if before is not None else None
-    state, text = _compared(was, place.definition, old, known, version, asked=asked)
-    return {"patch": place.patch.declaration.name, "upstream": place.name, "from": old, "state": state, "diff": text}
 
 
 def _compared(

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 
-from vllm_graft.cli.table import paint, show_findings, table
+from vllm_graft.cli.printing import paint, show_findings, table
 from vllm_graft.doctor import Environment, examine
 from vllm_graft.doctor.summary import Plugin, plugins
 from vllm_graft.findings import Finding, exit_status, worst_first
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _imported(env: Environment) -> list[Finding]:
-    from vllm_graft.cli.model import ProgressLine
+    from vllm_graft.cli.printing import ProgressLine
     from vllm_graft.doctor.imports import examine_imports
 
     line = ProgressLine()

@@ -1,4 +1,4 @@
-"""``vllm-graft items``: what a plan may name, with the options and request keys of each."""
+"""``vllm-graft items``: the items that a plan may name, with their options and request keys."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import inspect
 import json
 from dataclasses import asdict, dataclass
 
-from vllm_graft.cli.table import show_findings, table
+from vllm_graft.cli.printing import render_options, show_findings, table
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.findings import Finding, exit_status
-from vllm_graft.plan.catalogue import Registered, catalogue
+from vllm_graft.plan.catalogue import CatalogueEntry, catalogue
 from vllm_graft.plan.resolution import fits
 from vllm_graft.points import POINTS, ROLES
 
 HELP = "list what a plan may name: every item that ships or is installed, with its options and request keys"
 
 
+_HEAD = ("ITEM", "POINT", "PACKAGE", "OPTIONS", "REQUEST KEYS")
+
+
 @dataclass(frozen=True, slots=True)
-class Row:
+class ItemDescription:
     """One item that a plan may name.
 
     summary: the first line of the class's docstring
@@ -48,11 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the items; exit status 1 where one cannot be imported."""
+    """Print the items; return 1 if one cannot be imported."""
     known = catalogue()
     if args.name is not None and args.name not in known:
         raise ConfigError(f"there is no item {args.name!r}{nearest(args.name, known)}", fix="run `vllm-graft items`")
-    rows: list[Row] = []
+    rows: list[ItemDescription] = []
     findings: list[Finding] = []
     for entry in known.values():
         if args.name not in (None, entry.name):
@@ -73,14 +76,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
         return exit_status(findings)
     if rows:
-        print(_in_full(rows[0]) if args.name is not None else _overview(rows))
+        print(_in_full(rows[0]) if args.name is not None else table(_HEAD, [_cells(row) for row in rows]))
     if findings:
         print(show_findings(findings))
     return exit_status(findings)
 
 
-def describe(entry: Registered) -> Row:
-    """Import an item's class and read what it declares; a ConfigError where it is no item of any point."""
+def describe(entry: CatalogueEntry) -> ItemDescription:
+    """Import an item's class and return its declarations; raise ConfigError if it implements no contract."""
     kind = entry.load()
     point = next((point for point in POINTS if point.key and point.contracts and fits(kind, point)), None)
     if point is None:
@@ -92,7 +95,7 @@ def describe(entry: Registered) -> Row:
     declaration = getattr(kind, "declaration", None)
     roles = point.roles if declaration is None else tuple(role for role in ROLES if role in declaration.processes)
     keys = kind.request_keys() if issubclass(kind, OptInSampler) else ()
-    return Row(
+    return ItemDescription(
         name=entry.name,
         point=point.name,
         key=point.key,
@@ -106,20 +109,12 @@ def describe(entry: Registered) -> Row:
     )
 
 
-def _overview(rows: list[Row]) -> str:
-    head = ("ITEM", "POINT", "PACKAGE", "OPTIONS", "REQUEST KEYS")
-    return table(head, [(row.name, row.point, row.package, _options(row), _names(row)) for row in rows])
+def _cells(row: ItemDescription) -> tuple[str, ...]:
+    keys = ", ".join(str(key["name"]) for key in row.keys) or "-"
+    return (row.name, row.point, row.package, render_options(row.options), keys)
 
 
-def _options(row: Row) -> str:
-    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in row.options.items()) or "-"
-
-
-def _names(row: Row) -> str:
-    return ", ".join(str(key["name"]) for key in row.keys) or "-"
-
-
-def _in_full(row: Row) -> str:
+def _in_full(row: ItemDescription) -> str:
     fields = [
         ("point", f"{row.point}; named under `{row.key}` in graft.toml"),
         ("package", row.package),
@@ -127,7 +122,7 @@ def _in_full(row: Row) -> str:
         ("what it does", row.summary or "-"),
         ("runs in", "+".join(row.roles)),
         ("vllm", row.vllm or "every release the point is bound on"),
-        ("options", _options(row)),
+        ("options", render_options(row.options)),
         ("request keys", "\n".join(_key(key) for key in row.keys) or "-"),
     ]
     return table(("FIELD", row.name), fields)

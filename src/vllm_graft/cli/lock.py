@@ -1,4 +1,4 @@
-"""``vllm-graft lock``: write down which upstream code a person has read beside each patch."""
+"""``vllm-graft lock``: record which upstream code was reviewed for each patch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import argparse
 import json
 from pathlib import Path
 
-from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, Place, lock_file, patches, places, source
-from vllm_graft.cli.table import table
+from vllm_graft.cli.patches import (
+    INSTALLED,
+    SOURCE_HELP,
+    UpstreamAttribute,
+    lock_file,
+    patches,
+    source,
+    upstream_attributes,
+)
+from vllm_graft.cli.printing import table
 from vllm_graft.errors import ConfigError, DriftError, PatchError
 from vllm_graft.patching.declaration import Patch
 from vllm_graft.patching.lock import Lock
@@ -47,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             if not includes(patch.declaration.vllm, release):
                 rows.append(_row(patch.declaration.name, "", release, "out of range", ""))
                 continue
-            entered = [_entered(place, release, held) for place in places(patch, finder)]
+            entered = [_entered(place, release, held) for place in upstream_attributes(patch, finder)]
             rows += entered
             refusal = _refusal(patch, release, finder)
             if refusal is not None and not any(row["state"] == "not found" for row in entered):
@@ -57,14 +65,18 @@ def run(args: argparse.Namespace) -> int:
         for held in locks.values():
             if held.patches:
                 held.write()
-    _show(rows, args.json)
+    if args.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        head = ("PATCH", "UPSTREAM", "RELEASE", "STATE", "FINGERPRINT")
+        print(table(head, [tuple(value or "-" for value in row.values()) for row in rows]))
     if not args.check and not args.json:
         _advise(chosen)
     return 1 if any(row["state"] in bad for row in rows) else 0
 
 
 def _refusal(patch: Patch, release: str, finder: Finder) -> PatchError | None:
-    """Why a start with a release would refuse a patch, whatever its lock says; None where it would not."""
+    """Return the error with which a start on a release would refuse a patch, whatever its lock says; None if none."""
     try:
         Reviewer(InstalledVersion(release), finder).examine(patch)
     except DriftError:
@@ -74,8 +86,8 @@ def _refusal(patch: Patch, release: str, finder: Finder) -> PatchError | None:
     return None
 
 
-def _entered(place: Place, release: str, held: Lock) -> dict[str, str]:
-    """Put one fingerprint into the lock, and say what became of it."""
+def _entered(place: UpstreamAttribute, release: str, held: Lock) -> dict[str, str]:
+    """Add one fingerprint to the lock; return its row of the table."""
     name = place.patch.declaration.name
     if place.definition is None:
         return _row(name, place.name, release, "not found", "")
@@ -107,18 +119,10 @@ def _release(version: str, text: str) -> str:
 
 
 def _advise(chosen: list[Patch]) -> None:
-    """Say how a lock gets to where the server runs, where a patch would not be missed without it."""
+    """Print how a lock gets to the server, for patches that would be applied without one."""
     bare = [patch.declaration for patch in chosen if not patch.declaration.locked]
     if bare:
         print(f"{', '.join(declaration.name for declaration in bare)}: without locked=True a start goes on where the")
         print(
             "lock is missing. Declare it in the class statement, and put patches.lock into the wheel as package data."
         )
-
-
-def _show(rows: list[dict[str, str]], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    head = ("PATCH", "UPSTREAM", "RELEASE", "STATE", "FINGERPRINT")
-    print(table(head, [tuple(value or "-" for value in row.values()) for row in rows]))

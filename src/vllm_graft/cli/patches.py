@@ -1,4 +1,4 @@
-"""What ``lock`` and ``diff`` share: the patches that a command line names, and the sources it reads upstream from."""
+"""The patches that a command line names, and the sources of vLLM: shared by ``lock``, ``diff`` and ``rebase``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.patching import VLLMPatch, lock
 from vllm_graft.patching.declaration import Patch
-from vllm_graft.plan.catalogue import Registered, catalogue
+from vllm_graft.plan.catalogue import CatalogueEntry, catalogue
 from vllm_graft.sources import Definition, Installed, Source, Tree, Wheel
 from vllm_graft.sources.finder import Finder
 
@@ -21,7 +21,7 @@ SOURCE_HELP: Final = "a folder that holds vllm/, a wheel, a release, or 'install
 
 
 def patches(names: Sequence[str]) -> list[Patch]:
-    """The registered patches of these names; without any, all that other packages offer."""
+    """Return the registered patches of these names; without names, all that other packages offer."""
     known = catalogue()
     for name in names:
         if name not in known:
@@ -36,7 +36,7 @@ def patches(names: Sequence[str]) -> list[Patch]:
     return found
 
 
-def _patch(offered: Registered, *, named: bool) -> Patch | None:
+def _patch(offered: CatalogueEntry, *, named: bool) -> Patch | None:
     kind = offered.load()
     if issubclass(kind, VLLMPatch):
         return kind
@@ -46,7 +46,7 @@ def _patch(offered: Registered, *, named: bool) -> Patch | None:
 
 
 def source(text: str, release: str = "", *, offline: bool = False) -> Source:
-    """The source that a word on the command line means; ``release`` is what it counts as, where it does not say."""
+    """Return the source that a command-line word names; ``release`` is that of a folder, which states none."""
     if text == INSTALLED:
         return Installed()
     path = Path(text)
@@ -75,8 +75,8 @@ def _is_version(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One attribute of upstream's that a patch stands on, and what a source has there."""
+class UpstreamAttribute:
+    """One upstream attribute that a patch changes, and its definition in a source."""
 
     patch: Patch
     attribute: str
@@ -84,18 +84,18 @@ class Place:
     definition: Definition | None
 
 
-def places(patch: Patch, finder: Finder) -> Iterator[Place]:
-    """What a patch stands on; an addition stands on nothing, unless upstream has grown its name."""
+def upstream_attributes(patch: Patch, finder: Finder) -> Iterator[UpstreamAttribute]:
+    """Yield the attributes that a patch changes; an added one counts only if upstream has gained its name."""
     target = patch.declaration.target
     for attribute in dict.fromkeys(hook.attribute for hook in patch.declaration.hooks if hook.kind != "add"):
         found = finder.find(target.module, target.inside(attribute))
         optional = all(hook.kind == "auto" for hook in patch.declaration.hooks if hook.attribute == attribute)
         if found is not None or not optional:
-            yield Place(patch, attribute, lock.hook_name(patch.declaration, attribute), found)
+            yield UpstreamAttribute(patch, attribute, lock.hook_name(patch.declaration, attribute), found)
 
 
 def lock_file(patch: Patch) -> Path:
-    """The lock that speaks of a patch, or the place for it."""
+    """Return the path of a patch's lock, which may not exist yet."""
     path = lock.file_of(patch)
     if path is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""``vllm-graft plan``: what would be active where, and where each value came from; nothing is started."""
+"""``vllm-graft plan``: what would be active where, and the origin of each value; nothing is started."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 
 from packaging.version import Version
 
-from vllm_graft.cli.switches import switched_off
-from vllm_graft.cli.table import show_findings, table
+from vllm_graft.boot.env import switched_off
+from vllm_graft.cli.printing import render_options, show_findings, table
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding, exit_status
-from vllm_graft.plan import Plan, PlanItem, Request, patches, resolve
+from vllm_graft.plan import Plan, PlanRequest, patches, resolve
 from vllm_graft.plan.resolution import nothing_configured
 from vllm_graft.server.callers import Callers
 from vllm_graft.text import printable
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Resolve and print the plan; exit status 1 where something in it would be refused."""
-    plan = resolve(Request(args.model, tuple(args.served_model_name), _json(args.additional_config)))
+    """Resolve and print the plan; return 1 if something in it would be refused."""
+    plan = resolve(PlanRequest(args.model, tuple(args.served_model_name), _json(args.additional_config)))
     if plan.callers:
         Callers.read(plan.callers).check_plan(plan)
     findings = [*switched_off(planned=bool(plan)), *plan.findings, *findings_of(plan)]
@@ -53,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
         print(printable(f"nothing is planned for {args.model}: vLLM would run as it is"))
         print(show_findings(findings))
         return exit_status(findings)
-    rows = [(item.name, item.point, "+".join(item.roles), item.package, _options(item), item.origin) for item in plan]
+    rows = [
+        (item.name, item.point, "+".join(item.roles), item.package, render_options(item.options), item.origin)
+        for item in plan
+    ]
     print(printable(f"plan {plan.hash} for {plan.model}"))
     print(table(("ITEM", "POINT", "ACTIVE IN", "PACKAGE", "OPTIONS", "FROM"), rows))
     print(f"on_failure = {plan.on_failure} ({plan.origins.get('on_failure', 'default')})", end=", ")
@@ -69,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def findings_of(plan: Plan) -> list[Finding]:
-    """What a start with this plan would stumble over, as far as it shows without importing vLLM."""
+    """Return what a start with this plan would refuse or warn of, as far as it shows without importing vLLM."""
     if not plan:
         return []
     version = vllm_version()
@@ -84,10 +87,6 @@ def findings_of(plan: Plan) -> list[Finding]:
         what = f"run on the V1 model runner: vLLM {version} takes none on its V2 runner"
         found.append(Finding("P005", "warning", "samplers", what, "", "install vLLM 0.31 or newer to have both"))
     return [*found, *patches.review(plan.of("patch"), strict=plan.strict)]
-
-
-def _options(item: PlanItem) -> str:
-    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in item.options.items()) or "-"
 
 
 def _json(text: str | None) -> object:

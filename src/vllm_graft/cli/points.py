@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from vllm_graft.cli.table import table
+from vllm_graft.cli.printing import table
+from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.points import POINTS, Point
 
 HELP = "show every extension point: contract, budget, where it runs, releases it is bound on"
@@ -19,8 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table, or one row in full."""
-    from vllm_graft.errors import ConfigError, nearest
-
     names = [point.name for point in POINTS]
     if args.name is not None and args.name not in names:
         raise ConfigError(f"there is no point {args.name!r}{nearest(args.name, names)}", fix="run `vllm-graft points`")
@@ -28,25 +27,17 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([point.as_dict() for point in chosen], indent=2))
     elif args.name is not None:
-        print(_in_full(chosen[0]))
+        fields = chosen[0].as_dict().items()
+        rows = [(key, "\n".join(value) if isinstance(value, tuple) else str(value)) for key, value in fields]
+        print(table(("FIELD", args.name), rows))
     else:
-        rows = [(p.name, p.key or "-", _contracts(p), p.budget, "+".join(p.roles), _bound(p)) for p in chosen]
-        print(table(("POINT", "KEY", "CONTRACT", "BUDGET", "RUNS IN", "BOUND ON VLLM"), rows))
+        head = ("POINT", "KEY", "CONTRACT", "BUDGET", "RUNS IN", "BOUND ON VLLM")
+        print(table(head, [_row(point) for point in chosen]))
     return 0
 
 
-def _in_full(point: Point) -> str:
-    rows = [
-        (key, "\n".join(value) if isinstance(value, tuple) else str(value)) for key, value in point.as_dict().items()
-    ]
-    return table(("FIELD", point.name), rows)
-
-
-def _contracts(point: Point) -> str:
-    if not point.bound:
-        return "not bound yet"
-    return "\n".join(contract.partition(":")[2] for contract in point.contracts) or "-"
-
-
-def _bound(point: Point) -> str:
-    return f"{point.bound[0]} to {point.bound[-1]}" if point.bound else "not yet"
+def _row(point: Point) -> tuple[str, ...]:
+    contracts = "\n".join(contract.partition(":")[2] for contract in point.contracts) or "-"
+    bound = f"{point.bound[0]} to {point.bound[-1]}" if point.bound else "not yet"
+    roles = "+".join(point.roles)
+    return (point.name, point.key or "-", contracts if point.bound else "not bound yet", point.budget, roles, bound)

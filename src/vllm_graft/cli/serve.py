@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from vllm_graft.boot import disabled, lastline
+from vllm_graft.boot import disabled
+from vllm_graft.boot.env import PLUGINS_VARIABLE, plugins_fault
+from vllm_graft.boot.startup_error import recorded_error_of
 from vllm_graft.cli.status import render_run
-from vllm_graft.cli.switches import PLUGINS_VARIABLE, plugins_fault
 from vllm_graft.errors import ConfigError, GraftError, SetupError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.launcher.models import embedded_model
@@ -36,7 +37,7 @@ _COMPILING = (
 
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The signals that stop the server in order. It has a session of its own, and does not hear of a closed terminal."""
+"""The signals that stop the server. It has a session of its own, so a closed terminal does not signal it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,20 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the model that is named, or the embedded one; exit status 1 where the doctor finds an error."""
+    """Serve the named model, or the embedded one; return 1 if the doctor finds an error."""
     check_set_up()
     arguments = with_default_model(args.rest)
     if not args.no_doctor and not is_sound(arguments):
         return 1
-    return watch(ServerProcess(arguments, env=_environment(embedded=arguments != args.rest)))
+    is_embedded = arguments != args.rest
+    # A KV cache for a small machine: a CPU build takes half of the memory otherwise.
+    cache = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")} if is_embedded else {}
+    return watch(ServerProcess(arguments, env=cache))
 
 
 def is_sound(arguments: Sequence[str]) -> bool:
-    """Whether the doctor's cheap rules find no error in what is about to start; what they find is printed."""
+    """Print what the doctor's cheap rules find before a start; return whether there is no error."""
     try:
         findings = _findings(arguments)
     except Exception as error:
-        # A fault of ours, met in somebody's files, is no reason to keep a server from starting.
+        # A fault of ours, met in others' files, must not keep a server from starting.
         print(f"vllm-graft: the doctor failed, starting without: {error!r}", file=sys.stderr)
         return True
     errors = [finding for finding in findings if finding.level == "error"]
@@ -87,7 +91,7 @@ def _findings(arguments: Sequence[str]) -> list[Finding]:
 
 
 def watch(server: ServerProcess) -> int:
-    """Start the server, print the status table once it is healthy, stop it in order on a signal."""
+    """Start the server, print the status table once it is healthy, stop it cleanly on a signal."""
     if server.health():
         raise ConfigError(
             f"something answers on {server.url} already", where="--port", fix="give another --port, or stop that server"
@@ -104,7 +108,11 @@ def watch(server: ServerProcess) -> int:
             signal.signal(each, stop)
     try:
         server.start()
-        _wait(server)
+        try:
+            server.wait_healthy(timeout_s=24 * 3600)
+        except StartError as error:
+            # Its processes may have recorded the reason.
+            raise recorded_error_of(server.pid) or error from None
         _show(server)
         return _conclude(server, server.wait())
     except KeyboardInterrupt:
@@ -119,9 +127,11 @@ def watch(server: ServerProcess) -> int:
 
 
 def _conclude(server: ServerProcess, status: int) -> int:
-    """Print what ended a server on its own; return the exit status, since vLLM's is 0 even where an engine died."""
+    """Print what ended a server; return the exit status, since vLLM's is 0 even if an engine died."""
     if status < 0:
-        print(f"vllm-graft: the server was ended by {_signal_name(-status)}", file=sys.stderr)
+        known = -status in signal.valid_signals()
+        name = signal.Signals(-status).name if known else f"signal {-status}"
+        print(f"vllm-graft: the server was ended by {name}", file=sys.stderr)
         status = 128 - status
     try:
         view = server.run_view()
@@ -134,30 +144,15 @@ def _conclude(server: ServerProcess, status: int) -> int:
     return status or int(bool(died))
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _wait(server: ServerProcess) -> None:
-    """Wait until the server is healthy; where it ends before that, end with the reason its processes recorded."""
-    try:
-        server.wait_healthy(timeout_s=24 * 3600)
-    except StartError as error:
-        raise lastline.start_error_of(server.pid) or error from None
-
-
 def check_set_up() -> None:
-    """Refuse where there is no vLLM, or where it would not load us."""
+    """Refuse to start without vLLM, or if it would not load us."""
     check_plugins_variable()
     if vllm_version() is None:
         raise SetupError("vLLM is not installed", where=sys.executable, fix="install a vLLM build for your hardware")
 
 
 def check_plugins_variable() -> None:
-    """Refuse where ``VLLM_PLUGINS`` would turn us off before any code of ours runs in the server."""
+    """Refuse a ``VLLM_PLUGINS`` that turns us off before any code of ours runs in the server."""
     fault = plugins_fault()
     if fault and not disabled():
         raise ConfigError(
@@ -168,7 +163,7 @@ def check_plugins_variable() -> None:
 
 
 def with_default_model(arguments: list[str]) -> list[str]:
-    """The arguments, with the embedded model and what it needs where no model is named."""
+    """Return the arguments; if they name no model, with the embedded one and what it needs."""
     told = VllmArguments(tuple(arguments))
     if told.model or told.given("--model") or told.given("--config"):
         return list(arguments)
@@ -178,11 +173,6 @@ def with_default_model(arguments: list[str]) -> list[str]:
         added.append("--enforce-eager")
     print(f"vllm-graft: no model named, serving the embedded one with {' '.join(added)}", file=sys.stderr)
     return [str(model), *arguments, *added]
-
-
-def _environment(*, embedded: bool) -> dict[str, str | None]:
-    """For the embedded model alone, a KV cache that fits a small machine; a CPU build takes half the memory else."""
-    return {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")} if embedded else {}
 
 
 def _show(server: ServerProcess) -> None:

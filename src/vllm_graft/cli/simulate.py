@@ -8,12 +8,15 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.boot import disabled
+from vllm_graft.cli.printing import ProgressLine, show_findings, table
 from vllm_graft.errors import ConfigError
 from vllm_graft.files import cache_folder, replace_file
 from vllm_graft.vllm_arguments import VllmArguments
@@ -21,7 +24,7 @@ from vllm_graft.vllm_arguments import VllmArguments
 if TYPE_CHECKING:
     from vllm_graft.simulator.model_shape import Model
     from vllm_graft.simulator.settings import SimulationSettings
-    from vllm_graft.simulator.workload import Workload
+    from vllm_graft.simulator.workload import Workload, WorkloadReport
 
 _KEYS: Final = ("device", "speed", "output_tokens", "acceptance")
 """The settings of a simulation that are arguments of the command."""
@@ -39,6 +42,11 @@ _PARALLEL: Final = (
 )
 _MOST_DEVICES: Final = 1 << 16
 """No model can be spread over more."""
+
+_TITLES: Final = {"ttft_s": "first token", "tpot_s": "per token after", "e2e_s": "whole request", "queue_s": "queue"}
+_DEVICE_HEADS: Final = ("DEVICE", "MEMORY", "BANDWIDTH", "ARITHMETIC", "LINK")
+_SHAPE_HEADS: Final = ("SHAPE", "PARAMETERS", "WEIGHTS", "LAYERS", "KV PER TOKEN", "LONGEST")
+_SPREAD: Final = ("mean", "p50", "p90", "p99", "max")
 
 HELP = "run vLLM's real engine on a modelled device: an API server, or one workload and its figures"
 
@@ -66,7 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List, play a workload, or serve."""
     from vllm_graft.cli.serve import check_set_up
-    from vllm_graft.cli.simulate_report import print_list
     from vllm_graft.simulator.model_shape import find_model
 
     if args.list:
@@ -99,7 +106,6 @@ def _serve(args: argparse.Namespace, model: Model, variables: dict[str, str], se
 
 
 def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], workload: Workload) -> int:
-    from vllm_graft.cli.simulate_report import PlayProgress, render
     from vllm_graft.simulator.workload import run
     from vllm_graft.simulator.workload.engine import parse_engine_args
 
@@ -107,6 +113,7 @@ def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], wor
     os.environ.update(variables)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    # As Ctrl-C: the report of what has been played is printed.
     signal.signal(signal.SIGTERM, _interrupt)
     words = _vllm_arguments(model, args.rest, tokenizer=workload.has_text)
     progress = PlayProgress() if sys.stderr.isatty() else None
@@ -183,7 +190,7 @@ def _check_per_request(file: str, workload: str) -> None:
 
 
 def _is_one_file(first: str, second: str) -> bool:
-    """Say whether two names are one file on a disk; a terminal may be both read and written."""
+    """Return whether two names are one file on a disk; a terminal may be both read and written."""
     try:
         return Path(first).is_file() and Path(first).samefile(second)
     except OSError:
@@ -291,3 +298,133 @@ def memory_share(rest: list[str]) -> float | None:
     except ValueError:
         return None
     return share if 0 < share <= 1 else None
+
+
+class PlayProgress:
+    """The progress bar of a workload on a terminal, with the modelled time beside it."""
+
+    def __init__(self) -> None:
+        self._line = ProgressLine()
+        self._shown = -1
+
+    def __call__(self, done: int, total: int, modelled_s: float) -> None:
+        """Redraw for every percent."""
+        part = 100 * done // total
+        if part != self._shown:
+            self._shown = part
+            self._line(f"{done} of {total} requests, {modelled_s:.1f} s modelled", done, total)
+
+
+def render(report: WorkloadReport) -> str:
+    """Render a report for people."""
+    facts = report.as_dict()
+    parts = [_headline(facts), table(("WHAT", "VALUE"), _counts(facts)), _times(facts)]
+    if facts["groups"]:
+        parts.append(_groups(facts["groups"]))
+    if facts["reasons"]:
+        reasons = [(str(count), reason) for reason, count in facts["reasons"].items()]
+        parts.append(table(("REQUESTS", "REJECTED OR ABORTED BECAUSE"), reasons))
+    if report.findings:
+        parts.append(show_findings(report.findings))
+    if not report.sound:
+        parts.append("These are not the figures of the plan: what is named above was not active until the end.")
+    return "\n\n".join(parts)
+
+
+def _headline(facts: Mapping[str, Any]) -> str:
+    state = "interrupted: " if facts["interrupted"] else ""
+    pace = f"{facts['modelled_s']:.1f} s modelled in {facts['wall_s']:.1f} s"
+    factor = facts["modelled_per_wall"]
+    if facts["speed"] == "virtual":
+        pace += f", {factor:.1f} times faster than the time it models"
+    how = "asynchronous" if facts["async_scheduling"] else "synchronous"
+    return (
+        f"{state}{facts['model']} on a modelled {facts['device']}, vLLM {facts['vllm']}, {how} scheduling, "
+        f"KV cache of {facts['kv_tokens']} tokens\nscheduler: {facts['scheduler']}; "
+        f"{'plan ' + facts['plan'] if facts['plan'] else 'no plan'}\n{facts['workload']}: {pace}"
+    )
+
+
+def _counts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    requests = f"{facts['requests']}: {facts['done']} done, {facts['rejected']} rejected, {facts['aborted']} aborted"
+    prompt = f"{facts['prompt_tokens']}, {facts['prompt_tokens_per_s']:.1f} per second, {facts['cached_tokens']} cached"
+    return [
+        ("requests", requests),
+        ("makespan", f"{facts['makespan_s']:.3f} s"),
+        ("prompt tokens", prompt),
+        ("output tokens", f"{facts['output_tokens']}, {facts['output_tokens_per_s']:.1f} per second"),
+        ("preemptions", str(facts["preemptions"])),
+        (
+            "steps",
+            f"{facts['steps']}, the device busy for {100 * facts['device_busy_share']:.1f} % of the time"
+            + (f" (the first of {facts['engines']} engines)" if facts["engines"] > 1 else ""),
+        ),
+        ("digest", facts["digest"]),
+    ]
+
+
+def _times(facts: Mapping[str, Any]) -> str:
+    rows = [(title, *_spread(facts[name])) for name, title in _TITLES.items()]
+    return table(("SECONDS", *(name.upper() for name in _SPREAD)), rows)
+
+
+def _groups(groups: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [
+        (name or "(none)", str(group["requests"]), str(group["done"]), title, *_spread(group[key]))
+        for name, group in groups.items()
+        for key, title in _TITLES.items()
+    ]
+    return table(("GROUP", "REQUESTS", "DONE", "SECONDS", *(name.upper() for name in _SPREAD)), rows)
+
+
+def _spread(values: Mapping[str, float] | None) -> tuple[str, ...]:
+    return tuple("-" if values is None else f"{values[name]:.4f}" for name in _SPREAD)
+
+
+def print_list(*, as_json: bool) -> int:
+    """Print the devices, those of ``graft.toml`` included, and the models whose configurations ship."""
+    from vllm_graft.plan.layers import find_file, read_file
+    from vllm_graft.simulator.devices import DEVICES, INSTANT, find_device
+    from vllm_graft.simulator.model_shape import find_model, shipped_models
+
+    path = find_file()
+    own = read_file(path).devices if path is not None else {}
+    found = {name: find_device(name, own, "graft.toml") for name in (*DEVICES, *own)}
+    devices = {name: device for name, device in found.items() if device is not None}
+    shapes = [_shape_facts(find_model(name)) for name in shipped_models()]
+    if as_json:
+        rows = [{"name": name, **asdict(device)} for name, device in devices.items()]
+        print(json.dumps({"devices": rows, "shapes": shapes}, indent=2))
+        return 0
+    device_rows = [
+        (name, f"{d.memory_gb:g} GB", f"{d.bandwidth_gb_s:g} GB/s", f"{d.tflops:g} TFLOP/s", f"{d.link_gb_s:g} GB/s")
+        for name, d in devices.items()
+    ]
+    shape_rows = [
+        (
+            row["name"],
+            f"{row['parameters'] / 1e9:.1f} billion",
+            f"{row['weight_bytes'] / 1e9:.1f} GB",
+            str(row["layers"]),
+            f"{row['kv_bytes_per_token'] / 1024:.0f} KiB",
+            str(row["max_model_len"]),
+        )
+        for row in shapes
+    ]
+    print(table(_DEVICE_HEADS, [*device_rows, (INSTANT, *"----")]))
+    print()
+    print(table(_SHAPE_HEADS, shape_rows))
+    return 0
+
+
+def _shape_facts(model: Model) -> dict[str, Any]:
+    shape = model.shape
+    assert shape is not None, f"{model.file} ships, and says all that a shape needs"
+    return {
+        "name": model.name,
+        "parameters": shape.parameters,
+        "weight_bytes": round(shape.total_bytes),
+        "layers": len(shape.layers),
+        "kv_bytes_per_token": 2 * shape.kv_width * len(shape.layers),
+        "max_model_len": model.config.get("max_position_embeddings"),
+    }

@@ -16,11 +16,11 @@ from vllm_graft.boot import DISABLE_VARIABLE, SIMULATE_VARIABLE
 from vllm_graft.doctor.environment import OURS
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
-from vllm_graft.plan.catalogue import SHIPPED, Registered, load
+from vllm_graft.plan.catalogue import SHIPPED, CatalogueEntry, load
 from vllm_graft.plan.layers import (
     CONFIG_VARIABLE,
+    Choice,
     Layer,
-    Named,
     find_file,
     from_additional_config,
     from_environment,
@@ -29,7 +29,7 @@ from vllm_graft.plan.layers import (
 from vllm_graft.plan.managers import GENERAL, GeneralPlugin, undecided
 from vllm_graft.plan.resolution import (
     ALL,
-    Request,
+    PlanRequest,
     check_option_owners,
     foreign,
     items_of,
@@ -122,7 +122,7 @@ def patches(env: Environment) -> list[dict[str, str]]:
     return list(found.values())
 
 
-def _chosen_by(env: Environment) -> list[tuple[str, Named]]:
+def _chosen_by(env: Environment) -> list[tuple[str, Choice]]:
     """Return the names that count in a plan that is on and without fault; D027 has said what is wrong with others."""
     try:
         return [] if disabled(env) else _chosen(*_layers(env))
@@ -183,10 +183,10 @@ def _layers(env: Environment) -> tuple[list[Layer], list[Layer]]:
         return [], strong
     if not model:
         return [file.defaults, *([] if env.arguments.given("--config") else file.profiles)], strong
-    return layers_of(file, Request(model, tuple(env.arguments.values("--served-model-name")))), strong
+    return layers_of(file, PlanRequest(model, tuple(env.arguments.values("--served-model-name")))), strong
 
 
-def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Named]]:
+def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Choice]]:
     """Return every name that counts, with its key: those of all profiles, unless a stronger layer has the key."""
     replaced = {key for layer in strong for key in layer.names}
     layers = [
@@ -214,7 +214,7 @@ def _faults(env: Environment, weak: list[Layer], strong: list[Layer]) -> Iterato
 
 def _known(
     env: Environment, point: Point, options: Mapping[str, Mapping[str, tuple[OptionValue, str]]]
-) -> dict[str, Registered]:
+) -> dict[str, CatalogueEntry]:
     offered = {name: (target, "vllm-graft") for name, target in SHIPPED.items()}
     offered.update({entry.name: (entry.value, entry.package) for entry in env.in_group(OURS)})
     given = {name: {option: value for option, (value, _) in options.get(name, {}).items()} for name in offered}
@@ -226,7 +226,7 @@ def _known(
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadItem(Registered):
+class _ReadItem(CatalogueEntry):
     """An item whose class is not imported: a stand-in has the contract and options that its source states."""
 
     point: Point

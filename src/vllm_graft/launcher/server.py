@@ -21,7 +21,8 @@ from typing import IO, Final
 from vllm_graft import sockets
 from vllm_graft.errors import LedgerError, StartError
 from vllm_graft.ledger import RunView, folder, runs
-from vllm_graft.ledger.cells import mark_ended
+from vllm_graft.ledger.counters import SUFFIX, mark_ended
+from vllm_graft.ledger.record import process_stat
 from vllm_graft.vllm_arguments import VllmArguments
 
 _STOP_S: Final = 40.0
@@ -60,7 +61,7 @@ class ServerProcess:
     ) -> None:
         self.arguments = list(arguments)
         self.log = log
-        self._env = _environment(env or {})
+        self._env = {name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None}
         self._cwd = cwd
         self._popen = popen
         self._program = list(program or [sys.executable, "-m", "vllm_graft.boot.launch", "serve"])
@@ -88,6 +89,7 @@ class ServerProcess:
     def start(self) -> ServerProcess:
         """Start the process without waiting for it."""
         self._output = self.log.open("ab") if self.log is not None else None
+        # vLLM leaves its sockets behind when it is killed; they go with this folder.
         self._sockets = sockets.make(self._env)
         lent = {sockets.VARIABLE: str(self._sockets)} if self._sockets is not None else {}
         self._process = self._popen(
@@ -204,7 +206,8 @@ class ServerProcess:
 
     def leftovers(self) -> list[int]:
         """Return the living processes of the server's session."""
-        return [pid for pid in _living() if _session(pid) == self.pid]
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [pid for pid in pids if _session(pid) == self.pid]
 
     def __enter__(self) -> ServerProcess:
         try:
@@ -246,7 +249,7 @@ class ServerProcess:
         for process in view.processes:
             if process.life == "running":
                 with contextlib.suppress(OSError):  # a record kept in memory has no file
-                    mark_ended(folder.run_folder(state, view.run) / f"{process.record.pid}.cells")
+                    mark_ended(folder.run_folder(state, view.run) / f"{process.record.pid}{SUFFIX}")
 
 
 def free_port() -> int:
@@ -256,18 +259,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _environment(added: Mapping[str, str | None]) -> dict[str, str]:
-    merged = {**os.environ, **added}
-    return {name: value for name, value in merged.items() if value is not None}
-
-
-def _living() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
 def _session(pid: int) -> int | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[3])
+    fields = process_stat(pid)
+    return int(fields[3]) if fields and fields[0] != "Z" else None

@@ -1,14 +1,14 @@
-"""Where records live: a folder that only its owner can read, on any machine and in read-only containers.
+"""The folder of records: private to its user, on any machine and in read-only containers.
 
-``GRAFT_STATE_DIR`` names where it is made. Without it the first of these that can be written is taken: the user's
-runtime folder, the temporary folder, shared memory. There each user has a folder of his own, and in it every run of a
-server; a folder that we did not make keeps its rights.
+``GRAFT_STATE_DIR`` names its parent. Without it, the parent is the first of these that can be written: the user's
+runtime folder, the temporary folder, shared memory. Each user has a folder there, with one folder in it for every run
+of a server. A folder that we did not make keeps its permissions.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -20,19 +20,24 @@ from vllm_graft.errors import LedgerError
 
 VARIABLE: Final = "GRAFT_STATE_DIR"
 
-KEPT_S: Final = 24 * 3600
-"""How long the records of a run that did not end in order stay visible."""
-
+RETENTION_S: Final = 24 * 3600
+"""How long the records of a run that did not end cleanly are shown, in seconds."""
 
 ROOM: Final = 128 * 1024
 """The bytes that the files of one more process may need."""
 
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The errors of a full disk, or of a quota or limit that is used up."""
+
+_PAGE: Final = 4096
+"""The bytes in whose multiples a file is padded."""
+
 
 def state_folder(create: bool = False) -> Path | None:
-    """The folder of records. None where nothing can be written: records then live in memory only.
+    """Return the folder of records; None if nothing can be written, and records stay in memory.
 
     A folder that ``GRAFT_STATE_DIR`` names must be usable, else LedgerError; so must one that already exists and
-    belongs to somebody else, because records of another user prove nothing.
+    belongs to another user, because another user's records prove nothing.
     """
     named = os.environ.get(VARIABLE, "").strip()
     if named:
@@ -45,17 +50,17 @@ def state_folder(create: bool = False) -> Path | None:
 
 
 def home_in(place: Path) -> Path:
-    """This user's folder of records in a place that others may use too."""
+    """Return this user's folder of records below a parent that users may share."""
     return place / f"vllm-graft-{os.getuid()}"
 
 
 def run_folder(state: Path, run: str) -> Path:
-    """The folder of one run's records."""
+    """Return the folder of one run's records."""
     return state / "runs" / run
 
 
 def make_run_folder(state: Path, run: str) -> Path:
-    """The folder of one run's records, made where it is not there."""
+    """Return the folder of one run's records, and make it if it does not exist."""
     folder = run_folder(state, run)
     for home in (folder.parent, folder):
         home.mkdir(mode=0o700, exist_ok=True)
@@ -63,7 +68,7 @@ def make_run_folder(state: Path, run: str) -> Path:
 
 
 def run_folders(state: Path) -> list[Path]:
-    """Every run's folder, oldest first; LedgerError where they cannot be listed."""
+    """Return every run's folder, oldest first; raise LedgerError if they cannot be listed."""
     try:
         found = [entry for entry in (state / "runs").iterdir() if entry.is_dir()]
     except FileNotFoundError:
@@ -78,9 +83,9 @@ def run_folders(state: Path) -> list[Path]:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """Read a regular file of at most so many bytes; OSError or ValueError for anything else.
+    """Read a regular file of at most ``limit`` bytes; raise OSError or ValueError for anything else.
 
-    Nothing here waits: a FIFO in the place of a record would otherwise hold the reader up until somebody writes to it.
+    It never waits: a FIFO in the place of a record would otherwise hold the reader up until something writes to it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -92,8 +97,40 @@ def read_file(path: Path, limit: int) -> bytes:
         return file.read(limit)
 
 
+def write_file(text: str, path: Path) -> None:
+    """Replace a file as a whole, readable by its owner alone.
+
+    The file is padded with blanks, so that it can be written in place on a full disk. A reader may meet half of it
+    then for a moment, which is better than a record that no longer changes.
+    """
+    data = text.encode()
+    size = _PAGE * (2 + len(data) // _PAGE)
+    temporary = path.with_suffix(f".{os.getpid()}.new")
+    try:
+        try:
+            _fill(temporary, os.O_CREAT | os.O_TRUNC, data.ljust(size))
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        temporary.replace(path)
+    except OSError as error:
+        if error.errno not in FULL or not path.exists() or path.stat().st_size < len(data):
+            raise
+        _fill(path, 0, data.ljust(path.stat().st_size))
+
+
+def _fill(path: Path, flags: int, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
+    finally:
+        os.close(descriptor)
+
+
 def shortage(place: Path) -> str:
-    """Say that the disk of a folder is full; empty where it has room for another record."""
+    """Return a sentence that the disk of a folder is full; empty if it has room for another record."""
     try:
         facts = os.statvfs(place)
     except OSError:
@@ -112,17 +149,12 @@ def _written(folder: Path) -> float:
 
 
 def too_old(folder: Path) -> bool:
-    """Whether a run that has ended was last written longer ago than records are kept."""
+    """Return whether a run was last written longer ago than records are kept."""
     try:
         newest = max((entry.lstat().st_mtime for entry in folder.iterdir()), default=folder.stat().st_mtime)
     except OSError:
         return False
-    return time.time() - newest > KEPT_S
-
-
-def remove(folder: Path) -> None:
-    """Remove a run's records; another process may be doing the same."""
-    shutil.rmtree(folder, ignore_errors=True)
+    return time.time() - newest > RETENTION_S
 
 
 def _candidates() -> Iterator[Path]:
@@ -134,35 +166,29 @@ def _candidates() -> Iterator[Path]:
 
 
 def _usable(folder: Path, create: bool, named: bool) -> Path | None:
-    if create:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            if named:
-                raise LedgerError(
-                    f"the folder {folder} cannot be made: {error}",
-                    where=VARIABLE,
-                    fix=f"point {VARIABLE} at a folder this user may write",
-                ) from error
-            return None
+    """Return a folder that can be used; None if not, or LedgerError if the user named it or it is another user's."""
+    fix = f"point {VARIABLE} at a folder this user may write"
     try:
+        if create:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.lstat()
-    except OSError:
+    except OSError as error:
+        if create and named:
+            raise LedgerError(f"the folder {folder} cannot be made: {error}", where=VARIABLE, fix=fix) from error
         return None
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        # In a shared folder such as /tmp anyone may have made it first.
         raise LedgerError(
             f"{folder} is not a folder of this user",
             where=VARIABLE if named else "",
             fix=f"remove it, or point {VARIABLE} at a folder of your own",
         )
-    if create and facts.st_mode & 0o077:
+    if not create:
+        return folder
+    if facts.st_mode & 0o077:
         folder.chmod(0o700)
-    if create and not os.access(folder, os.W_OK | os.X_OK):
-        if named:
-            raise LedgerError(
-                f"the folder {folder} cannot be written",
-                where=VARIABLE,
-                fix=f"point {VARIABLE} at a folder this user may write",
-            )
-        return None
-    return folder
+    if os.access(folder, os.W_OK | os.X_OK):
+        return folder
+    if named:
+        raise LedgerError(f"the folder {folder} cannot be written", where=VARIABLE, fix=fix)
+    return None

@@ -1,4 +1,4 @@
-"""Calling a plugin so that its failure is its own: count, time, and put aside what raises or overruns."""
+"""Calls of plugins, guarded: counted, timed, and ended for good once a plugin raises or overruns repeatedly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, TracebackType
 from typing import Final, Generic, ParamSpec, TypeVar
 
-from vllm_graft.ledger.meters import Meter
+from vllm_graft.ledger.counters import Meter
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,7 +84,7 @@ class Guard(Generic[P, R]):
         self.aside = ""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the plugin, or what stands in for it once it has been put aside."""
+        """Call the plugin, or its fallback after it has been put aside."""
         if self.aside:
             return self._fallback(*args, **kwargs)
         started = time.perf_counter_ns()
@@ -105,7 +105,7 @@ class Guard(Generic[P, R]):
         return result
 
     def _overrun(self, started: int, took: int) -> str:
-        """Count a call over budget; returns why the plugin must be put aside, or nothing."""
+        """Count a call over budget; return why the plugin must be put aside, or an empty string."""
         over = took - self._meter.budget_ns
         self._in_a_row += 1
         if self._in_a_row == 1:
@@ -125,7 +125,7 @@ class Guard(Generic[P, R]):
         return ""
 
     def _count_long(self, started: int, took: int) -> bool:
-        """Count a long call; returns whether it is one too many."""
+        """Count a long call; return whether it is one too many."""
         if started - self._long_ended >= LONG_CALLS_WITHIN_NS:
             self._long_calls = self._long_in_a_row = 0
         self._long_calls += 1
@@ -139,17 +139,17 @@ class Guard(Generic[P, R]):
 
     @property
     def name(self) -> str:
-        """The item and its hook that is called."""
+        """The item and the hook that is called."""
         return self._meter.key.replace("\t", ".")
 
     def put_aside(self, reason: str) -> None:
-        """Stop calling the plugin, for a reason of the guard's or of its owner's."""
+        """Stop calling the plugin."""
         self.aside = reason
         self._on_aside(reason)
 
 
 def raised_by_signal(error: BaseException) -> bool:
-    """Whether a signal handler raised this while a plugin happened to run: then it is not the plugin's.
+    """Return whether a signal handler raised this while a plugin ran, so that it is not the plugin's fault.
 
     Python runs handlers in the main thread only. One written in Python has its own frame in the traceback. The one
     behind Ctrl-C is not: its KeyboardInterrupt appears at an instruction that raises nothing by itself.
@@ -166,7 +166,7 @@ def raised_by_signal(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """An exception in one line: what it is and where it was raised. Never raises, whatever the exception does."""
+    """Return an exception in one line, with the place that raised it; never raise, whatever its ``str`` does."""
     try:
         text = str(error)
     except BaseException as failure:
@@ -187,7 +187,7 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _handler_code(number: signal.Signals) -> CodeType | None:
-    """The code of a signal's handler, where that is written in Python; asyncio's is a bound method in a partial."""
+    """Return the code of a signal's handler if that is written in Python; asyncio's is a bound method in a partial."""
     handler: object = signal.getsignal(number)
     while isinstance(handler, functools.partial):
         handler = handler.func
@@ -195,6 +195,6 @@ def _handler_code(number: signal.Signals) -> CodeType | None:
 
 
 def _raises(trace: TracebackType) -> bool:
-    """Whether the instruction at which a traceback ends is a ``raise``."""
+    """Return whether a traceback ends at a ``raise`` statement."""
     code = trace.tb_frame.f_code.co_code
     return dis.opname[code[trace.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")

@@ -1,4 +1,4 @@
-"""This process's own ledger: the record it keeps, the counters it hands out, and what a fork does to both."""
+"""The ledger of this process: its record, its counters, and what a fork does to both."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from typing import Final
 
 from vllm_graft.errors import LedgerError
 from vllm_graft.findings import Finding
-from vllm_graft.ledger import folder, reading, record
-from vllm_graft.ledger.cells import BEAT, CLOSED, ENDED, FAILED, UNSAVED, Cells, mark_ended
+from vllm_graft.ledger import counters, folder, queue_statistics, reading
+from vllm_graft.ledger.comparison import lost_folder
+from vllm_graft.ledger.counters import BEAT, CLOSED, ENDED, FAILED, UNSAVED, Cells, Meter, mark_ended
 from vllm_graft.ledger.guard import reason_of
-from vllm_graft.ledger.meters import Meter
-from vllm_graft.ledger.queue_statistics import SUFFIX, StatisticsWriter
+from vllm_graft.ledger.queue_statistics import StatisticsWriter
 from vllm_graft.ledger.reading import ProcessView
-from vllm_graft.ledger.record import Hook, ItemState, Record, Stall, State
-from vllm_graft.plan.carry import carried
+from vllm_graft.ledger.record import HookRecord, ItemState, Record, Stall, State
+from vllm_graft.ledger.status import ProcessRow
+from vllm_graft.plan.carry import carried_plan
 from vllm_graft.plan.plan import Plan
 from vllm_graft.points import Role
 
@@ -29,7 +30,7 @@ _LOG: Final = logging.getLogger("vllm.graft")
 
 
 class Ledger:
-    """The record of this process. ``open`` begins it; everything before that is kept and written then."""
+    """The record of this process. ``open`` begins it; what was set before is written then."""
 
     def __init__(self) -> None:
         self.cells = Cells()
@@ -41,18 +42,18 @@ class Ledger:
         self._own_run: tuple[str, Plan] | None = None
         """The run that this process began, and its plan."""
         self._begun: tuple[str, Plan] | None = None
-        """The same, until the plan is written."""
+        """The run that this process began, until its plan is written."""
         self._unsaved = ""
         self.unfinished = ""
-        """What has gone wrong if the process ends now without an error, as a worker does that vLLM could not start."""
+        """The failure to record if the process ends now without an error, as a worker that vLLM could not start."""
 
     @property
     def home(self) -> Path | None:
-        """The folder of this run's records; None while there is none on disk."""
+        """The folder of this run's records; None while they are in memory."""
         return self._path.parent if self._path is not None else None
 
     def begin_run(self, run: str, plan: Plan) -> None:
-        """In the process that starts a server: clear away servers that are gone, and leave the plan for readers."""
+        """Remove the records of servers that are gone, and write the plan of a new one; its first process does."""
         state = folder.state_folder(create=True)
         if state is None:
             return
@@ -66,15 +67,11 @@ class Ledger:
     def _write_plan(self, state: Path) -> None:
         if self._begun is not None:
             run, plan = self._begun
-            record.write(plan.to_json(), folder.make_run_folder(state, run) / reading.PLAN_FILE)
+            folder.write_file(plan.to_json(), folder.make_run_folder(state, run) / reading.PLAN_FILE)
             self._begun = None
 
-    def _carried_run(self) -> tuple[str, Plan] | None:
-        plan = carried()
-        return (self.record.run, plan) if self.record is not None and plan is not None else None
-
     def open(self, opened: Record) -> None:
-        """Begin the record, on disk where a folder can be written, else in memory."""
+        """Begin the record, on disk if a folder can be written, else in memory."""
         opened.items = list(self._items.values())
         self.record = opened
         state = folder.state_folder(create=True)
@@ -85,11 +82,12 @@ class Ledger:
         except OSError as error:
             self._stay_in_memory(error, state)
         self.save()
+        # Not atexit, which multiprocessing's children skip: they end with os._exit after their finalizers.
         multiprocessing.util.Finalize(None, self._end, args=(opened.pid,), exitpriority=0)
 
     def _move_to(self, state: Path, opened: Record) -> None:
         path = folder.make_run_folder(state, opened.run) / f"{opened.pid}.json"
-        self.cells.move(path.with_suffix(".cells"))
+        self.cells.move(path.with_suffix(counters.SUFFIX))
         self._path = path
 
     def _stay_in_memory(self, error: OSError | LedgerError, state: Path | None) -> None:
@@ -103,13 +101,15 @@ class Ledger:
         )
 
     def retry(self) -> None:
-        """Write what could not be written before, or was removed since, as soon as that is possible again."""
+        """Write what could not be written before, or was removed since, if that is possible now."""
         path = self._path
         # Never made again while it is there: cutting a file that is mapped ends the process.
-        lost = path is not None and not path.with_suffix(".cells").exists()
-        # Whoever notices first writes the plan: the process that began the run may be held up.
+        lost = path is not None and not path.with_suffix(counters.SUFFIX).exists()
+        # The first process to notice writes the plan: the one that began the run may be held up.
         planless = path is not None and not (path.parent / reading.PLAN_FILE).exists()
-        run = (self._own_run or self._carried_run()) if planless else None
+        run = self._own_run if planless else None
+        if planless and run is None and self.record is not None and (plan := carried_plan()) is not None:
+            run = (self.record.run, plan)
         removed = lost or run is not None or (path is not None and not path.exists())
         if self.record is None or not (self._unsaved or self._begun or removed):
             return
@@ -122,7 +122,7 @@ class Ledger:
             if path is None or lost:
                 self._move_to(state, self.record)
             if lost and self._statistics is not None and self._path is not None:
-                self._statistics.follow(self._path.with_suffix(SUFFIX))
+                self._statistics.follow(self._path.with_suffix(queue_statistics.SUFFIX))
         except (OSError, LedgerError) as error:
             if removed and not self._unsaved:
                 _LOG.warning("vllm-graft: the record %s is gone and cannot be written again: %s", path, error)
@@ -133,7 +133,7 @@ class Ledger:
             _LOG.info("vllm-graft: the record %s is written again", self._path)
 
     def set_item(self, point: str, name: str, state: State, reason: str = "") -> None:
-        """Say how one planned item stands in this process."""
+        """Set the state of one planned item in this process."""
         known = self._items.get(name)
         if known is None:
             self._items[name] = ItemState(point, name, state, reason)
@@ -143,31 +143,31 @@ class Ledger:
             known.state, known.reason = state, reason
 
     def knows(self, name: str) -> bool:
-        """Whether this process has said anything of an item."""
+        """Return whether an item has a state in this process."""
         return name in self._items
 
     def forget_items(self) -> None:
-        """Begin anew with what is active here: a forked child has another role than its parent."""
+        """Drop the states of all items: a forked child has another role than its parent."""
         self._items.clear()
 
     def hook(self, item: str, name: str, budget_us: float | None = None) -> Meter:
-        """A meter for one hook of an item; asked again, it gives the same counters."""
+        """Return a meter for one hook of an item; a second one has the same counters."""
         meter = Meter(self.cells, f"{item}\t{name}", budget_us)
-        self.note_hook(item, name, meter.at, budget_us)
+        self.note_hook(item, name, meter.cell, budget_us)
         return meter
 
     def note_hook(self, item: str, name: str, cell: int, budget_us: float | None = None) -> None:
-        """Say that an item counts in a block of cells."""
+        """Record that a hook of an item counts in the block that begins at ``cell``."""
         state = self._items.get(item)
         if state is not None and all(hook.name != name for hook in state.hooks):
-            state.hooks.append(Hook(name, cell, budget_us))
+            state.hooks.append(HookRecord(name, cell, budget_us))
             self.save()
 
     def queue_statistics(self, item: str, engine: int = 0) -> StatisticsWriter:
         """Return the writer of a queue's load and statistics; in memory if there is no folder."""
         try:
             self._statistics = StatisticsWriter(
-                item, self._path.with_suffix(SUFFIX) if self._path is not None else None, engine
+                item, self._path.with_suffix(queue_statistics.SUFFIX) if self._path is not None else None, engine
             )
         except OSError as error:
             _LOG.warning("vllm-graft: what waits in %s cannot be published: %s", item, error)
@@ -175,22 +175,22 @@ class Ledger:
         return self._statistics
 
     def add_role(self, role: Role) -> None:
-        """This process turns out to play another part as well."""
+        """Add a role to the record."""
         if self.record is not None and role not in self.record.roles:
             self.record.roles.append(role)
             self.save()
 
     def set_ready(self) -> None:
-        """Say that the engine of this front end has started, or the loop of this engine core or worker runs.
+        """Record that the engine of this front end has started, or that the loop of this engine or worker runs.
 
-        What is missing from now on does not come any more.
+        An item that is missing from now on counts as missing, not as late.
         """
         if self.record is not None and not self.record.ready:
             self.record.ready = True
             self.save()
 
     def set_stalls(self, stalls: list[Stall]) -> None:
-        """Say what holds this process up; written when that changes."""
+        """Record what holds this process up; written only if that has changed."""
         if self.record is not None and stalls != self.record.stalls:
             self.record.stalls = stalls
             self.save()
@@ -200,7 +200,7 @@ class Ledger:
         self.cells.cells[BEAT] = int(time.time() * 1000)
 
     def fail(self, reason: str) -> None:
-        """Say that an error ends this process; whoever takes it down afterwards does not make that an orderly end."""
+        """Record that an error ends this process; being stopped afterwards does not make that a clean end."""
         if self.record is None or self.cells.cells[ENDED]:
             return
         self.record.failure = reason
@@ -208,19 +208,19 @@ class Ledger:
         self.save()
 
     def end_in_order(self) -> None:
-        """Say that this process was asked to end, whatever ends it."""
+        """Mark that this process was asked to end, whatever ends it."""
         if not self.cells.cells[ENDED]:
             self.cells.end()
 
     def put_aside(self, item: str, reason: str) -> None:
-        """An item failed while serving: show it as quarantined."""
+        """Quarantine an item that failed while serving."""
         state = self._items.get(item)
         if state is not None:
             state.state, state.reason = "quarantined", reason
         self.note_error(item, f"is put aside, the server goes on without it: {reason}")
 
     def note_error(self, item: str, text: str) -> None:
-        """Keep and log an error that happened while serving, without touching the disk on the caller's time."""
+        """Record and log an error that happened while serving; the disk is written in a thread."""
         if self.record is not None:
             self.record.last_error = f"{item}: {text}"
         _LOG.error("vllm-graft: %s: %s", item, text)
@@ -231,32 +231,36 @@ class Ledger:
             self.save()
 
     def view(self) -> ProcessView | None:
-        """This process as a reader would see it, counters up to date; None before ``open``."""
+        """Return this process with up-to-date counters; None before ``open``."""
         if self.record is None:
             return None
-        snapshot = self._statistics.snapshot() if self._statistics is not None else None
-        counted = self.cells.cells
-        beat = counted[BEAT] / 1000
-        known = reading.readings(self.record.items, counted)
-        return ProcessView(self.record, "running", known, snapshot, beat, self._unsaved)
+        counted, statistics = self.cells.cells, self._statistics
+        return ProcessView(
+            self.record,
+            "running",
+            reading.readings(self.record.items, counted),
+            statistics.snapshot() if statistics is not None else None,
+            counted[BEAT] / 1000,
+            self._unsaved,
+        )
 
-    def rows(self) -> list[dict[str, object]]:
+    def rows(self) -> list[ProcessRow]:
         """Return every process of this run that recorded on this machine; this one from memory, never stale.
 
-        Without the statistics of the other processes' queues: an engine or worker that is asked stands still meanwhile,
-        and each says its own.
+        Without the statistics of the other processes' queues: an engine or worker does no step while it answers, and
+        each process reports its own.
         """
         return self.look_around(queues=False)[0]
 
-    def look_around(self, *, queues: bool = True) -> tuple[list[dict[str, object]], list[Finding]]:
-        """Return every process of this run on this machine, and what could not be read of the others."""
+    def look_around(self, *, queues: bool = True) -> tuple[list[ProcessRow], list[Finding]]:
+        """Return every process of this run on this machine, and findings about files that could not be read."""
         own, home = self.view(), self.home
         if own is None:
             return [], []
         mine = own.as_dict(live=True)
         run = reading.read_run(home, queues=queues) if home is not None else None
         if run is None:
-            return [mine], [reading.lost_folder(home)] if home is not None else []
+            return [mine], [lost_folder(home)] if home is not None else []
         others = [row for row in run.rows() if row["pid"] != own.record.pid]
         damaged = [each for each in run.damaged if not Path(each.where).name.startswith(f"{own.record.pid}.")]
         return [*others, mine], damaged
@@ -267,7 +271,7 @@ class Ledger:
             return
         with self._lock:
             try:
-                record.write(self.record.to_json(), self._path)
+                folder.write_file(self.record.to_json(), self._path)
             except OSError as error:
                 if not self._unsaved:
                     _LOG.warning("vllm-graft: the record %s cannot be written: %s", self._path, error)
@@ -277,20 +281,20 @@ class Ledger:
                 self._unsaved = ""
                 self.cells.cells[UNSAVED] = 0
 
-    def take_down(self, pids: Iterable[int]) -> None:
-        """These processes and their children are being stopped: those that live now are taken down, and do not die."""
+    def mark_stopped(self, pids: Iterable[int]) -> None:
+        """Mark these processes and their children as stopped deliberately, not crashed."""
         home, stopped = self.home, set(pids)
         view = reading.read_run(home, queues=False) if home is not None else None
         for process in view.processes if view is not None else ():
             record = process.record
             if process.life == "running" and home is not None and stopped.intersection((record.pid, record.parent)):
                 try:
-                    mark_ended(home / f"{record.pid}.cells")
+                    mark_ended(home / f"{record.pid}{counters.SUFFIX}")
                 except OSError as error:
                     _LOG.warning("vllm-graft: the end of %s cannot be recorded: %s", record.name, error)
 
     def close(self) -> None:
-        """End the record in order while the process lives on."""
+        """Close the record cleanly while the process lives on."""
         if self.record is not None:
             self.save()
             self.cells.end(CLOSED)
@@ -300,7 +304,7 @@ class Ledger:
         self.forked()
 
     def forked(self) -> None:
-        """In a forked child: let go of the parent's file before anything is counted into it."""
+        """Drop the parent's record and files in a forked child, before anything is counted into them."""
         self.cells.renew(None)
         if self._statistics is not None:
             self._statistics.move(None)
@@ -327,7 +331,7 @@ class Ledger:
 
 
 def is_orderly(error: BaseException) -> bool:
-    """Whether a process that ends by this exception was asked to end."""
+    """Return whether a process that ends by this exception was asked to end."""
     if isinstance(error, SystemExit):
         return error.code in (None, 0)
     return isinstance(error, KeyboardInterrupt)
@@ -337,5 +341,5 @@ _current = Ledger()
 
 
 def current() -> Ledger:
-    """The ledger of this process."""
+    """Return the ledger of this process."""
     return _current

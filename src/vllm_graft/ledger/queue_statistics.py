@@ -17,17 +17,18 @@ import stat
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Final, TypedDict
 
 from vllm_graft.contracts import Load
 from vllm_graft.ledger.record import lives, start_ticks
 
-SUFFIX: Final = ".board"
+SUFFIX: Final = ".queue"
+"""The suffix of the file, beside the process's record."""
 
 ROWS: Final = 1000
 """The rows of a file."""
@@ -66,7 +67,27 @@ assert _HEAD.size + _CHECK.size <= _LOAD_AT
 _SUMS: Final = ("waiting", "running", "admitted", "refused", "ended", "aborted", "tokens", "recent", "wait_sum")
 _NUMBERS: Final = attrgetter(*_SUMS, "wait_max")
 
-Value = str | int | float | None
+
+class QueueRow(TypedDict):
+    """The statistics of one value of one label in the queue of one engine, as a status document shows them."""
+
+    engine: int
+    pid: int
+    item: str
+    label: str
+    value: str
+    waiting: int
+    running: int
+    admitted: int
+    refused: int
+    ended: int
+    aborted: int
+    wait_mean_s: float | None
+    wait_p50_s: float | None
+    wait_p99_s: float | None
+    wait_max_s: float | None
+    tokens: int
+    share: float
 
 
 @dataclass(slots=True, eq=False)
@@ -162,11 +183,11 @@ class QueueSnapshot:
             served[row.label] = served.get(row.label, 0) + row.recent
         return [row.recent / served[row.label] if served.get(row.label) else 0.0 for row in self.rows]
 
-    def as_dicts(self, now: float | None = None) -> list[dict[str, Value]]:
+    def as_dicts(self, now: float | None = None) -> list[QueueRow]:
         """Return the rows with stable lower-case keys, for ``--json`` and ``/graft/status``."""
         return [self._as_dict(row, share) for row, share in zip(self.rows, self.shares(now), strict=True)]
 
-    def _as_dict(self, row: LabelStatistics, share: float) -> dict[str, Value]:
+    def _as_dict(self, row: LabelStatistics, share: float) -> QueueRow:
         return {
             "engine": self.engine,
             "pid": self.pid,
@@ -367,19 +388,16 @@ def truncate(text: str, size: int) -> str:
     return text.encode("utf-8", "replace").replace(b"\0", b" ")[:size].decode("utf-8", "ignore")
 
 
-def busiest(rows: Sequence[Mapping[str, object]], number: int = 20) -> tuple[list[Mapping[str, object]], int]:
+def busiest(rows: Sequence[QueueRow], number: int = 20) -> tuple[list[QueueRow], int]:
     """Return the rows with most requests and tokens of each engine and label, and how many were left out."""
-    kept: list[Mapping[str, object]] = []
-    for group in dict.fromkeys((row["pid"], row["label"]) for row in rows):
-        mine = [row for row in rows if (row["pid"], row["label"]) == group]
-        chosen = sorted(range(len(mine)), key=lambda index: _activity(mine[index]), reverse=True)[:number]
-        kept += [mine[index] for index in sorted(chosen)]
-    return kept, len(rows) - len(kept)
-
-
-def _activity(row: Mapping[str, object]) -> tuple[float, float]:
-    waiting, running, tokens = (float(str(row[name])) for name in ("waiting", "running", "tokens"))
-    return waiting + running, tokens
+    groups: dict[tuple[int, str], list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault((row["pid"], row["label"]), []).append(index)
+    chosen: list[int] = []
+    for group in groups.values():
+        group.sort(key=lambda at: (rows[at]["waiting"] + rows[at]["running"], rows[at]["tokens"]), reverse=True)
+        chosen += sorted(group[:number])
+    return [rows[index] for index in chosen], len(rows) - len(chosen)
 
 
 def _create(path: Path) -> mmap.mmap:

@@ -1,27 +1,26 @@
-"""One process's record: who it is, what it was to have, what it has."""
+"""The record of one process: its identity, the state of each planned item, and what went wrong."""
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeVar, get_args
+from typing import Final, Literal
 
-from vllm_graft.ledger import cells
-from vllm_graft.points import ROLES, PatchState, Role
-
-T = TypeVar("T")
+from vllm_graft.fields import parse_dataclass
+from vllm_graft.ledger.counters import LAST_BLOCK
+from vllm_graft.points import PatchState, Role
 
 SCHEMA: Final = 1
+"""The version of the record's format; a record of another one is not read."""
 
-_MISSING: Final = object()
+_LARGEST: Final = 2**53
+"""The largest number in a record: from there on a float cannot tell neighbours apart."""
 
 State = Literal[PatchState, "dead", "drifted", "overwritten", "quarantined", "skipped"]
 """The states of ``PatchState``, which items of other points have too, and: dead: applied to code that this model runner
@@ -35,30 +34,34 @@ GOOD: Final[tuple[State, ...]] = ("applied", "armed")
 
 
 @dataclass(slots=True)
-class Hook:
-    """One counted place of an item: the patched method, or the contract's method."""
+class HookRecord:
+    """One counted hook of an item, a patched method or a method of its contract, and its block of counters."""
 
     name: str
     cell: int
     budget_us: float | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.cell <= LAST_BLOCK or not 0 <= (self.budget_us or 0) <= 1e12:
+            raise ValueError(f"the hook {self.name!r} has a cell or a budget out of bounds")
+
 
 @dataclass(slots=True)
 class ItemState:
-    """One planned item as this process has it."""
+    """The state of one planned item in this process."""
 
     point: str
     name: str
     state: State
     reason: str = ""
-    hooks: list[Hook] = field(default_factory=list)
+    hooks: list[HookRecord] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Stall:
-    """Something that a process has been held up by for a while.
+    """Something that has held a process up for a while.
 
-    what:  what does not go on, as a clause without a subject
+    what:  what makes no progress, as a clause without a subject
     since: when it began, in seconds since the epoch
     where: the line of code that the thread is at
     item:  the plugin that is being called, where one is
@@ -69,10 +72,14 @@ class Stall:
     where: str = ""
     item: str = ""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.since <= _LARGEST:
+            raise ValueError("'since' of a stall is out of bounds")
+
 
 @dataclass(slots=True)
 class Record:
-    """What one process says of itself.
+    """What one process records of itself.
 
     ready:   in a front end: its engine has started; in an engine core or worker: its loop runs
     headless: in the process that starts a node without a front end: what runs there
@@ -102,9 +109,15 @@ class Record:
     stalls: list[Stall] = field(default_factory=list)
     schema: int = SCHEMA
 
+    def __post_init__(self) -> None:
+        # A damaged file may hold any number, and one that no float can hold would fail later, in arithmetic.
+        for name in ("pid", "parent", "started", "since", "schema"):
+            if not int(name == "pid") <= getattr(self, name) <= _LARGEST:
+                raise ValueError(f"{name!r} is out of bounds")
+
     @classmethod
     def of_this_process(cls, run: str, plan: str, model: str, roles: list[Role], vllm: str, runner: str) -> Record:
-        """A record with everything the process can say of itself."""
+        """Make the record of this process."""
         pid = os.getpid()
         return cls(
             run=run,
@@ -124,164 +137,24 @@ class Record:
         )
 
     def item(self, name: str) -> ItemState | None:
-        """The state of one item, or None where this process says nothing of it."""
+        """Return the state of one item; None if this process has none of it."""
         return next((item for item in self.items if item.name == name), None)
 
     def to_json(self) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Record:
-        """Parse what ``to_json`` wrote; ValueError where a value is missing or of the wrong kind.
-
-        Keys that this version does not know are left out: the writer may be newer.
-        """
+        """Parse what ``to_json`` wrote; raise ValueError if a value is missing or of another type."""
         try:
-            data = json.loads(text)
+            return parse_dataclass(cls, json.loads(text), "the record", required=("schema",))
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
-        row = Row(data, "the record")
-        return cls(
-            run=row.text("run"),
-            plan=row.text("plan"),
-            model=row.text("model"),
-            pid=row.integer("pid", 1, _LARGEST),
-            parent=row.integer("parent", 0, _LARGEST),
-            started=row.integer("started", 0, _LARGEST),
-            namespace=row.text("namespace"),
-            host=row.text("host"),
-            name=row.text("name"),
-            start_method=row.text("start_method"),
-            vllm=row.text("vllm"),
-            runner=row.text("runner"),
-            schema=row.integer("schema", 0, _LARGEST),
-            roles=[row.choice("roles", role, ROLES) for role in row.list("roles")],
-            since=row.number("since", 0, _LARGEST),
-            items=[_item(Row(each, "an item")) for each in row.list("items")],
-            last_error=row.text("last_error", ""),
-            ready=row.get("ready", False) is True,
-            headless=row.choice("headless", row.get("headless", ""), get_args(Headless)),
-            failure=row.text("failure", ""),
-            stalls=[_stall(Row(each, "a stall")) for each in row.list("stalls", [])],
-        )
-
-
-_LARGEST: Final = 2**53
-
-
-class Row:
-    """A JSON object whose values are checked as they are read; ValueError names the one that is wrong."""
-
-    def __init__(self, data: object, what: str) -> None:
-        if not isinstance(data, dict):
-            raise ValueError(f"{what} is {_kind(data)} instead of an object")
-        self._data = data
-
-    def get(self, name: str, default: object = _MISSING) -> object:
-        """A value of any kind."""
-        found = self._data.get(name, default)
-        if found is _MISSING:
-            raise ValueError(f"{name!r} is missing")
-        return found
-
-    def text(self, name: str, default: object = _MISSING) -> str:
-        """A string."""
-        found = self.get(name, default)
-        if not isinstance(found, str):
-            raise ValueError(f"{name!r} is {_kind(found)} instead of a string")
-        return found
-
-    def list(self, name: str, default: object = _MISSING) -> Sequence[object]:
-        """A list."""
-        found = self.get(name, default)
-        if not isinstance(found, list):
-            raise ValueError(f"{name!r} is {_kind(found)} instead of a list")
-        return found
-
-    def number(self, name: str, least: float, most: float) -> float:
-        """A number within bounds."""
-        found = self.get(name)
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise ValueError(f"{name!r} is {_kind(found)} instead of a number")
-        if not least <= found <= most:
-            raise ValueError(f"{name!r} is not between {least} and {most}")
-        return found
-
-    def integer(self, name: str, least: int, most: int) -> int:
-        """A whole number within bounds."""
-        found = self.number(name, least, most)
-        if not isinstance(found, int):
-            raise ValueError(f"{name!r} is not a whole number")
-        return found
-
-    def choice(self, name: str, found: object, among: tuple[T, ...]) -> T:
-        """One of several values."""
-        for each in among:
-            if found == each:
-                return each
-        raise ValueError(f"{name!r} has a value that is not among {', '.join(map(str, among))}")
-
-
-def _kind(value: object) -> str:
-    return "null" if value is None else f"a {type(value).__name__}"
-
-
-def _item(row: Row) -> ItemState:
-    state = row.choice("state", row.get("state"), get_args(State))
-    hooks = [_hook(Row(each, "a hook")) for each in row.list("hooks")]
-    return ItemState(row.text("point"), row.text("name"), state, row.text("reason"), hooks)
-
-
-def _hook(row: Row) -> Hook:
-    budget = None if row.get("budget_us") is None else row.number("budget_us", 0, 1e12)
-    return Hook(row.text("name"), row.integer("cell", 0, cells.LAST), budget)
-
-
-def _stall(row: Row) -> Stall:
-    return Stall(row.text("what"), row.number("since", 0, _LARGEST), row.text("where"), row.text("item"))
-
-
-def write(text: str, path: Path) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of it, and only its owner can.
-
-    The file is padded with blanks. On a full disk it is then written in place, which needs no more room: a reader may
-    meet half of it for a moment, which is better than one that never hears of a change.
-    """
-    data = text.encode()
-    size = _PAGE * (2 + len(data) // _PAGE)
-    temporary = path.with_suffix(f".{os.getpid()}.new")
-    try:
-        try:
-            _fill(temporary, os.O_CREAT | os.O_TRUNC, data.ljust(size))
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        temporary.replace(path)
-    except OSError as error:
-        if error.errno not in FULL or not path.exists() or path.stat().st_size < len(data):
-            raise
-        _fill(path, 0, data.ljust(path.stat().st_size))
-
-
-FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The errors of a disk, a quota or a limit that is used up."""
-
-_PAGE: Final = 4096
-
-
-def _fill(path: Path, flags: int, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
-    try:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
-    finally:
-        os.close(descriptor)
 
 
 def process_name() -> str:
-    """The name the process goes by: vLLM's name for its children, the program for a main process."""
+    """Return vLLM's name for a process that it started, and the program's name for a main process."""
     name = multiprocessing.current_process().name
     if name != "MainProcess":
         return name
@@ -289,47 +162,45 @@ def process_name() -> str:
 
 
 def start_method() -> str:
-    """How the process came to be: ``main``, ``fork``, ``spawn`` or ``forkserver``."""
-    process = multiprocessing.current_process()
+    """Return how this process was started: ``main``, ``fork``, ``spawn`` or ``forkserver``."""
     if multiprocessing.parent_process() is None:
         return "main"
-    popen = getattr(process, "_start_method", None)
-    if isinstance(popen, str):
-        return popen
+    method = getattr(multiprocessing.current_process(), "_start_method", None)
+    if isinstance(method, str):
+        return method
     # A spawned child runs multiprocessing's own main module; a forked one has the parent's.
     return "spawn" if "--multiprocessing-fork" in sys.orig_argv else "fork"
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the kernel started that process, in clock ticks since boot: tells a process from a later one of its id."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[19])
+    """Return when the kernel started a process, in clock ticks since boot: it tells a process from a later one."""
+    fields = process_stat(pid)
+    # Counted from the state, which is field 3 of proc(5): 19 is starttime, 6 the flags, 3 the session.
+    return int(fields[19]) if fields else None
 
 
 def lives(pid: int, started: int) -> bool:
-    """Whether a process of this machine is still the one that was started then, and not on its way out."""
-    return start_ticks(pid) == started and not _leaving(pid)
-
-
-def _leaving(pid: int) -> bool:
-    """Whether a process is dead or past the point of no return: its files close a moment before it turns a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return True
-    fields = stat.rpartition(")")[2].split()
-    return fields[0] in "ZX" or bool(int(fields[6]) & _EXITING)
+    """Return whether a process of this machine is still the one that was started then, and is not exiting."""
+    fields = process_stat(pid)
+    # A process closes its files a moment before it turns a zombie.
+    return bool(fields) and int(fields[19]) == started and fields[0] not in "ZX" and not int(fields[6]) & _EXITING
 
 
 _EXITING: Final = 0x4
-"""The flag by which Linux marks a process that is being taken apart."""
+"""PF_EXITING, the flag by which Linux marks a process that is being taken apart."""
+
+
+def process_stat(pid: int) -> list[str]:
+    """Return the fields of ``/proc/PID/stat`` from the state on; empty if there is no such process."""
+    try:
+        # The name, which comes before, may hold blanks and brackets.
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def pid_namespace() -> str:
-    """The namespace that process ids of this process mean something in."""
+    """Return the namespace in which this process's ids are valid; empty where it cannot be read."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

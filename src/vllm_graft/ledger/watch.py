@@ -1,7 +1,7 @@
-"""A thread that looks after its process every two seconds: signs of life, stalls, changes behind our back.
+"""A thread that watches its process every two seconds: signs of life, stalls, patches that were overwritten.
 
-Nothing is paid for in a step or in a call of a plugin. What a thread is doing is read from its frames: a guard that is
-on the stack has the plugin's name and the time at which the call began.
+Steps and calls of plugins pay nothing for it. What a thread is doing is read from its frames: a guard on the stack has
+the plugin's name and the time at which the call began.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOG: Final = logging.getLogger("vllm.graft")
 
 EVERY_S: Final = 2.0
 PATIENCE_S: Final = 10.0
-"""What does not go on for longer is a stall."""
+"""Seconds without progress that make a stall."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,11 +42,11 @@ class Progress:
 
 
 class Watch:
-    """Looks after one process. ``start`` may be called again and again, and after a fork.
+    """Watches one process. ``start`` may be called repeatedly, and after a fork.
 
     book:     the ledger of the process
-    look:     notices what others have done to the targets of patches
-    progress: asks an engine how far it is; None while it has nothing to do
+    look:     checks whether something else has set an attribute that is patched
+    progress: returns how far an engine has come; None while it has nothing to do
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class Watch:
         self.progress: Callable[[], Progress | None] | None = None
 
     def start(self) -> None:
-        """Begin to look, where that has not begun in this process."""
+        """Start the thread, unless it runs in this process."""
+        # A thread does not survive a fork, so the child of a watched process starts its own.
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
@@ -78,7 +79,7 @@ class Watch:
         threading.Thread(target=self._run, args=(self._stop,), name="graft-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._stop.set()
         self._pid = 0
         self.progress = None
@@ -123,20 +124,18 @@ class Watch:
                 seconds = (time.perf_counter_ns() - began) / 1e9
                 if seconds < self._patience_s:
                     continue
-                known = next((each for each in self._stalls() if each.item == item and each.what == _NO_RETURN), None)
+                stalls = self._book.record.stalls if self._book.record is not None else []
+                known = next((each for each in stalls if each.item == item and each.what == _NO_RETURN), None)
                 since = known.since if known is not None else time.time() - seconds
                 found.append(Stall(_NO_RETURN, since, _place(sys._current_frames().get(thread)), item))
         return found
-
-    def _stalls(self) -> list[Stall]:
-        return self._book.record.stalls if self._book.record is not None else []
 
 
 _NO_RETURN: Final = "waits for a plugin that does not return"
 
 
 def _guarded(frame: FrameType | None) -> Iterator[tuple[str, int]]:
-    """The calls through a guard that are on a stack: the plugin's item, and when the call began."""
+    """Yield the calls through a guard on a stack: the plugin's item and hook, and when the call began."""
     while frame is not None:
         if frame.f_code is _CALL:
             names = frame.f_locals

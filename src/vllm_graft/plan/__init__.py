@@ -9,22 +9,22 @@ The configuration has layers, each stronger than the one before it:
 
 - ``resolve``    reads the layers for one model and returns a ``Plan``
 - ``Plan``       the items, their options, what happens on failure, where each value came from
-- ``carry`` / ``carried``   the plan as an environment variable, for the processes vLLM starts
+- ``carry`` / ``carried_plan``   the plan as an environment variable, for the processes vLLM starts
 - ``catalogue``  what can be named: the items that ship, and those other packages offer
 """
 
-from vllm_graft.plan.carry import Run, carried, carried_run, carry, drop
-from vllm_graft.plan.catalogue import Registered, catalogue
+from vllm_graft.plan.carry import Run, carried_plan, carried_run, carry, drop
+from vllm_graft.plan.catalogue import CatalogueEntry, catalogue
 from vllm_graft.plan.plan import Plan, PlanItem
-from vllm_graft.plan.resolution import Request, resolve
+from vllm_graft.plan.resolution import PlanRequest, resolve
 
 __all__ = [
+    "CatalogueEntry",
     "Plan",
     "PlanItem",
-    "Registered",
-    "Request",
+    "PlanRequest",
     "Run",
-    "carried",
+    "carried_plan",
     "carried_run",
     "carry",
     "catalogue",

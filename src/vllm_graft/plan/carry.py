@@ -1,6 +1,6 @@
-"""The plan on its way to the processes vLLM starts: two environment variables.
+"""The plan carried to the processes that vLLM starts, in two environment variables.
 
-``GRAFT_PLAN`` holds the plan, ``GRAFT_RUN`` which run of which server it belongs to. Both are inherited by forked and
+``GRAFT_PLAN`` holds the plan, ``GRAFT_RUN`` the run of the server that it belongs to. Both are inherited by forked and
 spawned children; Ray carries them because boot registers the names with vLLM.
 """
 
@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from vllm_graft.errors import ConfigError
+from vllm_graft.fields import parse_dataclass
 from vllm_graft.plan.plan import Plan
+
+T = TypeVar("T")
 
 PLAN_VARIABLE: Final = "GRAFT_PLAN"
 RUN_VARIABLE: Final = "GRAFT_RUN"
 
-_LIMIT: Final = 100_000  # Linux refuses an environment string of 128 KiB or more
+_LIMIT: Final = 100_000  # Linux refuses an environment string of 128 KiB or more (MAX_ARG_STRLEN)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start of one server: its id, the process that resolved the plan, what the children must know besides it.
+    """One start of one server: its id, the process that resolved the plan, and facts for the children.
 
     runner:    the model runner, ``V1`` or ``V2``; empty until the engine's configuration exists
-    extension: the user's own worker extension class that ours is composed with; empty where there is none
+    extension: the user's own worker extension class that ours is composed with; empty if there is none
     speculative: whether the engine verifies drafts
     left_out:  planned items that this engine cannot have, each with the reason
     headless:  whether the front end is on another node, which made a plan of its own
@@ -54,35 +58,28 @@ def carry(plan: Plan, run: Run) -> None:
     os.environ[RUN_VARIABLE] = json.dumps(asdict(run))
 
 
-def carried() -> Plan | None:
-    """The plan a parent process carried here, or None."""
-    text = os.environ.get(PLAN_VARIABLE)
-    if not text:
-        return None
-    try:
-        return Plan.from_json(text)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"does not hold a plan: {error!r}",
-            where=PLAN_VARIABLE,
-            fix=f"unset {PLAN_VARIABLE}; it is set by vllm-graft",
-        ) from error
+def carried_plan() -> Plan | None:
+    """Return the plan that a parent process carried here, or None."""
+    return _parse(PLAN_VARIABLE, "a plan", Plan.from_json)
 
 
 def carried_run() -> Run | None:
-    """The run a parent process carried here, or None."""
-    text = os.environ.get(RUN_VARIABLE)
+    """Return the run that a parent process carried here, or None."""
+    return _parse(RUN_VARIABLE, "a run", lambda text: parse_dataclass(Run, json.loads(text), "the run"))
+
+
+def _parse(variable: str, what: str, parse: Callable[[str], T]) -> T | None:
+    text = os.environ.get(variable)
     if not text:
         return None
     try:
-        return Run(**json.loads(text))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"does not hold a run: {error!r}", where=RUN_VARIABLE, fix=f"unset {RUN_VARIABLE}; it is set by vllm-graft"
-        ) from error
+        return parse(text)
+    except (ValueError, RecursionError) as error:
+        fix = f"unset {variable}; it is set by vllm-graft"
+        raise ConfigError(f"does not hold {what}: {error!r}", where=variable, fix=fix) from error
 
 
 def drop() -> None:
-    """Forget what is carried, so that later children of this process start without a plan."""
+    """Drop plan and run, so that later children of this process start without a plan."""
     os.environ.pop(PLAN_VARIABLE, None)
     os.environ.pop(RUN_VARIABLE, None)

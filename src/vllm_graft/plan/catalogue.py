@@ -1,4 +1,4 @@
-"""What a plan may name: the items that ship with the package, and those that other packages offer.
+"""The items that a plan may name: those that ship with the package, and those that other packages offer.
 
 Other packages offer contracts and patches under the entry-point group ``vllm_graft.plugins``, name to class. They are
 found by metadata alone; a class is imported only when a plan names it. Patches that a general plugin has registered
@@ -38,7 +38,7 @@ SHIPPED: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class CatalogueEntry:
     """One name that a plan may use, and the class behind it."""
 
     name: str
@@ -46,16 +46,16 @@ class Registered:
     package: str
 
     def load(self) -> type:
-        """Import the class; a ConfigError that names the package where that fails."""
+        """Import the class; raise ConfigError naming the package if that fails."""
         return load(self.target, self.name, self.package)
 
 
-def catalogue() -> dict[str, Registered]:
-    """Every name a plan may use. Two packages that offer the same name are refused, naming both."""
-    found = {name: Registered(name, target, "vllm-graft") for name, target in SHIPPED.items()}
+def catalogue() -> dict[str, CatalogueEntry]:
+    """Return every name that a plan may use; raise ConfigError if two packages offer the same one."""
+    found = {name: CatalogueEntry(name, target, "vllm-graft") for name, target in SHIPPED.items()}
     for entry in metadata.entry_points(group=GROUP):
         package = entry.dist.name if entry.dist is not None else "an unnamed distribution"
-        offered = Registered(entry.name, entry.value, package)
+        offered = CatalogueEntry(entry.name, entry.value, package)
         known = found.get(entry.name)
         if known is not None and known != offered:
             raise ConfigError(
@@ -77,19 +77,19 @@ def catalogue() -> dict[str, Registered]:
     return found
 
 
-def _registered() -> list[Registered]:
-    """What this process has registered with a ``PatchManager``."""
+def _registered() -> list[CatalogueEntry]:
+    """Return the patches that were registered with a ``PatchManager`` in this process."""
     manager = sys.modules.get("vllm_graft.patching.manager")
     if manager is None:
         return []
     return [
-        Registered(name, f"{patch.__module__}:{patch.__qualname__}", patch.declaration.package)
+        CatalogueEntry(name, f"{patch.__module__}:{patch.__qualname__}", patch.declaration.package)
         for name, patch in manager.registered()
     ]
 
 
 def load(target: str, name: str, package: str) -> type:
-    """Import ``module:Class``; a ConfigError that names item and package where that fails."""
+    """Import ``module:Class``; raise ConfigError naming item and package if that fails."""
     module, _, qualname = target.partition(":")
     try:
         with watch.importing(module):

@@ -1,10 +1,8 @@
-"""The layers of the configuration: reading each, checking its keys and types, keeping where every value stands."""
+"""The layers of the configuration: read, checked, and with the place of every value."""
 
 from __future__ import annotations
 
 import os
-import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,27 +10,31 @@ from typing import Final
 
 from vllm_graft import points
 from vllm_graft.contracts.item import OptionValue
-from vllm_graft.errors import ConfigError, nearest
+from vllm_graft.errors import ConfigError
+from vllm_graft.fields import Fields, parse_toml
 from vllm_graft.plan.lines import Lines
 from vllm_graft.points import PATCHES_VARIABLE, custom_patches
 
 FILE: Final = "graft.toml"
 CONFIG_VARIABLE: Final = "GRAFT_CONFIG"
 
-Where = Callable[[tuple[str | int, ...], str | None], str]
-"""Says where a key stands: its path inside the layer, and the string in its list if one is meant."""
+KeyPath = tuple[str | int, ...]
+"""The path of a key inside a layer."""
+
+Where = Callable[[KeyPath, str | None], str]
+"""Returns the place of a key, or of one string in its list."""
 
 _ON_FAILURE: Final = ("stop", "warn")
 _SETTINGS: Final = ("on_failure", "endpoint", "callers", "unknown_keys", "other_keys")
 
 UNKNOWN_KEYS: Final = ("refuse-similar", "refuse", "pass")
-"""What may happen to a request's key that is no planned sampler's; the first is the default."""
+"""The ways to treat a request's key that no planned sampler has; the first is the default."""
 
 Setting = str | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Choice:
     """A value and the place that gave it."""
 
     value: str
@@ -44,7 +46,7 @@ class Layer:
     """One source of choices: lists and single names by point key, settings, and options by item name."""
 
     origin: str
-    names: dict[str, list[Named]] = field(default_factory=dict)
+    names: dict[str, list[Choice]] = field(default_factory=dict)
     settings: dict[str, tuple[Setting, str]] = field(default_factory=dict)
     options: dict[str, dict[str, tuple[OptionValue, str]]] = field(default_factory=dict)
     models: list[str] = field(default_factory=list)
@@ -55,10 +57,10 @@ Values = dict[str, tuple[OptionValue, str]]
 
 
 @dataclass(slots=True)
-class File:
-    """What ``graft.toml`` says: the defaults, the profiles in their order, the options.
+class ConfigFile:
+    """The content of ``graft.toml``: the defaults, the profiles in their order, the options.
 
-    ``simulated`` and ``devices`` are for the simulated accelerator, which knows what they may hold.
+    ``simulated`` and ``devices`` are for the simulated accelerator, which validates them.
     """
 
     path: Path
@@ -68,8 +70,54 @@ class File:
     devices: dict[str, Values] = field(default_factory=dict)
 
 
+class _Table(Fields):
+    """One table of a layer; ``path`` is where it is in there."""
+
+    def __init__(self, values: object, path: KeyPath, where: Where, word: str = "key") -> None:
+        self._path, self._place, self._word = path, where, word
+        super().__init__(values, "", self.place)
+
+    def place(self, key: str | None = None, value: str | None = None) -> str:
+        """Return the place of a key, of one string in its list, or of the whole table."""
+        return self._place(self._path if key is None else (*self._path, key), value)
+
+    def inner(self, key: str) -> _Table:
+        """Return a table in this one; empty if there is none."""
+        return _Table(self._values.get(key, {}), (*self._path, key), self._place)
+
+    def no_table(self, value: object) -> ConfigError:
+        name = next((part for part in reversed(self._path) if isinstance(part, str)), "graft")
+        return self.wrong(None, f"`{name}` must be a table, and is {value!r}", "correct the value")
+
+    def unknown(self, key: str, hint: str) -> ConfigError:
+        return self.wrong(key, f"unknown {self._word} {key!r}{hint}", "correct the name or take the line out")
+
+    def unfit(self, key: str, value: object, wanted: str) -> ConfigError:
+        return self.wrong(key, f"`{key}` must be {wanted}, and is {value!r}", "correct the value")
+
+    def values(self, *, tables: bool = False) -> Values:
+        """Return the values of all keys, each with its place; ``tables`` allows tables among them."""
+        return {name: (self._option(name, tables=tables), self.place(name)) for name in self}
+
+    def _option(self, key: str, *, tables: bool) -> OptionValue:
+        value = self.raw(key)
+        if isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, list) and all(isinstance(part, str) for part in value):
+            return value
+        if tables and isinstance(value, Mapping) and all(_may_be_in_table(part) for part in value.values()):
+            return dict(value)
+        wanted = "a string, number, true/false or list of strings"
+        raise self.unfit(key, value, f"{wanted}, or a table of these" if tables else wanted)
+
+
+def _may_be_in_table(value: object) -> bool:
+    items = value if isinstance(value, list) else [value]
+    return all(isinstance(item, bool | int | float | str) for item in items)
+
+
 def find_file(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The configuration file: the one ``GRAFT_CONFIG`` names, else ``graft.toml`` here, else None."""
+    """Return the configuration file: the one ``GRAFT_CONFIG`` names, else ``graft.toml`` here, else None."""
     named = (os.environ if environ is None else environ).get(CONFIG_VARIABLE, "").strip()
     if named:
         path = Path(named).expanduser()
@@ -82,186 +130,96 @@ def find_file(environ: Mapping[str, str] | None = None) -> Path | None:
     return here if here.is_file() else None
 
 
-def read_file(path: Path) -> File:
+def read_file(path: Path) -> ConfigFile:
     """Read and check ``graft.toml``; every fault is an error with file and line."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", where=str(path), fix="make it readable UTF-8 text") from error
-    except tomllib.TOMLDecodeError as error:
-        line = re.search(r"line (\d+)", str(error))
-        place = f"{path}:{line[1]}" if line else str(path)
-        raise ConfigError(f"is not valid TOML: {error}", where=place, fix="correct the syntax there") from error
-    except (ValueError, RecursionError) as error:  # Python reads no more than 4300 digits, nor any depth
-        raise ConfigError(f"is not valid TOML: {error}", where=str(path), fix="correct the syntax there") from error
+    data = parse_toml(text, str(path))
     lines = Lines(text)
 
-    def where(key: tuple[str | int, ...], value: str | None) -> str:
+    def where(key: KeyPath, value: str | None) -> str:
         return f"{path}:{lines.of(key, value)}"
 
-    _known(data, ("defaults", "profile", "options", "simulated", "device"), (), where, "table")
-    defaults = Layer("[defaults]")
+    table = _Table(data, (), where, "table")
+    table.only(("defaults", "profile", "options", "simulated", "device"))
     folder = path.absolute().parent
-    _read_choices(defaults, _table(data.get("defaults", {}), ("defaults",), where), ("defaults",), where, folder)
-    _read_options(defaults, _table(data.get("options", {}), ("options",), where), ("options",), where)
-    devices = _table(data.get("device", {}), ("device",), where)
-    return File(
+    defaults = _read_layer("[defaults]", table.inner("defaults"), table.inner("options"), folder)
+    profiles = data.get("profile", [])
+    if not isinstance(profiles, list):
+        raise table.wrong("profile", "profiles are an array of tables", "write [[profile]], not [profile]")
+    devices = table.inner("device")
+    return ConfigFile(
         path,
         defaults,
-        _read_profiles(data.get("profile", []), where, folder),
-        _read_values(data.get("simulated", {}), ("simulated",), where),
-        {name: _read_values(given, ("device", name), where) for name, given in devices.items()},
+        [_read_profile(_Table(row, ("profile", at), where), folder) for at, row in enumerate(profiles)],
+        table.inner("simulated").values(),
+        {name: devices.inner(name).values() for name in devices},
     )
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Layer | None:
-    """Return ``VLLM_CUSTOM_PATCHES`` as a layer; None where it is unset."""
+    """Return ``VLLM_CUSTOM_PATCHES`` as a layer; None if it is unset."""
     names = custom_patches(environ)
     if names is None:
         return None
-    return Layer(PATCHES_VARIABLE, names={"patches": [Named(name, PATCHES_VARIABLE) for name in names]})
+    return Layer(PATCHES_VARIABLE, names={"patches": [Choice(name, PATCHES_VARIABLE) for name in names]})
 
 
-def from_additional_config(given: object) -> Layer | None:
-    """The ``graft`` part of vLLM's ``--additional-config`` as a layer; None where there is none."""
-    if not isinstance(given, Mapping) or "graft" not in given:
+def from_additional_config(config: object) -> Layer | None:
+    """Return the ``graft`` part of vLLM's ``--additional-config`` as a layer; None if there is none."""
+    if not isinstance(config, Mapping) or "graft" not in config:
         return None
 
-    def where(key: tuple[str | int, ...], value: str | None) -> str:
+    def where(key: KeyPath, value: str | None) -> str:
         return "--additional-config " + ".".join(str(part) for part in ("graft", *key))
 
-    table = _table(given["graft"], (), where)
-    layer = Layer("--additional-config")
-    options = _table(table.pop("options", {}), ("options",), where)
-    _read_choices(layer, table, (), where, Path.cwd(), extra=("options",))
-    _read_options(layer, options, ("options",), where)
+    table = _Table(config["graft"], (), where)
+    return _read_layer("--additional-config", table, table.inner("options"), Path.cwd(), ("options",))
+
+
+def _read_profile(table: _Table, folder: Path) -> Layer:
+    globs = [table.raw("model")] if isinstance(table.raw("model"), str) else table.raw("model")
+    if not isinstance(globs, list) or not globs or not all(isinstance(glob, str) and glob for glob in globs):
+        what = "a profile needs `model`: a glob over the model's name, or a list of them"
+        raise table.wrong("model", what, 'add a line such as model = "*70B*"')
+    layer = _read_layer(f"[[profile]] {table.place()}", table, table.inner("options"), folder, ("model", "options"))
+    layer.models = globs
     return layer
 
 
-def _read_profiles(given: object, where: Where, folder: Path) -> list[Layer]:
-    if not isinstance(given, list):
-        raise ConfigError(
-            "profiles are an array of tables", where=where(("profile",), None), fix="write [[profile]], not [profile]"
-        )
-    profiles = []
-    for index, row in enumerate(given):
-        path = ("profile", index)
-        table = _table(row, path, where)
-        layer = Layer(f"[[profile]] {where(path, None)}")
-        layer.models = _globs(table.pop("model", None), path, where)
-        options = _table(table.pop("options", {}), (*path, "options"), where)
-        _read_choices(layer, table, path, where, folder, extra=("model", "options"))
-        _read_options(layer, options, (*path, "options"), where)
-        profiles.append(layer)
-    return profiles
-
-
-def _globs(given: object, path: tuple[str | int, ...], where: Where) -> list[str]:
-    globs = [given] if isinstance(given, str) else given
-    if isinstance(globs, list) and globs and all(isinstance(glob, str) and glob for glob in globs):
-        return globs
-    raise ConfigError(
-        "a profile needs `model`: a glob over the model's name, or a list of them",
-        where=where((*path, "model"), None),
-        fix='add a line such as model = "*70B*"',
-    )
-
-
-def _read_choices(
-    layer: Layer,
-    table: dict[str, object],
-    path: tuple[str | int, ...],
-    where: Where,
-    folder: Path,
-    extra: tuple[str, ...] = (),
-) -> None:
-    """The keys of one layer; files are named as seen from ``folder``."""
+def _read_layer(origin: str, table: _Table, options: _Table, folder: Path, extra: tuple[str, ...] = ()) -> Layer:
+    """Read one layer; files are relative to ``folder``, and the keys ``extra`` are left to the caller."""
+    layer = Layer(origin)
     keys = points.keys()
-    _known(table, (*keys, *_SETTINGS, *extra), path, where, "key")
-    for key, value in table.items():
-        at = (*path, key)
-        if key in keys:
-            layer.names[key] = _names(value, keys[key], at, where)
-        elif key == "on_failure":
-            if value not in _ON_FAILURE:
-                raise _wrong(at, value, '"stop" or "warn"', where)
-            layer.settings[key] = (str(value), where(at, None))
-        elif key == "endpoint":
-            if not isinstance(value, bool):
-                raise _wrong(at, value, "true or false", where)
-            layer.settings[key] = (value, where(at, None))
-        elif key == "callers":
-            if not isinstance(value, str):
-                raise _wrong(at, value, "the name of a file", where)
-            layer.settings[key] = (str(folder / Path(value).expanduser()) if value else "", where(at, None))
-        elif key == "unknown_keys":
-            if value not in UNKNOWN_KEYS:
-                raise _wrong(at, value, " or ".join(f'"{each}"' for each in UNKNOWN_KEYS), where)
-            layer.settings[key] = (str(value), where(at, None))
-        elif key == "other_keys":
-            if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-                raise _wrong(at, value, "a list of names", where)
-            layer.settings[key] = (tuple(value), where(at, None))
-
-
-def _names(value: object, point: points.Point, at: tuple[str | int, ...], where: Where) -> list[Named]:
-    if point.many:
-        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            raise _wrong(at, value, "a list of names", where)
-        return [Named(name.strip(), where(at, name)) for name in value]
-    if not isinstance(value, str):
-        raise _wrong(at, value, "one name", where)
-    return [Named(value.strip(), where(at, None))]
-
-
-def _read_options(layer: Layer, table: dict[str, object], path: tuple[str | int, ...], where: Where) -> None:
-    for item, given in table.items():
-        layer.options[item] = _read_values(given, (*path, item), where, tables=True)
-
-
-def _read_values(given: object, path: tuple[str | int, ...], where: Where, *, tables: bool = False) -> Values:
-    return {
-        name: (_option(value, (*path, name), where, tables=tables), where((*path, name), None))
-        for name, value in _table(given, path, where).items()
-    }
-
-
-def _option(value: object, at: tuple[str | int, ...], where: Where, *, tables: bool) -> OptionValue:
-    if isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return value
-    if tables and isinstance(value, Mapping) and all(_in_table(part) for part in value.values()):
-        return dict(value)
-    wanted = "a string, number, true/false or list of strings"
-    raise _wrong(at, value, f"{wanted}, or a table of these" if tables else wanted, where)
-
-
-def _in_table(value: object) -> bool:
-    """Whether a value may stand in an option that is a table."""
-    items = value if isinstance(value, list) else [value]
-    return all(isinstance(item, bool | int | float | str) for item in items)
-
-
-def _table(given: object, path: tuple[str | int, ...], where: Where) -> dict[str, object]:
-    if not isinstance(given, Mapping):
-        raise _wrong(path, given, "a table", where)
-    return dict(given)
-
-
-def _known(
-    table: Mapping[str, object], allowed: tuple[str, ...], path: tuple[str | int, ...], where: Where, word: str
-) -> None:
+    table.only((*keys, *_SETTINGS, *extra))
     for key in table:
-        if key not in allowed:
-            raise ConfigError(
-                f"unknown {word} {key!r}{nearest(key, allowed)}",
-                where=where((*path, key), None),
-                fix="correct the name or take the line out",
-            )
+        if key in keys:
+            layer.names[key] = _read_names(table, key, many=keys[key].many)
+        elif key in _SETTINGS:
+            layer.settings[key] = (_read_setting(table, key, folder), table.place(key))
+    layer.options = {item: options.inner(item).values(tables=True) for item in options}
+    return layer
 
 
-def _wrong(at: tuple[str | int, ...], value: object, wanted: str, where: Where) -> ConfigError:
-    name = next((str(part) for part in reversed(at) if isinstance(part, str)), "graft")
-    return ConfigError(f"`{name}` must be {wanted}, and is {value!r}", where=where(at, None), fix="correct the value")
+def _read_names(table: _Table, key: str, *, many: bool) -> list[Choice]:
+    if many:
+        return [Choice(name.strip(), table.place(key, name)) for name in table.names(key)]
+    value = table.raw(key)
+    if not isinstance(value, str):
+        raise table.unfit(key, value, "one name")
+    return [Choice(value.strip(), table.place(key))]
+
+
+def _read_setting(table: _Table, key: str, folder: Path) -> Setting:
+    if key in ("on_failure", "unknown_keys"):
+        return table.choice(key, _ON_FAILURE if key == "on_failure" else UNKNOWN_KEYS)
+    if key == "other_keys":
+        return tuple(table.names(key))
+    value = table.raw(key)
+    if key == "endpoint" and isinstance(value, bool):
+        return value
+    if key == "callers" and isinstance(value, str):
+        return str(folder / Path(value).expanduser()) if value else ""
+    raise table.unfit(key, value, "true or false" if key == "endpoint" else "the name of a file")

@@ -1,7 +1,7 @@
-"""In which line of a TOML file a value stands, so that an error can say so.
+"""The lines of the values in a TOML file, for errors.
 
-``tomllib`` gives values without places. This scan follows table headers and keys, which is all a configuration of
-ours has; where it cannot tell (a key inside an inline table), the line of the nearest parent is given.
+``tomllib`` returns values without their lines. This scan follows table headers and keys, which is all that our
+configuration has; a key inside an inline table gets the line of its nearest parent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Lines:
         self._scan()
 
     def of(self, path: Path, value: str | None = None) -> int:
-        """The line of a key, or of one string in the key's list; 1 where nothing better is known."""
+        """Return the line of a key, or of one string in its list; 1 if nothing better is known."""
         line = 1
         for length in range(len(path), 0, -1):
             if path[:length] in self._at:

@@ -1,8 +1,8 @@
-"""Patches that general plugins register themselves while vLLM loads them, rather than under our entry-point group.
+"""Patches that general plugins register with managers of their own, while vLLM loads them.
 
-``VLLM_CUSTOM_PATCHES`` is a name out of the plugin guides, so packages read it that know nothing of vllm-graft: each
-brings a manager of its own, with names of its own. Such a name is left to its package and said; one that nobody
-registers stays an error. Who registers what shows only once all general plugins have been loaded.
+``VLLM_CUSTOM_PATCHES`` comes from the plugin guides, so packages that know nothing of vllm-graft read it too: each has
+its own manager and its own names. Such a name is left to its package, with a finding; a name that no package registers
+stays an error. What is registered where shows only after all general plugins have been loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GENERAL: Final = "vllm.general_plugins"
 """The entry-point group of the plugins that vLLM calls in every process."""
 
 _WITHOUT_MANAGERS: Final = frozenset({*sys.stdlib_module_names, "numpy", "torch", "transformers", "vllm", "vllm_graft"})
-"""Packages that keep no manager of patches; they are most of what a process has imported."""
+"""Packages without a manager of patches, which are most of what a process has imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class GeneralPlugin:
 
     @property
     def registers_patches(self) -> bool:
-        """Whether it may have patches by name; vLLM's own plugins in this group are resolvers, and ours has none."""
+        """Whether it may register patches; vLLM's own plugins in this group are resolvers, and ours registers none."""
         return self.module.partition(".")[0] not in ("vllm", "vllm_graft")
 
     def modules(self) -> Iterator[ModuleType]:
-        """The modules of its top-level package that this process has imported."""
+        """Yield the modules of its top-level package that this process has imported."""
         top = self.module.partition(".")[0]
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == top and module is not None:
@@ -54,14 +54,14 @@ class GeneralPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """The manager of another package that knows a patch: where it is, and whether it says the patch is applied."""
+    """Another package's manager that knows a patch: its place, and whether it has applied the patch."""
 
     plugin: GeneralPlugin
     place: str
     applied: bool | None
 
     def finding(self, name: str) -> Finding:
-        """What is to be said of a patch that is left to this manager."""
+        """Return the finding about a patch that is left to this manager."""
         subject = f"patch {name}"
         if self.applied is False:
             what = f"is registered by {self.plugin} ({self.place}), which has not applied it in this process"
@@ -73,7 +73,7 @@ class Manager:
 
 
 def general_plugins(environ: Mapping[str, str] | None = None) -> list[GeneralPlugin]:
-    """The general plugins that vLLM loads, given ``VLLM_PLUGINS``, and that may register patches by name."""
+    """Return the general plugins that vLLM loads, given ``VLLM_PLUGINS``, and that may register patches."""
     listed = (os.environ if environ is None else environ).get("VLLM_PLUGINS")
     allowed = None if listed is None else listed.split(",")
     found = []
@@ -86,7 +86,7 @@ def general_plugins(environ: Mapping[str, str] | None = None) -> list[GeneralPlu
 
 
 def undecided(name: str, plugins: Collection[GeneralPlugin]) -> Finding:
-    """What is to be said of a name where no plugin has been loaded yet."""
+    """Return the finding about a name while no plugin has been loaded yet."""
     who = ", ".join(str(plugin) for plugin in plugins)
     what = f"is offered by no package; whether a general plugin registers it ({who}) shows only when vLLM loads them"
     return Finding(
@@ -95,11 +95,11 @@ def undecided(name: str, plugins: Collection[GeneralPlugin]) -> Finding:
 
 
 def manager_of(name: str, plugins: Collection[GeneralPlugin]) -> Manager | None:
-    """The manager of another package that has registered a patch under this name, or None.
+    """Return another package's manager that has registered a patch of this name, or None.
 
-    First those are asked that look like the guides' own: an object with a table ``available_patches``, in whichever
-    package a plugin keeps it. Of plugins with another kind, the sources decide: they read the variable and have the
-    name as a string, a function or a class.
+    Managers in the style of the guides come first: an object with a table ``available_patches``, in any package that
+    the plugin imported. For other kinds the plugin's sources decide: they read the variable, and have the name as a
+    string, a function or a class.
     """
     for plugin in plugins:
         for module in plugin.modules():
@@ -119,7 +119,7 @@ def manager_of(name: str, plugins: Collection[GeneralPlugin]) -> Manager | None:
 
 
 def _registered(module: ModuleType, name: str) -> tuple[str, bool | None] | None:
-    """Where a module has a manager that knows a patch, and whether that says it is applied."""
+    """Return the place of a module's manager that knows a patch, and whether it has applied it."""
     for attribute, value in list(vars(module).items()):
         try:
             held = object.__getattribute__(value, "__dict__")
@@ -133,14 +133,14 @@ def _registered(module: ModuleType, name: str) -> tuple[str, bool | None] | None
 
 
 def _importer(module: str, plugins: Collection[GeneralPlugin]) -> GeneralPlugin | None:
-    """The plugin whose sources name the package that a module is of; the first where it came by way of another."""
+    """Return the plugin whose sources name the package of a module; the first one if none does."""
     top = re.compile(rf"\b{re.escape(module.partition('.')[0])}\b")
     named = (one for one in plugins if any(top.search(_source(each)) for each in one.modules()))
     return next(named, None) or next(iter(plugins), None)
 
 
 def _names(module: ModuleType) -> Iterator[str]:
-    """The strings of a module's code, and its functions, classes and keywords; docstrings and comments do not count."""
+    """Yield the strings of a module's code, its functions, classes and keywords; no docstrings and comments."""
     yield module.__name__.rpartition(".")[2]
     try:
         tree = ast.parse(_source(module))

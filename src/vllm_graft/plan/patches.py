@@ -1,6 +1,6 @@
-"""A plan's patches beside the installed vLLM: what a start would refuse or warn of, found without importing vLLM.
+"""A plan's patches reviewed against the installed vLLM: what a start would refuse or warn of, without importing vLLM.
 
-``vllm-graft plan`` and ``vllm-graft doctor`` both ask here, so that they agree with each other and with the start.
+``vllm-graft plan`` and ``vllm-graft doctor`` share it, so that they agree with each other and with the start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def review(items: Sequence[PlanItem], *, strict: bool, together: bool = True, tr
             found.append(Finding("P003", level, f"patch {item.name}", error.what, item.origin, error.fix))
             continue
         try:
-            reviewer.check_beside(patch, [other for one, other in accepted if together and _may_share(one, item)])
+            # The worker of a single device lives in engine core's process.
+            shared = {"engine", "worker"} & {*item.roles}
+            beside = [other for one, other in accepted if together and shared and {"engine", "worker"} & {*one.roles}]
+            reviewer.check_beside(patch, beside)
         except PatchError as error:
             what = f"{error.what}; with one device, engine core and its worker are one process"
             found.append(Finding("P003", "warning", f"patch {item.name}", what, item.origin, error.fix))
@@ -49,13 +52,8 @@ def review(items: Sequence[PlanItem], *, strict: bool, together: bool = True, tr
     return found
 
 
-def _may_share(one: PlanItem, other: PlanItem) -> bool:
-    """Whether a process may have both patches: the worker of a single device lives in engine core's process."""
-    return all({"engine", "worker"} & {*item.roles} for item in (one, other))
-
-
 def _try(item: PlanItem, level: Level) -> list[Finding]:
-    """Apply a patch that reading cannot judge in a process of its own, and say what came of it."""
+    """Apply a patch that reading cannot judge in a process of its own; return what a start would say of it."""
     found = try_in_child(item.target)
     if found.what:
         return [Finding("P003", level, f"patch {item.name}", found.what, item.origin, found.fix)]

@@ -1,4 +1,4 @@
-"""The plan itself: a value that says what is to be active where, and that travels as JSON."""
+"""The plan: the items that are to be active in each process. It travels as JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from vllm_graft.contracts.item import OptionValue
+from vllm_graft.fields import parse_dataclass
 from vllm_graft.findings import Finding
 from vllm_graft.points import Role
 
@@ -18,7 +19,7 @@ UnknownKeys = Literal["refuse-similar", "refuse", "pass"]
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """One thing that is to be active.
+    """One item that is to be active.
 
     point:   the extension point, a name of ``points.py``
     name:    the registered name, as the configuration says it
@@ -40,19 +41,19 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be active for one model.
+    """The items that are to be active for one model.
 
     items:      in the order in which they are applied
     on_failure: ``stop``: a process that lacks an item stops the start; ``warn``: it shows as a finding
     endpoint:   whether the routes under ``/graft`` are served
     model:      the model the profiles were matched with
     origins:    where the single values came from
-    left_out:   what was named and is not for this model, each with the reason
-    callers:    the file that says who may ask; empty where there is none
+    left_out:   named items that are not for this model, each with the reason
+    callers:    the file of callers; empty if there is none
     findings:   what the resolution noticed and does not decide
-    unknown_keys: what becomes of a request's key that is no planned sampler's: ``refuse-similar`` refuses a name that
-                could be one misspelt, ``refuse`` every name, ``pass`` none
-    other_keys: names of requests' keys that are somebody else's, and pass in any case
+    unknown_keys: how a request's key is treated that no planned sampler has: ``refuse-similar`` refuses a name that
+                may be a misspelt one, ``refuse`` every name, ``pass`` none
+    other_keys: names of requests' keys that belong to other software and always pass
     """
 
     items: tuple[PlanItem, ...] = ()
@@ -79,24 +80,25 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """A short hash of everything that changes behaviour; the model and the origins do not count."""
+        """A short hash of everything that changes behaviour, so not of the model and the origins."""
         facts = [[i.point, i.name, i.target, list(i.roles), dict(i.options)] for i in self.items]
         keys = {"unknown_keys": self.unknown_keys, "other_keys": self.other_keys}
+        # Left out while they have their defaults, so that plans keep the hashes they had before these settings existed.
         usual = self.unknown_keys == "refuse-similar" and not self.other_keys
         more = [each for each in (self.callers, {} if usual else keys) if each]
         text = json.dumps([facts, self.on_failure, self.endpoint, *more], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def of(self, point: str) -> tuple[PlanItem, ...]:
-        """The items of one extension point."""
+        """Return the items of one extension point."""
         return tuple(item for item in self.items if item.point == point)
 
     def needed_by(self, roles: set[Role]) -> tuple[PlanItem, ...]:
-        """The items that a process with these roles must have."""
+        """Return the items that a process with these roles must have."""
         return tuple(item for item in self.items if roles.intersection(item.roles))
 
     def as_dict(self) -> dict[str, object]:
-        """The plan with stable lower-case keys, for ``--json`` and for carrying."""
+        """Return the plan with stable lower-case keys, for ``--json`` and for child processes."""
         return {
             "hash": self.hash,
             "model": self.model,
@@ -112,23 +114,12 @@ class Plan:
         }
 
     def to_json(self) -> str:
-        """The plan as one line of JSON."""
+        """Return the plan as one line of JSON."""
         return json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that ``to_json`` wrote."""
-        data = json.loads(text)
-        items = tuple(PlanItem(**{**row, "roles": tuple(row["roles"])}) for row in data["items"])
-        return cls(
-            items,
-            data["on_failure"],
-            data["endpoint"],
-            data["model"],
-            data["origins"],
-            data.get("left_out", {}),
-            data.get("callers", ""),
-            tuple(Finding.from_dict(row) for row in data.get("findings", ())),
-            data.get("unknown_keys", "refuse-similar"),
-            tuple(data.get("other_keys", ())),
-        )
+        """Parse what ``to_json`` wrote; raise ValueError if a value is missing or of another type."""
+        # Those keys that the first version wrote; others have a default that stands for older plans.
+        required = ("items", "on_failure", "endpoint", "model", "origins")
+        return parse_dataclass(cls, json.loads(text), "the plan", required=required)

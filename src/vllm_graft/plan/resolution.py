@@ -1,4 +1,4 @@
-"""From the layers to a plan: which profiles match, which names win, what the names stand for."""
+"""From the layers to a plan: match profiles, merge names and options, find the classes, validate."""
 
 from __future__ import annotations
 
@@ -14,32 +14,30 @@ from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.validation import find_mistake, shared_key, source_location
 from vllm_graft.errors import ConfigError, GraftError, OptionError, nearest
 from vllm_graft.findings import Finding
-from vllm_graft.plan.catalogue import Registered, catalogue, load
+from vllm_graft.plan.catalogue import CatalogueEntry, catalogue, load
 from vllm_graft.plan.layers import (
     CONFIG_VARIABLE,
     FILE,
-    File,
+    Choice,
+    ConfigFile,
     Layer,
-    Named,
-    Setting,
     find_file,
     from_additional_config,
     from_environment,
     read_file,
 )
 from vllm_graft.plan.managers import general_plugins, manager_of, undecided
-from vllm_graft.plan.plan import OnFailure, Plan, PlanItem, UnknownKeys
+from vllm_graft.plan.plan import Plan, PlanItem
 from vllm_graft.points import PATCHES_VARIABLE
 
 ALL = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a start says of itself before the plan is known: the model as given, its served names, the arguments.
+class PlanRequest:
+    """What a plan is resolved for: the model as given, its served names, and vLLM's ``additional_config``.
 
-    ``plugins_loaded`` says that vLLM has called all general plugins in this process, and they have registered what they
-    have.
+    ``plugins_loaded``: vLLM has called all general plugins in this process, so that they have registered their patches.
     """
 
     model: str
@@ -48,8 +46,8 @@ class Request:
     plugins_loaded: bool = False
 
 
-def resolve(request: Request) -> Plan:
-    """The plan for one model; a ConfigError with place and next step where the configuration is at fault."""
+def resolve(request: PlanRequest) -> Plan:
+    """Return the plan for one model; raise ConfigError with place and next step if the configuration is at fault."""
     path = find_file()
     file = read_file(path) if path is not None else None
     layers = [
@@ -58,8 +56,10 @@ def resolve(request: Request) -> Plan:
     ]
     names = merge_names(layers)
     options = merge_options(layers)
-    settings = _merge_settings(layers)
-    callers = _callers(settings)
+    settings = {key: setting for layer in layers for key, setting in layer.settings.items()}
+    callers, origin = settings.get("callers", ("", ""))
+    if callers and not os.path.exists(str(callers)):
+        raise ConfigError(f"`callers` names {callers}, and there is no such file", where=origin, fix="correct the name")
     if not any(names.values()) and not options and not callers:
         return Plan(model=request.model, findings=tuple(_why_nothing(file, request)))
     known = catalogue()
@@ -72,31 +72,27 @@ def resolve(request: Request) -> Plan:
     _refuse_shared_keys(items)
     if not items and not callers and not findings:
         findings = _why_nothing(file, request)
-    on_failure, endpoint = settings.get("on_failure", ("stop", "")), settings.get("endpoint", (True, ""))
     return Plan(
         items=tuple(item for item in items if item.name not in left_out),
-        on_failure=_as_on_failure(on_failure[0]),
-        endpoint=bool(endpoint[0]),
         model=request.model,
         origins={key: origin for key, (_, origin) in settings.items()},
         left_out=left_out,
-        callers=callers,
         findings=tuple(findings),
-        unknown_keys=_as_unknown_keys(settings.get("unknown_keys", ("", ""))[0]),
-        other_keys=_as_names(settings.get("other_keys", ((), ""))[0]),
+        # Validated with the layers; a setting that no layer has keeps the plan's default.
+        **{key: value for key, (value, _) in settings.items()},  # type: ignore[arg-type]
     )
 
 
 def nothing_configured() -> Finding:
-    """Say that nothing asks for anything, and where it was looked for."""
+    """Return the finding that nothing is configured; it names the places that were searched."""
     others = f"{CONFIG_VARIABLE}, {PATCHES_VARIABLE} and --additional-config"
     what = f"is empty: there is no {FILE} in {Path.cwd()}, and none of {others} names anything"
     fix = f"write a {FILE} there, or set {CONFIG_VARIABLE} to the file"
     return Finding("P004", "info", "plan", what, "", fix)
 
 
-def _why_nothing(file: File | None, request: Request) -> list[Finding]:
-    """Say why a file that is there names nothing for this model; nothing where there is no file."""
+def _why_nothing(file: ConfigFile | None, request: PlanRequest) -> list[Finding]:
+    """Return the finding about a file that names nothing for this model; nothing if there is no file."""
     if file is None:
         return []
     emptied = from_environment()
@@ -119,9 +115,9 @@ def _why_nothing(file: File | None, request: Request) -> list[Finding]:
 
 
 def _leave_to_others(
-    names: dict[str, list[Named]], known: Mapping[str, Registered], *, plugins_loaded: bool
+    names: dict[str, list[Choice]], known: Mapping[str, CatalogueEntry], *, plugins_loaded: bool
 ) -> list[Finding]:
-    """Take out of the patches those that a general plugin of another package registers, and say so of each."""
+    """Take out of the patches those that a general plugin of another package registers; return a finding for each."""
     chosen = names.get("patches", [])
     unknown = [each for each in chosen if foreign(each, known)]
     plugins = general_plugins() if unknown else []
@@ -136,8 +132,8 @@ def _leave_to_others(
     return list(found.values())
 
 
-def foreign(named: Named, known: Mapping[str, Registered]) -> bool:
-    """Whether a name may be one of another package's manager: nobody offers it, and only the variable names it."""
+def foreign(named: Choice, known: Mapping[str, CatalogueEntry]) -> bool:
+    """Return whether another package's manager may know a name: it is not registered, and the variable has it."""
     return named.origin == PATCHES_VARIABLE and named.value != ALL and named.value not in known
 
 
@@ -168,39 +164,38 @@ def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
 
 
 def _of_other_models(items: Iterable[PlanItem], names: Iterable[str]) -> dict[str, str]:
-    """The patches that say themselves which models they are for, and this is none of them; each with the reason."""
+    """Return the patches whose declared models do not include this one, each with the reason."""
     names = list(names)
-    globs = {item.name: _models_of(item) for item in items if item.point == "patch"}
-    return {
-        name: f"is for the models {', '.join(wanted)}, and this is {names[0]}"
-        for name, wanted in globs.items()
-        if wanted and not matches(wanted, names)
-    }
-
-
-def _models_of(item: PlanItem) -> tuple[str, ...]:
-    declaration = getattr(load(item.target, item.name, item.package), "declaration", None)
-    return declaration.models if declaration is not None else ()
+    left_out = {}
+    for item in items:
+        if item.point == "patch":
+            declaration = getattr(load(item.target, item.name, item.package), "declaration", None)
+            globs = declaration.models if declaration is not None else ()
+            if globs and not matches(globs, names):
+                left_out[item.name] = f"is for the models {', '.join(globs)}, and this is {names[0]}"
+    return left_out
 
 
 def model_names(model: str, served: Iterable[str] = ()) -> list[str]:
-    """Every name a profile's glob is tried on: as given, the repository behind a cache path, the path, served names."""
+    """Return the names that globs are matched with: as given, served, the repository of a cache path, the path."""
     names = [model, *served]
+    # The folder of a model in the hub's cache: models--org--name/snapshots/<hash>.
     if cached := re.search(r"models--([^/]+?)--([^/]+)", model):
         names.append(f"{cached[1]}/{cached[2]}")
     if os.path.exists(model):
+        # A relative path may be given; globs are usually written for absolute ones.
         names.append(os.path.abspath(model))
     return list(dict.fromkeys(names))
 
 
 def matches(globs: Iterable[str], names: Iterable[str]) -> bool:
-    """Whether any glob matches any name; upper and lower case are the same, as on model hubs."""
+    """Return whether any glob matches any name; case does not matter, as on model hubs."""
     lowered = [name.lower() for name in names]
     return any(fnmatchcase(name, glob.lower()) for glob in globs for name in lowered)
 
 
-def layers_of(file: File, request: Request) -> list[Layer]:
-    """What a file says for one model, the strongest last; a ConfigError where two profiles contradict one another."""
+def layers_of(file: ConfigFile, request: PlanRequest) -> list[Layer]:
+    """Return a file's layers for one model, the strongest last; raise ConfigError if two profiles disagree."""
     names = model_names(request.model, request.served)
     matching = [profile for profile in file.profiles if matches(profile.models, names)]
     _refuse_contradictions(matching)
@@ -208,7 +203,7 @@ def layers_of(file: File, request: Request) -> list[Layer]:
 
 
 def _with_defaults(defaults: Layer, profiles: list[Layer]) -> Layer:
-    """One layer of all matching profiles: lists add to the defaults, single values replace them."""
+    """Merge all matching profiles into one layer: lists add to the defaults, single values replace them."""
     merged = Layer("profiles")
     for profile in profiles:
         for key, chosen in profile.names.items():
@@ -223,12 +218,12 @@ def _with_defaults(defaults: Layer, profiles: list[Layer]) -> Layer:
 
 
 def _refuse_contradictions(profiles: list[Layer]) -> None:
-    seen: dict[str, Named] = {}
+    seen: dict[str, Choice] = {}
     for profile in profiles:
         single = {key: chosen[0] for key, chosen in profile.names.items() if not points.keys()[key].many}
-        settings = {key: Named(str(value), origin) for key, (value, origin) in profile.settings.items()}
+        settings = {key: Choice(str(value), origin) for key, (value, origin) in profile.settings.items()}
         options = {
-            f"options.{item}.{name}": Named(str(value), origin)
+            f"options.{item}.{name}": Choice(str(value), origin)
             for item, given in profile.options.items()
             for name, (value, origin) in given.items()
         }
@@ -243,23 +238,14 @@ def _refuse_contradictions(profiles: list[Layer]) -> None:
                 )
 
 
-def merge_names(layers: list[Layer]) -> dict[str, list[Named]]:
-    """The names under each key that count, by the last layer that has the key."""
-    merged: dict[str, list[Named]] = {}
-    for layer in layers:
-        merged.update(layer.names)
+def merge_names(layers: list[Layer]) -> dict[str, list[Choice]]:
+    """Return the names under each key, from the last layer that has the key."""
+    merged = {key: names for layer in layers for key, names in layer.names.items()}
     return {key: merged[key] for key in points.keys() if key in merged}
 
 
-def _merge_settings(layers: list[Layer]) -> dict[str, tuple[Setting, str]]:
-    merged: dict[str, tuple[Setting, str]] = {}
-    for layer in layers:
-        merged.update(layer.settings)
-    return merged
-
-
 def merge_options(layers: list[Layer]) -> dict[str, dict[str, tuple[OptionValue, str]]]:
-    """The options of each item, the last layer's before the others'."""
+    """Merge the options of each item; later layers win."""
     merged: dict[str, dict[str, tuple[OptionValue, str]]] = {}
     for layer in layers:
         for item, options in layer.options.items():
@@ -269,11 +255,11 @@ def merge_options(layers: list[Layer]) -> dict[str, dict[str, tuple[OptionValue,
 
 def items_of(
     key: str,
-    chosen: list[Named],
-    known: Mapping[str, Registered],
+    chosen: list[Choice],
+    known: Mapping[str, CatalogueEntry],
     options: Mapping[str, Mapping[str, tuple[OptionValue, str]]],
 ) -> list[PlanItem]:
-    """What the names under a key stand for; a ConfigError at the first that is at fault."""
+    """Return the items that the names under a key stand for; raise ConfigError at the first fault."""
     point = points.keys()[key]
     items: dict[str, PlanItem] = {}
     for named in _expand(chosen, point, known):
@@ -282,11 +268,16 @@ def items_of(
     return list(items.values())
 
 
-def _expand(chosen: list[Named], point: points.Point, known: Mapping[str, Registered]) -> list[Named]:
-    """The names with ``*`` spelled out: every registered item that fits the point."""
-    spelled: list[Named] = []
+def _expand(chosen: list[Choice], point: points.Point, known: Mapping[str, CatalogueEntry]) -> list[Choice]:
+    """Replace ``*`` by every registered item that fits the point."""
+    spelled: list[Choice] = []
     for named in chosen:
-        _refuse_unbound(named, point)
+        if not point.bound:
+            raise ConfigError(
+                f"{point.name} items cannot be planned: this version of vllm-graft does not bind that point yet",
+                where=named.origin,
+                fix=f"take {named.value!r} out of the plan; `vllm-graft points` shows what is bound",
+            )
         if named.value != ALL:
             spelled.append(named)
             continue
@@ -297,23 +288,14 @@ def _expand(chosen: list[Named], point: points.Point, known: Mapping[str, Regist
                 where=named.origin,
                 fix=f"name the {point.name} you want, or take the line out",
             )
-        spelled.extend(Named(name, named.origin) for name in fitting)
+        spelled.extend(Choice(name, named.origin) for name in fitting)
     return spelled
 
 
-def _refuse_unbound(named: Named, point: points.Point) -> None:
-    if not point.bound:
-        raise ConfigError(
-            f"{point.name} items cannot be planned: this version of vllm-graft does not bind that point yet",
-            where=named.origin,
-            fix=f"take {named.value!r} out of the plan; `vllm-graft points` shows what is bound",
-        )
-
-
 def _item(
-    named: Named,
+    named: Choice,
     point: points.Point,
-    known: Mapping[str, Registered],
+    known: Mapping[str, CatalogueEntry],
     given: Mapping[str, tuple[OptionValue, str]],
 ) -> PlanItem:
     entry = known.get(named.value)
@@ -340,7 +322,7 @@ def _item(
 
 
 def fits(kind: type, point: points.Point) -> bool:
-    """Whether a class fulfils one of the contracts of a point."""
+    """Return whether a class implements one of the contracts of a point."""
     return any(issubclass(kind, load(contract, point.name, "vllm-graft")) for contract in point.contracts)
 
 
@@ -363,9 +345,9 @@ def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue,
 
 
 def _validate(
-    named: Named, kind: type, values: Mapping[str, OptionValue], given: Mapping[str, tuple[OptionValue, str]]
+    named: Choice, kind: type, values: Mapping[str, OptionValue], given: Mapping[str, tuple[OptionValue, str]]
 ) -> None:
-    """Have the item refuse what cannot work, and say where the value stands."""
+    """Call the item's own ``check_options``, and add the place of the value to its error."""
     if not issubclass(kind, Item):
         return
     try:
@@ -398,9 +380,9 @@ def _type_name(default: OptionValue) -> str:
 
 
 def check_option_owners(
-    options: Mapping[str, Mapping[str, tuple[OptionValue, str]]], known: Mapping[str, Registered]
+    options: Mapping[str, Mapping[str, tuple[OptionValue, str]]], known: Mapping[str, CatalogueEntry]
 ) -> None:
-    """Refuse options of an item that nobody offers."""
+    """Refuse options of an item that is not registered."""
     for name, given in options.items():
         if name not in known:
             origin = next(iter(given.values()))[1] if given else ""
@@ -409,24 +391,3 @@ def check_option_owners(
                 where=origin,
                 fix="correct the name or take the table out",
             )
-
-
-def _callers(settings: Mapping[str, tuple[Setting, str]]) -> str:
-    """The file that says who may ask; a ConfigError where it is not there."""
-    value, origin = settings.get("callers", ("", ""))
-    path = str(value)
-    if path and not os.path.exists(path):
-        raise ConfigError(f"`callers` names {path}, and there is no such file", where=origin, fix="correct the name")
-    return path
-
-
-def _as_unknown_keys(value: object) -> UnknownKeys:
-    return "refuse" if value == "refuse" else "pass" if value == "pass" else "refuse-similar"
-
-
-def _as_names(value: object) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, tuple) else ()
-
-
-def _as_on_failure(value: object) -> OnFailure:
-    return "warn" if value == "warn" else "stop"

@@ -7,7 +7,7 @@ lists nested a thousand times in a RecursionError (seen on 0.32.0).
 from __future__ import annotations
 
 import logging
-from types import TracebackType
+import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.contracts import Refusal
@@ -37,19 +37,12 @@ class BodyErrors:
         try:
             await self._app(scope, receive, send)
         except _FAULTS as error:
-            if scope["type"] != "http" or not _in_reader(error.__traceback__):
+            functions = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+            if scope["type"] != "http" or _READER not in functions:
                 raise
             _LOG.warning("vllm-graft: %s: a body that cannot be read is a 400: %s", scope["path"], reason_of(error))
             said = f"the body of the request cannot be read: {type(error).__name__}: {str(error)[:200]}"
             await respond(send, Refusal(said, status=400))
-
-
-def _in_reader(trace: TracebackType | None) -> bool:
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == _READER:
-            return True
-        trace = trace.tb_next
-    return False
 
 
 def install_body_errors(app: FastAPI) -> None:

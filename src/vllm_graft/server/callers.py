@@ -29,14 +29,14 @@ import re
 import stat
 import threading
 import time
-import tomllib
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from vllm_graft.errors import ConfigError, PatchError, StartError, nearest
+from vllm_graft.errors import ConfigError, PatchError, StartError
+from vllm_graft.fields import Fields, parse_toml
 from vllm_graft.patching import Engine, VLLMPatch, wrap
 from vllm_graft.plan import Plan
 
@@ -84,14 +84,11 @@ class Callers:
     def read(cls, path: str | Path) -> Callers:
         """Read and validate a file; raise ConfigError with the place of a mistake."""
         try:
-            data = tomllib.loads(_content(path).decode("utf-8"))
+            text = _content(path).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             fix = "correct `callers`, or make the file readable"
             raise ConfigError(f"cannot be read: {error}", where=str(path), fix=fix) from None
-        except (RecursionError, ValueError) as error:
-            # Besides TOMLDecodeError: tables nested too deeply, and numbers with more digits than Python reads.
-            raise ConfigError(f"is not valid TOML: {error}", where=str(path), fix="correct the syntax there") from None
-        return _CallersParser(str(path)).parse(data)
+        return _parse(parse_toml(text, str(path)), str(path))
 
     def check_plan(self, plan: Plan) -> None:
         """Raise ConfigError if the planned scheduler reads the tenant from elsewhere, where clients may write it."""
@@ -137,85 +134,80 @@ def _content(path: str | Path) -> bytes:
     return content
 
 
-class _CallersParser:
-    """Parses one file; ``path`` is the place in its errors."""
+class _CallerFields(Fields):
+    """A table of the file of callers; ``path`` is the place in errors. Errors never show keys, which are secrets."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, values: object, what: str, path: str) -> None:
+        super().__init__(values, what, lambda key: path)
 
-    def parse(self, data: Mapping[str, Any]) -> Callers:
-        self._known(data, _TOP, "the file")
-        tenant_header = self._text(data, "tenant_header", "the file", "")
-        rows = data.get("caller", [])
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise self._error("callers are an array of tables", "write [[caller]], not [caller]")
-        by_key: dict[str, Caller] = {}
-        by_tenant: dict[str, Caller] = {}
-        for number, row in enumerate(rows, 1):
-            place = f"caller {number}"
-            self._known(row, _CALLER, place)
-            caller = self._caller(row, place)
-            keys = self._keys(row, place)
-            if not keys and not tenant_header:
-                raise self._error(f"{place} ({caller.tenant}) has no key", "add key_sha256, or name a tenant_header")
-            for key in keys:
-                if key in by_key:
-                    raise self._error(
-                        f"{place} ({caller.tenant}) has a key of {by_key[key].tenant}", "remove one of the two"
-                    )
-                by_key[key] = caller
-            if tenant_header and by_tenant.setdefault(caller.tenant, caller) is not caller:
-                raise self._error(f"there are two callers {caller.tenant!r}", "make them one, with both keys")
-        others = data.get("others")
-        if others is not None:
-            if not isinstance(others, dict):
-                raise self._error("`others` must be a table", "write [others]")
-            self._known(others, _OTHERS, "others")
-            others = self._caller({"tenant": "others", **others}, "others")
-        if not rows and others is None:
-            raise self._error("has no caller", "add a [[caller]] or [others]")
-        tenant_key = self._text(data, "tenant_key", "the file", "tenant")
-        key_header = self._text(data, "key_header", "the file", "Authorization")
-        return Callers(tenant_key, tenant_header, key_header, by_key, by_tenant if tenant_header else {}, others)
-
-    def _caller(self, row: Mapping[str, Any], place: str) -> Caller:
-        tenant = self._text(row, "tenant", place, "")
+    def caller(self) -> Caller:
+        """Return the caller of this table."""
+        tenant = self.word("tenant")
         if not tenant:
-            raise self._error(f"{place} has no tenant", 'add a line such as tenant = "acme"')
-        best = self._priority(row, "best_priority", place, 1)
-        usual = self._priority(row, "priority", place, best)
+            raise self.wrong(None, f"{self._what} has no tenant", 'add a line such as tenant = "acme"')
+        best = self.count("best_priority", 1, most=1000)
+        usual = self.count("priority", best, most=1000)
         if usual < best:
-            what = f"{place} ({tenant}): priority {usual} is better than best_priority {best}"
-            raise self._error(what, "correct one of the two")
+            what = f"{self._what} ({tenant}): priority {usual} is better than best_priority {best}"
+            raise self.wrong(None, what, "correct one of the two")
         return Caller(tenant, best, usual)
 
-    def _keys(self, row: Mapping[str, Any], place: str) -> list[str]:
-        given = row.get("key_sha256", [])
-        keys = [given] if isinstance(given, str) else given
+    def keys(self) -> list[str]:
+        """Return the hashes of this caller's keys."""
+        found = self.raw("key_sha256") or []
+        keys = [found] if isinstance(found, str) else found
         if not isinstance(keys, list) or not all(isinstance(key, str) and _HASH.fullmatch(key) for key in keys):
-            what = f"{place}: key_sha256 must be SHA-256 hashes of 64 hexadecimal digits"
-            raise self._error(what, "hash each key: printf %s KEY | sha256sum")
+            what = f"{self._what}: key_sha256 must be SHA-256 hashes of 64 hexadecimal digits"
+            raise self.wrong(None, what, "hash each key: printf %s KEY | sha256sum")
         return [key.lower() for key in keys]
 
-    def _priority(self, row: Mapping[str, Any], name: str, place: str, default: int) -> int:
-        value = row.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1000:
-            raise self._error(f"{place}: {name} must be a whole number from 1 (first), and is {value!r}", "correct it")
-        return value
-
-    def _text(self, row: Mapping[str, Any], name: str, place: str, default: str) -> str:
-        value = row.get(name, default)
+    def word(self, key: str, default: str = "") -> str:
+        """Return a string, which may be empty."""
+        value = self._values.get(key, default)
         if not isinstance(value, str):
-            raise self._error(f"{place}: {name} must be text, and is {value!r}", "put it in quotes")
+            raise self.wrong(key, f"{self._what}: {key} must be text, and is {value!r}", "put it in quotes")
         return value
 
-    def _known(self, row: Mapping[str, Any], allowed: tuple[str, ...], place: str) -> None:
-        for name in row:
-            if name not in allowed:
-                raise self._error(f"{place}: unknown key {name!r}{nearest(name, allowed)}", "correct or remove it")
+    def unknown(self, key: str, hint: str) -> ConfigError:
+        return self.wrong(key, f"{self._what}: unknown key {key!r}{hint}", "correct or remove it")
 
-    def _error(self, what: str, fix: str) -> ConfigError:
-        return ConfigError(what, where=self._path, fix=fix)
+    def unfit(self, key: str, value: object, wanted: str) -> ConfigError:
+        return self.wrong(key, f"{self._what}: {key} must be {wanted}, and is {value!r}", "correct it")
+
+
+def _parse(data: Mapping[str, Any], path: str) -> Callers:
+    table = _CallerFields(data, "the file", path)
+    table.only(_TOP)
+    tenant_header = table.word("tenant_header")
+    rows = data.get("caller", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise table.wrong(None, "callers are an array of tables", "write [[caller]], not [caller]")
+    by_key: dict[str, Caller] = {}
+    by_tenant: dict[str, Caller] = {}
+    for number, row in enumerate(rows, 1):
+        fields = _CallerFields(row, f"caller {number}", path)
+        fields.only(_CALLER)
+        caller, keys = fields.caller(), fields.keys()
+        who = f"caller {number} ({caller.tenant})"
+        if not keys and not tenant_header:
+            raise table.wrong(None, f"{who} has no key", "add key_sha256, or name a tenant_header")
+        for key in keys:
+            if key in by_key:
+                raise table.wrong(None, f"{who} has a key of {by_key[key].tenant}", "remove one of the two")
+            by_key[key] = caller
+        if tenant_header and by_tenant.setdefault(caller.tenant, caller) is not caller:
+            raise table.wrong(None, f"there are two callers {caller.tenant!r}", "make them one, with both keys")
+    others = None
+    if "others" in table:
+        if not isinstance(data["others"], dict):
+            raise table.wrong(None, "`others` must be a table", "write [others]")
+        fields = _CallerFields({"tenant": "others", **data["others"]}, "others", path)
+        fields.only(_OTHERS)
+        others = fields.caller()
+    if not rows and others is None:
+        raise table.wrong(None, "has no caller", "add a [[caller]] or [others]")
+    tenant_key, key_header = table.word("tenant_key", "tenant"), table.word("key_header", "Authorization")
+    return Callers(tenant_key, tenant_header, key_header, by_key, by_tenant, others)
 
 
 _HASH: Final = re.compile(r"[0-9a-fA-F]{64}")

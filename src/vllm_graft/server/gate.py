@@ -123,6 +123,7 @@ class Gate:
     def _check(self, request: WaitingRequest) -> Refusal | None:
         assert self._admit is not None
         now = self._clock()
+        # Engines publish their load after a step; requests that were admitted since are added to it.
         unseen = self._unseen
         while unseen and now - unseen[0] > UNSEEN_S:
             unseen.popleft()

@@ -17,10 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from vllm_graft.ledger import LabelStatistics, Ledger, ProcessView, QueueSnapshot, Records, StatisticsReader, current
+from vllm_graft.ledger import (
+    LabelStatistics,
+    Ledger,
+    ProcessView,
+    QueueSnapshot,
+    StatisticsReader,
+    current,
+    read_processes,
+)
+from vllm_graft.ledger.comparison import findings_of
 from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.queue_statistics import EDGES
-from vllm_graft.ledger.reading import findings_of
 from vllm_graft.plan import Plan
 
 if TYPE_CHECKING:
@@ -51,7 +59,7 @@ class MetricFamily:
 _QUEUE: Final = "vllm_graft_queue_"
 _WAITS: Final = _QUEUE + "wait_seconds"
 
-_QUEUE_FIGURES: Final[dict[str, tuple[str, Kind, str]]] = {
+_QUEUE_METRICS: Final[dict[str, tuple[str, Kind, str]]] = {
     "waiting": ("waiting", "gauge", "Requests that wait."),
     "running": ("running", "gauge", "Requests that were admitted and have not ended."),
     "admitted": ("admitted_total", "counter", "Requests that were admitted, each once."),
@@ -81,7 +89,7 @@ class QueueLines:
                     kept = (row, labels, tuple(_row_lines(row, labels)))
                 self._kept[key] = kept
                 rows.append(kept)
-        for index, (name, kind, words) in enumerate(_QUEUE_FIGURES.values()):
+        for index, (name, kind, words) in enumerate(_QUEUE_METRICS.values()):
             yield MetricFamily(_QUEUE + name, kind, words, [lines[index] for _, _, lines in rows])
         shares = (share for queue in queues for share in queue.shares())
         lines = [_sample(_QUEUE + "token_share", kept[1], share) for kept, share in zip(rows, shares, strict=True)]
@@ -92,7 +100,7 @@ class QueueLines:
 
 
 def _row_lines(row: LabelStatistics, labels: str) -> Iterator[str]:
-    for field, (name, _, _) in _QUEUE_FIGURES.items():
+    for field, (name, _, _) in _QUEUE_METRICS.items():
         yield _sample(_QUEUE + name, labels, getattr(row, field))
     below, lines = 0, []
     for edge, number in zip((*map(str, EDGES), "+Inf"), row.buckets, strict=True):
@@ -196,7 +204,6 @@ class Exposition:
         self._queues = QueueLines()
         self._home: Path | None = None
         self._statistics = StatisticsReader(None)
-        self._records = Records(None)
         self._failure = ""
 
     def text(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
@@ -224,15 +231,15 @@ class Exposition:
     def _families(self) -> Iterator[MetricFamily]:
         home = self._book().home
         if home != self._home:
-            self._home, self._statistics, self._records = home, StatisticsReader(home), Records(home)
+            self._home, self._statistics = home, StatisticsReader(home)
         if self._plan.of("scheduler"):
             yield from self._queues.families(self._statistics.queues())
         own = self._book().view()
-        views = self._records.views()
+        views, damaged = read_processes(home)
         if own is not None and all(view.record.pid != own.record.pid for view in views):
             # Its record is not on disk: the disk is full, or the folder was removed.
             views.append(own)
-        yield from item_families(views, self._plan, self._records.damaged)
+        yield from item_families(views, self._plan, damaged)
 
 
 def install_metrics(app: FastAPI, plan: Plan) -> None:

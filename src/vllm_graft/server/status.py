@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hmac
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from vllm_graft.bindings.sampling.requests import describe_samplers
 from vllm_graft.findings import Finding
-from vllm_graft.ledger import current
-from vllm_graft.ledger.asides import Asides
-from vllm_graft.ledger.queue_statistics import busiest
-from vllm_graft.ledger.reading import queues_apart
+from vllm_graft.ledger import ProcessRow, StatusDocument, current, status_document
+from vllm_graft.ledger.quarantine import QuarantineReader
+from vllm_graft.ledger.queue_statistics import QueueRow, busiest
+from vllm_graft.ledger.status import HookRow, ItemRow
 from vllm_graft.plan import Plan, carried_run
 from vllm_graft.text import printable
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-Status = Callable[[], Awaitable[tuple[list[dict[str, object]], list[Finding]]]]
+Status = Callable[[], Awaitable[tuple[list[ProcessRow], list[Finding]]]]
 """Returns every process of the server, and the findings about them."""
 
 
@@ -31,12 +30,13 @@ def install_status(app: FastAPI, run: str, look: Status, plan: Plan, keys: Calla
     """Add the routes to an application of vLLM's; ``keys`` returns the API keys, which vLLM knows later."""
     from starlette.responses import HTMLResponse, JSONResponse
 
-    asides = Asides(current())
+    quarantine = QuarantineReader(current())
 
     async def status(request: Request) -> Response:
         if not is_allowed(request.headers.get("authorization"), keys()):
             return JSONResponse({"error": "this server asks for an API key"}, 401)
-        document = await status_document(run, look, plan)
+        rows, findings = await look()
+        document = status_document(run, plan, rows, findings, with_options=False)
         if "text/html" in request.headers.get("accept", ""):
             return HTMLResponse(status_page(document))
         return JSONResponse(document)
@@ -44,7 +44,7 @@ def install_status(app: FastAPI, run: str, look: Status, plan: Plan, keys: Calla
     async def samplers(request: Request) -> Response:
         if not is_allowed(request.headers.get("authorization"), keys()):
             return JSONResponse({"error": "this server asks for an API key"}, 401)
-        return JSONResponse(describe_samplers(plan, carried_run(), asides.reasons()))
+        return JSONResponse(describe_samplers(plan, carried_run(), quarantine.reasons()))
 
     app.router.add_route("/graft/status", status, methods=["GET"])
     app.router.add_route("/graft/samplers", samplers, methods=["GET"])
@@ -66,25 +66,9 @@ def is_allowed(header: str | None, keys: Iterable[str]) -> bool:
     vLLM checks keys only on paths under ``/v1`` and a few others, so ours check for themselves.
     """
     scheme, _, token = (header or "").partition(" ")
+    # All keys are compared, so that the time does not tell which one is nearly right.
     matches = [hmac.compare_digest(token.strip().encode(), key.encode()) for key in keys]
     return not matches or (scheme.lower() == "bearer" and any(matches))
-
-
-async def status_document(run: str, look: Status, plan: Plan) -> dict[str, object]:
-    """Return the document of ``GET /graft/status``: the keys of a server in ``vllm-graft status --json``."""
-    rows, findings = await look()
-    processes, queues = queues_apart(rows)
-    # The value of an option may be a secret; its name is not.
-    items = tuple(dataclasses.replace(item, options=dict.fromkeys(item.options, "")) for item in plan)
-    return {
-        "run": run,
-        "model": plan.model,
-        "running": True,
-        "plan": {**dataclasses.replace(plan, items=items).as_dict(), "hash": plan.hash},
-        "processes": processes,
-        "queues": queues,
-        "findings": [finding.as_dict() for finding in findings],
-    }
 
 
 _STYLE: Final = """
@@ -109,67 +93,63 @@ _TONES: Final = {"error": "bad", "warning": "worrying"}
 _HEAD: Final = ("process", "pid", "role", "life", "vLLM", "item", "state", "calls", "cost")
 
 
-def status_page(found: Mapping[str, object]) -> str:
+def status_page(found: StatusDocument) -> str:
     """Render the status document as one HTML page without scripts."""
-    findings = _rows(found["findings"])
+    findings = found["findings"]
     verdict = '<p class="good">Every process has what its plan names.</p>'
     if findings:
         verdict = f"<ul>{''.join(_finding(row) for row in findings)}</ul>"
-    plan = found["plan"]
-    assert isinstance(plan, Mapping)
-    body = "".join(_process(row) for row in _rows(found["processes"]))
+    body = "".join(_process(row) for row in found["processes"])
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width'><title>vllm-graft</title>"
         f"<style>{_STYLE}</style><h1>vllm-graft</h1>"
-        f"<p>{_text(found['model'])} <span class=soft>plan {_text(plan['hash'])}</span></p>{verdict}"
+        f"<p>{_text(found['model'])} <span class=soft>plan {_text(found['plan']['hash'])}</span></p>{verdict}"
         f"<table><tr>{''.join(f'<th>{title}' for title in _HEAD)}</tr>"
-        f"{body}</table>{_queues(_rows(found['queues']))}"
+        f"{body}</table>{_queues(found['queues'])}"
     )
 
 
-def _finding(row: Mapping[str, object]) -> str:
+def _finding(row: Mapping[str, str]) -> str:
     where = f" <span class=soft>[{_text(row['where'])}]</span>" if row["where"] else ""
     fix = f"<br><span class=soft>Next: {_text(row['fix'])}</span>" if row["fix"] else ""
     return (
-        f'<li class="{_TONES.get(str(row["level"]), "soft")}"><code>{_text(row["code"])}</code> {_text(row["level"])}: '
+        f'<li class="{_TONES.get(row["level"], "soft")}"><code>{_text(row["code"])}</code> {_text(row["level"])}: '
         f"{_text(row['subject'])}: {_text(row['what'])}{where}{fix}</li>"
     )
 
 
-_FIGURES: Final = {
+_QUEUE_COLUMNS: Final = {
     "item": "queue", "pid": "pid", "label": "by", "value": "", "waiting": "waiting", "running": "running",
     "admitted": "admitted", "refused": "refused", "ended": "ended", "aborted": "aborted", "wait_mean_s": "mean wait, s",
     "wait_p99_s": "p99, s", "wait_max_s": "longest, s", "tokens": "tokens", "share": "share",
 }  # fmt: skip
 
 
-def _queues(rows: Sequence[Mapping[str, object]]) -> str:
+def _queues(rows: Sequence[QueueRow]) -> str:
     if not rows:
         return ""
     kept, left_out = busiest(rows)
-    head = "".join(f"<th>{_text(title)}" for title in _FIGURES.values())
-    lines = "".join(f"<tr>{''.join(_figure(row, name) for name in _FIGURES)}</tr>" for row in kept)
+    head = "".join(f"<th>{_text(title)}" for title in _QUEUE_COLUMNS.values())
+    lines = "".join(f"<tr>{''.join(_queue_cell(row, name) for name in _QUEUE_COLUMNS)}</tr>" for row in kept)
     more = f"<p class=soft>and {left_out} more, in the JSON document</p>" if left_out else ""
     return f"<h2>Queues</h2><table><tr>{head}</tr>{lines}</table>{more}"
 
 
-def _figure(row: Mapping[str, object], name: str) -> str:
-    value = row[name]
+def _queue_cell(row: QueueRow, name: str) -> str:
+    value = row[name]  # type: ignore[literal-required]
     if name == "share" and isinstance(value, float):
         return f"<td>{100 * value:.1f}&nbsp;%"
     return f"<td{' class=long' if name in ('item', 'value') else ''}>{_text('' if value is None else value)}"
 
 
-def _process(row: Mapping[str, object]) -> str:
-    roles = row["roles"]
-    assert isinstance(roles, list)
-    items = _rows(row["items"]) or [_NOTHING]
-    life = f"<span class={_LIVES.get(str(row['life']), 'soft')}>{_text(row['life'])}</span>"
+def _process(row: ProcessRow) -> str:
+    items = row["items"] or [_NOTHING]
+    life = f"<span class={_LIVES.get(row['life'], 'soft')}>{_text(row['life'])}</span>"
     cells = (
         f"{_text(row['name'])}<br><span class=soft>{_text(row['host'])}, {_text(row['start_method'])}</span>",
         _text(row["pid"]),
-        _text("+".join(roles)),
+        _text("+".join(row["roles"])),
         life,
         f"{_text(row['vllm'])} {_text(row['runner'])}",
     )
@@ -178,17 +158,16 @@ def _process(row: Mapping[str, object]) -> str:
     return f"<tr>{head}{lines[0]}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines[1:])
 
 
-def _item(item: Mapping[str, object]) -> str:
-    state = str(item["state"])
+def _item(item: ItemRow) -> str:
+    state = item["state"]
     reason = f"<br><span class=soft>{_text(item['reason'])}</span>" if item["reason"] else ""
-    hooks = item["hooks"]
-    assert isinstance(hooks, Mapping)
-    cost = "<br>".join(_cost(name, hook) for name, hook in hooks.items() if hook["calls"])
+    cost = "<br>".join(_cost(name, hook) for name, hook in item["hooks"].items() if hook["calls"])
     shown = f"<span class={_STATES.get(state, 'bad')}>{_text(state)}</span>{reason}"
-    return f"<td class=long>{_text(item['name'])}<td class=long>{shown}<td>{_text(item['calls'])}<td class=long>{cost}"
+    calls = item["calls"] if item["name"] else ""
+    return f"<td class=long>{_text(item['name'])}<td class=long>{shown}<td>{calls}<td class=long>{cost}"
 
 
-def _cost(name: str, hook: Mapping[str, object]) -> str:
+def _cost(name: str, hook: HookRow) -> str:
     """Render one hook: its name, and its time against its budget if it has one."""
     shown = f"<code>{_text(name.rpartition(':')[2])}</code>"
     if not hook["budget_us"]:
@@ -198,7 +177,9 @@ def _cost(name: str, hook: Mapping[str, object]) -> str:
     return shown + _text(f" p99 {hook['p99_us']:.0f} of {hook['budget_us']:g} us{overruns}{errors}")
 
 
-_NOTHING: Final = {"name": "", "state": "nothing needed here", "reason": "", "calls": "", "hooks": {}}
+_NOTHING: Final[ItemRow] = {
+    "point": "", "name": "", "state": "nothing needed here", "reason": "", "calls": 0, "hooks": {},
+}  # fmt: skip
 
 _LIVES: Final = {"running": "good", "died": "bad"}
 
@@ -206,11 +187,6 @@ _STATES: Final = {
     "applied": "good", "armed": "good", "nothing needed here": "soft",
     "quarantined": "worrying", "drifted": "worrying", "skipped": "worrying",
 }  # fmt: skip
-
-
-def _rows(value: object) -> Sequence[Mapping[str, object]]:
-    assert isinstance(value, list)
-    return value
 
 
 def _text(value: object) -> str:

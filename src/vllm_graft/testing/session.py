@@ -129,7 +129,8 @@ class Session:
     def llm(self, **arguments: Any) -> Iterator[LLM]:
         """Make vLLM's ``LLM`` in this very process, with the plan; everything is put back afterwards."""
         with set_environment(self.env):
-            from vllm_graft.boot.process import enter, process
+            from vllm_graft.boot.doors import enter
+            from vllm_graft.boot.process import process
 
             entered, active = process.entered, process.engine.active()
             loaded = False

@@ -161,7 +161,7 @@ def test_a_real_server_shows_its_queues_in_status_and_metrics(graft: Session, se
             assert isinstance(queues, list)
             by_tenant = {row["value"]: row for row in queues if row["label"] == "tenant"}
             assert {value: row["ended"] for value, row in by_tenant.items()} == {"acme": 10, "zeta": 10}
-        text = render([view.as_dict()], [])
+        text = render([view.as_dict()])
         assert re.search(r"^tenant-fairness +\d+ +tenant +acme +0 +0 +10 +0 +10 +0 ", text, re.MULTILINE)
         page = server.get("/graft/status", {"Accept": "text/html"})[1]
         assert re.search("<td[^>]*>acme<td>0<td>0<td>10<td>0<td>10<td>0", page)

@@ -21,7 +21,7 @@ from vllm_graft.contracts.sampling import OptInSampler
 from vllm_graft.errors import StartError
 from vllm_graft.ledger import current
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
-from vllm_graft.plan import carried
+from vllm_graft.plan import carried_plan
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,7 @@ class Processor:
 
 def build_pipeline(model: ServedModel, seed: int, fail: Any) -> SamplerPipeline:
     """Instantiate the planned samplers of this worker and set them up for the model."""
-    plan, ledger = carried(), current()
+    plan, ledger = carried_plan(), current()
     provided = {"tokenizer": lambda: model.tokenizer, "model": lambda: model}
     made = []
     for item in plan.of("sampler") if plan is not None else ():
@@ -91,7 +91,7 @@ def build_pipeline(model: ServedModel, seed: int, fail: Any) -> SamplerPipeline:
 
 def _set_up(guarded: GuardedSampler, model: ServedModel) -> bool:
     """Set a sampler up; one that raises is refused, and with a strict plan so is the start."""
-    plan, ledger = carried(), current()
+    plan, ledger = carried_plan(), current()
     before = _allocated(model.device)
     try:
         with warn_if_slow(f"setup of the sampler {guarded.name!r} runs"):

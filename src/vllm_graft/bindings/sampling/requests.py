@@ -25,8 +25,8 @@ from vllm_graft.contracts.request_keys import KeyValue, find_unsendable, read_ke
 from vllm_graft.contracts.sampling import OptInSampler, read_defaults
 from vllm_graft.contracts.validation import RESERVED
 from vllm_graft.ledger import current
-from vllm_graft.ledger.asides import Asides
-from vllm_graft.plan import Plan, Run, carried, carried_run
+from vllm_graft.ledger.quarantine import QuarantineReader
+from vllm_graft.plan import Plan, Run, carried_plan, carried_run
 from vllm_graft.plan.carry import PLAN_VARIABLE, RUN_VARIABLE
 from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.plan.plan import UnknownKeys
@@ -272,7 +272,7 @@ def sampler_keys() -> SamplerKeys:
 
 @functools.lru_cache(maxsize=2)
 def _sampler_keys(plan_text: str, run_text: str) -> SamplerKeys:
-    plan, run = carried(), carried_run()
+    plan, run = carried_plan(), carried_run()
     if plan is None or not plan.of("sampler"):
         return SamplerKeys(())
     return SamplerKeys(
@@ -280,7 +280,7 @@ def _sampler_keys(plan_text: str, run_text: str) -> SamplerKeys:
         unknown=plan.unknown_keys,
         others=plan.other_keys,
         mentions=Mentions(run.processors if run is not None else ()),
-        put_aside=Asides(current()).reasons,
+        put_aside=QuarantineReader(current()).reasons,
     )
 
 

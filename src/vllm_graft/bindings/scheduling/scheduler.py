@@ -25,7 +25,7 @@ from vllm_graft.bindings.scheduling.policy import PolicyQueue, PolicyRunner
 from vllm_graft.contracts import AdmissionQueue, Item, SchedulingPolicy
 from vllm_graft.errors import ConfigError, StartError
 from vllm_graft.ledger import current
-from vllm_graft.plan import Plan, carried
+from vllm_graft.plan import Plan, carried_plan
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -176,7 +176,7 @@ def _planned_queue(
     scheduler: Any, admission: type[AdmissionQueueAdapter], policy: type[PolicyQueue]
 ) -> tuple[AdmissionQueueAdapter | PolicyQueue | None, PolicyRunner | None]:
     """Instantiate the planned item; return the queue for vLLM, and for a policy what runs it."""
-    plan, ledger = carried(), current()
+    plan, ledger = carried_plan(), current()
     if plan is None or not plan.of("scheduler"):
         raise StartError(
             "the planned scheduler runs in a process without a plan",

@@ -6,7 +6,7 @@ import ast
 import difflib
 from collections.abc import Iterator
 
-from vllm_graft.boot.names import CARRIED
+from vllm_graft.boot.env import CARRIED
 from vllm_graft.doctor import server
 from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding, Level

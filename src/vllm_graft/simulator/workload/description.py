@@ -39,8 +39,6 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-import re
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -49,7 +47,7 @@ from typing import Any, Final
 
 from vllm_graft.errors import ConfigError
 from vllm_graft.fields import MOST as MOST_TOKENS
-from vllm_graft.fields import Fields
+from vllm_graft.fields import Fields, parse_toml
 from vllm_graft.plan.lines import Lines
 from vllm_graft.simulator.workload.requests import Prefix, Workload, WorkloadRequest
 
@@ -105,12 +103,7 @@ class _Description:
     def __init__(self, text: str, name: str) -> None:
         self._name = name
         self._lines = Lines(text)
-        try:
-            data = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:  # Python parses at most 4300 digits, and limited depth
-            line = re.search(r"line (\d+)", str(error))
-            place = f"{name}:{line[1]}" if line else name
-            raise ConfigError(f"is not valid TOML: {error}", where=place, fix="correct the syntax there") from error
+        data = parse_toml(text, name)
         top = Fields(data, "a workload", self._where())
         top.only(_TABLES)
         self._head = Fields(data.get("workload", {}), "[workload]", self._where("workload"))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
 from vllm_graft.errors import ConfigError, GraftError, SetupError, nearest
-from vllm_graft.ledger.reading import findings_of
-from vllm_graft.plan import carried
+from vllm_graft.ledger.comparison import findings_of
+from vllm_graft.plan import carried_plan
 from vllm_graft.simulator.memory import kv_cache_bytes
 from vllm_graft.simulator.settings import VARIABLES, SimulationSettings, carried_settings
 
@@ -113,7 +113,7 @@ def describe_plan(config: VllmConfig, began: float) -> dict[str, Any]:
 
     ``began`` is the time of the run's start: a program may play several, and earlier engines left records too.
     """
-    plan = carried()
+    plan = carried_plan()
     if plan is None:
         chosen = config.scheduler_config.scheduler_cls
         name = getattr(chosen, "__qualname__", chosen) or f"vLLM's own, {config.scheduler_config.policy}"
@@ -121,11 +121,9 @@ def describe_plan(config: VllmConfig, began: float) -> dict[str, Any]:
     planned = [item.name for item in plan.of("scheduler")]
     # The engine's processes have ended by now; as "unknown" their last records count, and their end is no finding.
     own = os.getpid()
-    rows = [
-        {**row, "life": "unknown"}
-        for row in ledger.current().rows()
-        if row["pid"] == own or float(str(row["since"])) >= began
-    ]
+    rows = [row for row in ledger.current().rows() if row["pid"] == own or row["since"] >= began]
+    for row in rows:
+        row["life"] = "unknown"
     return {
         "plan": plan.hash,
         "scheduler": planned[0] if planned else f"vLLM's own, {config.scheduler_config.policy}",

@@ -283,7 +283,7 @@ def _busiest(loads: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def play_by_clock(recording: Recording) -> None:
     """Play the workload by the clock, sped up by the settings' factor; Ctrl-C ends it early."""
-    with sockets.lent(os.environ) as variables, set_environment(variables):
+    with sockets.temporary(os.environ) as variables, set_environment(variables):
         asyncio.run(_play_by_clock(recording))
 
 

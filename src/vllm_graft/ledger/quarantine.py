@@ -1,6 +1,6 @@
-"""The items that processes of a run have put aside, for a front end that must not take requests for them.
+"""The items that any process of a run has quarantined: a front end must refuse requests for them.
 
-A process replaces its record when it puts an item aside, which changes the time of the run's folder. So a look costs
+A process replaces its record when it quarantines an item, which changes the time of the run's folder. So a look costs
 one ``stat`` as long as nothing has happened. Records that change all the time are read twenty times a second at most.
 """
 
@@ -21,8 +21,8 @@ _SETTLED_NS: Final = 100_000_000
 """A folder whose time is more recent may change again without another time: file systems count in ticks."""
 
 
-class Asides:
-    """What was put aside in a run: in this process by its own ledger, in others by their records on this machine."""
+class QuarantineReader:
+    """Reads what a run has quarantined: this process from its own ledger, others from their records on this machine."""
 
     def __init__(self, book: Ledger, clock: Callable[[], int] = time.time_ns) -> None:
         self._book = book
@@ -32,7 +32,7 @@ class Asides:
         self._reasons: dict[str, str] = {}
 
     def reasons(self) -> Mapping[str, str]:
-        """Every item that some living process has put aside, with the reason."""
+        """Return every item that a living process has quarantined, with the reason."""
         own = self._book.record
         home = self._book.home
         found = self._read(home) if home is not None else {}
@@ -42,7 +42,7 @@ class Asides:
         try:
             changed = os.stat(home).st_mtime_ns
         except OSError:
-            # The folder is gone, and with it what could be known of other processes: what was known still holds.
+            # The folder is gone, and with it the records of other processes: what was read last still holds.
             return self._reasons
         now = self._clock()
         if self._stamp != (home, changed) and abs(now - self._looked) >= _EVERY_NS:
@@ -51,6 +51,7 @@ class Asides:
             processes = run.processes if run is not None else ()
             living = [each.record.items for each in processes if each.life in ("running", "unknown")]
             self._reasons = {name: reason for items in living for name, reason in _quarantined(items).items()}
+            # Only a settled time is remembered: within one tick of the file system another change has the same time.
             settled = now - changed > _SETTLED_NS
             self._stamp = (home, changed if settled else 0)
         return self._reasons

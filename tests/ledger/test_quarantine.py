@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.ledger import Ledger
-from vllm_graft.ledger import asides as module
-from vllm_graft.ledger.asides import Asides
+from vllm_graft.ledger import quarantine as module
+from vllm_graft.ledger.quarantine import QuarantineReader
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan
 
@@ -42,13 +42,13 @@ class FrontEnd(Ledger):
 
 def test_a_front_end_hears_of_what_a_worker_puts_aside(worker: Ledger):
     """By the worker's record, as soon as it is written."""
-    asides = Asides(FrontEnd(worker.home))
-    assert asides.reasons() == {}
+    quarantine = QuarantineReader(FrontEnd(worker.home))
+    assert quarantine.reasons() == {}
     worker.put_aside("dry", "RuntimeError: no such table")
     deadline = time.monotonic() + 10
-    while not asides.reasons():
+    while not quarantine.reasons():
         assert time.monotonic() < deadline
-    assert asides.reasons() == {"dry": "RuntimeError: no such table"}
+    assert quarantine.reasons() == {"dry": "RuntimeError: no such table"}
 
 
 def test_records_are_read_only_when_one_has_changed(worker: Ledger, monkeypatch: pytest.MonkeyPatch):
@@ -57,13 +57,13 @@ def test_records_are_read_only_when_one_has_changed(worker: Ledger, monkeypatch:
     read_run = module.read_run
     monkeypatch.setattr(module, "read_run", lambda home, **told: (reads.append(home), read_run(home, **told))[1])
     ahead = [10**9]
-    asides = Asides(FrontEnd(worker.home), clock=lambda: time.time_ns() + ahead[0])
+    quarantine = QuarantineReader(FrontEnd(worker.home), clock=lambda: time.time_ns() + ahead[0])
     for _ in range(100):
-        asides.reasons()
+        quarantine.reasons()
     assert len(reads) == 1
     worker.save()
     ahead[0] += 10**9
-    assert asides.reasons() == {}
+    assert quarantine.reasons() == {}
     assert len(reads) == 2
 
 
@@ -73,10 +73,10 @@ def test_records_that_change_all_the_time_are_not_read_all_the_time(worker: Ledg
     read_run = module.read_run
     monkeypatch.setattr(module, "read_run", lambda home, **told: (reads.append(home), read_run(home, **told))[1])
     moment = [10**18]
-    asides = Asides(FrontEnd(worker.home), clock=lambda: moment[0])
+    quarantine = QuarantineReader(FrontEnd(worker.home), clock=lambda: moment[0])
     for _ in range(100):
         worker.save()
-        asides.reasons()
+        quarantine.reasons()
         moment[0] += 10**6
     assert len(reads) == 2
 
@@ -87,20 +87,20 @@ def test_a_time_that_is_too_recent_to_trust_is_read_again(worker: Ledger, monkey
     read_run = module.read_run
     monkeypatch.setattr(module, "read_run", lambda home, **told: (reads.append(home), read_run(home, **told))[1])
     moment = [10**8]
-    asides = Asides(FrontEnd(worker.home), clock=lambda: moment[0])
-    asides.reasons()
+    quarantine = QuarantineReader(FrontEnd(worker.home), clock=lambda: moment[0])
+    quarantine.reasons()
     moment[0] += 10**8
-    asides.reasons()
+    quarantine.reasons()
     assert len(reads) == 2
 
 
 def test_without_a_folder_a_process_knows_its_own(worker: Ledger):
     """An engine in the front end's process, on a machine where nothing can be written."""
     worker.put_aside("dry", "raised")
-    assert Asides(worker).reasons() == {"dry": "raised"}
-    assert Asides(FrontEnd(None)).reasons() == {}
+    assert QuarantineReader(worker).reasons() == {"dry": "raised"}
+    assert QuarantineReader(FrontEnd(None)).reasons() == {}
 
 
 def test_a_folder_that_is_gone_changes_nothing(worker: Ledger, tmp_path: Path):
     """Somebody cleared the temporary files: what was known still holds."""
-    assert Asides(FrontEnd(tmp_path / "nowhere")).reasons() == {}
+    assert QuarantineReader(FrontEnd(tmp_path / "nowhere")).reasons() == {}

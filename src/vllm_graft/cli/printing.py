@@ -1,24 +1,26 @@
-"""Tables and colours for people: aligned columns, colour only on a terminal."""
+"""Output for people: tables, colours on a terminal, findings, progress."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from vllm_graft.findings import Finding, worst_first
 from vllm_graft.text import printable_lines
 
+_BAR_WIDTH: Final = 30
 _COLOURS: Final = {"green": "32", "red": "31", "yellow": "33", "dim": "2", "bold": "1"}
 _PAINT: Final = re.compile(rf"(\x1b\[(?:0|{'|'.join(_COLOURS.values())})m)")
 
 
 def paint(text: str, colour: str) -> str:
-    """The text in a colour, on a terminal that wants colours; the bare text elsewhere, without control characters."""
+    """Return the text in a colour if the output is a terminal; never with other control characters."""
     text = printable_lines(text)
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if _coloured() else text
 
@@ -28,7 +30,7 @@ def _coloured() -> bool:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
-    """Aligned columns under a head. A cell may hold several lines; the last column is wrapped to fit the terminal.
+    """Return aligned columns under a head. A cell may hold several lines; the last column is wrapped to the terminal.
 
     Of control characters a cell keeps line breaks and the colours of ``paint``.
     """
@@ -48,15 +50,43 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None 
 
 
 def _safe(cell: str) -> str:
+    # Only colours that paint() itself writes are kept: a cell may hold words of plugins or clients.
     parts = _PAINT.split(cell) if _coloured() else [cell]
     return "".join(part if _PAINT.fullmatch(part) else printable_lines(part) for part in parts)
 
 
 def show_findings(findings: Iterable[Finding]) -> str:
-    """Findings as lines, worst first."""
+    """Return findings as lines, worst first."""
     tones = {"error": "red", "warning": "yellow", "info": "dim"}
     return "\n".join(paint(finding.explain(), tones[finding.level]) for finding in worst_first(findings))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def render_options(options: Mapping[str, object]) -> str:
+    """Return options as lines of ``name = value``; a dash if there are none."""
+    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in options.items()) or "-"
+
+
+class ProgressLine:
+    """Shows progress on standard error: a bar on a terminal, elsewhere one line per step."""
+
+    def __init__(self) -> None:
+        self._step = ""
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` of this step is done."""
+        if sys.stderr.isatty():
+            filled = _BAR_WIDTH * done // total
+            bar = "#" * filled + "." * (_BAR_WIDTH - filled)
+            print(
+                f"\r{step} [{bar}] {100 * done // total:3} %",
+                end="\n" if done == total else "",
+                file=sys.stderr,
+                flush=True,
+            )
+        elif step != self._step:
+            print(f"{step} ...", file=sys.stderr, flush=True)
+        self._step = step

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.ledger import Cells, Guard, Meter
-from vllm_graft.ledger.cells import HOOKS, read
+from vllm_graft.ledger.counters import HOOKS, read_block, read_cells
 from vllm_graft.ledger.guard import OVERRUNS_IN_A_ROW, reason_of
-from vllm_graft.ledger.meters import read_block
 
 
 def test_a_call_is_an_overrun_only_beyond_the_budget():
@@ -71,7 +70,7 @@ def test_counters_in_a_file_are_read_by_others_and_survive_their_process(tmp_pat
     child.start()
     child.join()
     assert child.exitcode == -9
-    cells = read(path)
+    cells = read_cells(path)
     assert cells is not None
     assert read_block(cells, Cells().allot("hook"), 1.0).calls == 7
     assert path.stat().st_mode & 0o077 == 0
@@ -123,7 +122,7 @@ def test_a_plugin_that_raises_is_put_aside_at_once():
     assert calls == [1]
     assert len(told) == 1
     assert "ValueError: boom at " in told[0]
-    assert "test_meters.py" in told[0]
+    assert "test_counters.py" in told[0]
     assert meter.reading().errors == 1
 
 
