@@ -65,8 +65,9 @@ def findings_for(row: ReportRow, releases: Mapping[str, Release], known: Sequenc
         # A patch lost its target, and a test or a handler around it hides that.
         lost = state in ("gone", "moved") and use.way in ("replace", "wrap", "delete")
         if lost and cell.verdict.standing != "runs":
-            silent = "and the code around it goes on without a word: the patch no longer applies"
-            yield _finding("P221", "error", use, f"{_describe(sentence, cell)}, {silent}", fix)
+            gone = _describe(sentence, cell)
+            what = f"{gone}, and the code around it goes on without a word: the patch no longer applies"
+            yield _finding("P221", "error", use, what, fix)
         elif code:
             level = _level(use, cell, was, now)
             if level == "error" and state in ("broken", "extended") and new and takes_every_call(use, new):

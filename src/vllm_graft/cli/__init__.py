@@ -33,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.rest = rest
     args.ends_process = argv is None
     if args.ends_process and args.command in _IMPORTING:
-        from vllm_graft.plan.imports import watch
+        from vllm_graft.plan.imports import checkpoint
 
-        watch.start()
+        checkpoint.start()
     try:
         return int(importlib.import_module(f"{__name__}.{args.command}").run(args))
     except GraftError as error:

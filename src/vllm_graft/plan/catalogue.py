@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import Final
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.plan.imports import watch
+from vllm_graft.plan.imports import checkpoint
 
 GROUP: Final = "vllm_graft.plugins"
 """The entry-point group in which packages offer items."""
@@ -92,7 +92,7 @@ def load(target: str, name: str, package: str) -> type:
     """Import ``module:Class``; raise ConfigError naming item and package if that fails."""
     module, _, qualname = target.partition(":")
     try:
-        with watch.importing(module):
+        with checkpoint.importing(module):
             found: object = importlib.import_module(module)
         for part in qualname.split("."):
             found = getattr(found, part)

@@ -22,7 +22,7 @@ _FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 """Signals that somebody sent to end the command, whatever it was importing."""
 
 
-class ImportWatch:
+class ImportCheckpoint:
     """The checkpoint of one process; inactive until a command calls ``start``."""
 
     def __init__(self) -> None:
@@ -111,5 +111,5 @@ def _ending(status: int) -> str:
         return f"it is ended by signal {-status}"
 
 
-watch = ImportWatch()
-"""The watch of this process."""
+checkpoint = ImportCheckpoint()
+"""The checkpoint of this process."""

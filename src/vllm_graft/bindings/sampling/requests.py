@@ -434,14 +434,17 @@ def with_status(call: Callable[..., None], *args: Any) -> None:
     try:
         call(*args)
     except PutAsideError as error:
+        answer: Exception
         try:
             from vllm.exceptions import GracefulHTTPError
+
+            answer = GracefulHTTPError(str(error), HTTPStatus.SERVICE_UNAVAILABLE)
         except ImportError:
             # Older releases have no error of their own for it; their /v1/messages makes a 500 of this one.
             from fastapi import HTTPException
 
-            raise HTTPException(503, str(error)) from error
-        raise GracefulHTTPError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from error
+            answer = HTTPException(503, str(error))
+        raise answer from error
 
 
 def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, object] | None) -> None:
