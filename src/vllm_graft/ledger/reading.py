@@ -214,7 +214,13 @@ def _read_recorded(path: Path, damaged: list[Finding], queues: bool) -> ProcessV
     except (OSError, ValueError) as error:
         damaged.append(_damaged(path.with_suffix(".cells"), error, level))
         return ProcessView(record, _life(record, 0))
-    return _view(record, counted, read_snapshot(path.with_suffix(SUFFIX)) if queues else None)
+    queue = None
+    board = path.with_suffix(SUFFIX)
+    try:
+        queue = _again(lambda: read_snapshot(board)) if queues else None
+    except (OSError, ValueError) as error:
+        damaged.append(_damaged(board, error, level))
+    return _view(record, counted, queue)
 
 
 class Records:
