@@ -63,7 +63,7 @@ class Key:
     def read(self, value: object, name: str = "") -> KeyValue:
         """Return the value as the sampler gets it; raise a ValueError that names key, value and what is allowed."""
         read = _READERS[self.kind](value)
-        if read is None or not self._in_range(read):
+        if read is None or not self.in_range(read):
             raise ValueError(f"{name or self.name} must be {self.allowed}, and is {_shown(value)}")
         # A list that came as JSON text is decoded by now, and may hold what its text did not show.
         if reason := _unsendable(read):
@@ -105,7 +105,8 @@ class Key:
             "switch": self.switch,
         }
 
-    def _in_range(self, value: KeyValue) -> bool:
+    def in_range(self, value: KeyValue) -> bool:
+        """Return whether a value of the key's type, or the length of a list, lies from ``low`` to ``high``."""
         if isinstance(value, str) or self.kind == "any":
             return True
         size = len(value) if isinstance(value, list) else value

@@ -38,8 +38,10 @@ class RequestLog(StatSink):
 
     @classmethod
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
-        """The queue's size; the folder may be one of another machine than that which looks at the plan."""
+        """The queue's size, and a path that no machine has; the folder may be there on the machine that serves only."""
         _room(options["queue"])
+        if "\0" in str(options["path"]):
+            raise OptionError("must have no NUL character", option="path", item=_NAME, fix="take it out")
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)
