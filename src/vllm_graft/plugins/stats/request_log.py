@@ -43,6 +43,16 @@ class RequestLog(StatSink):
         if "\0" in str(options["path"]):
             raise OptionError("must have no NUL character", option="path", item=_NAME, fix="take it out")
 
+    @classmethod
+    def check_machine(cls, options: Mapping[str, OptionValue]) -> None:
+        """The folder of the file, which is not made."""
+        folder = Path(str(options["path"])).absolute().parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            what = f"names a file in {folder}, " + (
+                "which cannot be written" if folder.exists() else "which is missing"
+            )
+            raise OptionError(what, option="path", item=_NAME, fix="make the folder where the server will run")
+
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)
         self._file = _open(Path(str(self.option("path")).replace("{pid}", str(os.getpid()))))
