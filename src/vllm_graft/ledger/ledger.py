@@ -8,14 +8,14 @@ import multiprocessing.util
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from vllm_graft.errors import LedgerError
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import folder, reading, record
-from vllm_graft.ledger.cells import BEAT, CLOSED, ENDED, FAILED, UNSAVED, Cells, mark_ended
+from vllm_graft.ledger.cells import ASIDES, BEAT, CLOSED, ENDED, FAILED, UNSAVED, Cells, mark_ended
 from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.meters import Meter
 from vllm_graft.ledger.queue_statistics import SUFFIX, StatisticsWriter
@@ -26,6 +26,9 @@ from vllm_graft.plan.plan import Plan
 from vllm_graft.points import Role
 
 _LOG: Final = logging.getLogger("vllm.graft")
+
+_ASIDE_S: Final = 0.05
+"""The seconds for which putting an item aside waits for its record."""
 
 
 class Ledger:
@@ -213,22 +216,37 @@ class Ledger:
             self.cells.end()
 
     def put_aside(self, item: str, reason: str) -> None:
-        """An item failed while serving: show it as quarantined."""
+        """An item failed while serving: show it as quarantined.
+
+        Waits a moment for the record, once for each item: whoever gets the answer to the request that was being served
+        and then asks again must meet a front end that knows. A disk that is slower does not hold the engine up.
+        """
         state = self._items.get(item)
         if state is not None:
             state.state, state.reason = "quarantined", reason
-        self.note_error(item, f"is put aside, the server goes on without it: {reason}")
+        self._note_error(item, f"is put aside, the server goes on without it: {reason}", self._save_aside, _ASIDE_S)
 
     def note_error(self, item: str, text: str) -> None:
         """Keep and log an error that happened while serving, without touching the disk on the caller's time."""
+        self._note_error(item, text, self.save)
+
+    def _note_error(self, item: str, text: str, save: Callable[[], None], wait_s: float = 0.0) -> None:
         if self.record is not None:
             self.record.last_error = f"{item}: {text}"
         _LOG.error("vllm-graft: %s: %s", item, text)
+        thread = threading.Thread(target=save, name="graft-ledger", daemon=True)
         try:
-            threading.Thread(target=self.save, name="graft-ledger", daemon=True).start()
+            thread.start()
         except RuntimeError:
             # No thread can be started: too many run, or the interpreter is ending. Late is better than never.
-            self.save()
+            save()
+        else:
+            thread.join(wait_s)
+
+    def _save_aside(self) -> None:
+        self.save()
+        # Readers of the record look at this cell first, so it must not be ahead of the record.
+        self.cells.cells[ASIDES] += 1
 
     def view(self) -> ProcessView | None:
         """This process as a reader would see it, counters up to date; None before ``open``."""
