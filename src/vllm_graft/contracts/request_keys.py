@@ -210,18 +210,20 @@ def _unsendable(value: object, depth: int = 0) -> str:
     return next((reason for part in parts if (reason := _unsendable(part, depth + 1))), "")
 
 
-def find_unsendable(value: object) -> str:
+def find_unsendable(value: object, *, texts_only: bool = False) -> str:
     """Return why a field of vLLM's own cannot be sent, as the end of a sentence; empty where it can.
 
     Lists, tables and objects are followed however deep they are: a field may hold a JSON schema. Long lists of numbers
-    or texts are checked in one go: a request may list every token of a vocabulary.
+    or texts are checked in one go: a request may list every token of a vocabulary. With ``texts_only`` numbers may be
+    of any size, as in a field that is not sent to an engine.
     """
     waiting: list[Collection[object]] = [(value,)]
     seen: set[int] = set()
+    harmless = _HARMLESS | {int} if texts_only else _HARMLESS
     while waiting:
         parts = waiting.pop()
         kinds = set(map(type, parts))
-        if kinds <= _HARMLESS:
+        if kinds <= harmless:
             continue
         if kinds == {int}:
             reason = _unsendable(min(parts)) or _unsendable(max(parts))  # type: ignore[type-var]
@@ -230,9 +232,9 @@ def find_unsendable(value: object) -> str:
         else:
             reason = ""
             for part in parts:
-                if isinstance(part, str | int):
+                if isinstance(part, str) or (isinstance(part, int) and not texts_only):
                     reason = reason or _unsendable(part)
-                elif type(part) not in _HARMLESS and id(part) not in seen:
+                elif type(part) not in harmless and id(part) not in seen:
                     seen.add(id(part))
                     waiting += _contents(part)
         if reason:
@@ -241,12 +243,13 @@ def find_unsendable(value: object) -> str:
 
 
 def _contents(value: object) -> tuple[Collection[object], ...]:
-    """Return what is in a list, a table or an object with declared fields, such as vLLM's StructuredOutputsParams."""
+    """Return what is in a list, a table or an object with declared fields, such as a request of vLLM's."""
     if isinstance(value, Mapping):
         return value.keys(), value.values()
     if isinstance(value, list | tuple | set | frozenset):
         return (value,)
-    fields = getattr(value, "__struct_fields__", ()) or getattr(value, "__dataclass_fields__", ())
+    names = ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields_set__")
+    fields = next(filter(None, (getattr(value, name, ()) for name in names)), ())
     return ([getattr(value, name, None) for name in fields],)
 
 
