@@ -123,7 +123,7 @@ def never_reads(function: FunctionType, parameter: str) -> bool:
         return False
     import dis
 
-    # From Python 3.12 on one instruction may load two variables; its value is then a tuple of names.
+    # From Python 3.13 on one instruction may load two variables; its value is then a tuple of names.
     loads = (step.argval for step in dis.get_instructions(code) if "LOAD" in step.opname)
     return not any(parameter == value or (isinstance(value, tuple) and parameter in value) for value in loads)
 
