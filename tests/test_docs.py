@@ -258,6 +258,8 @@ class TestExamples:
         monkeypatch.setenv("COLUMNS", "120")
         for name in ("vllm_graft.versions.vllm_version", "vllm_graft.cli.plan.vllm_version"):
             monkeypatch.setattr(name, lambda: "0.32.0")
+        # The machine of the page has the folder of its log.
+        monkeypatch.setattr("os.access", lambda path, mode: True)
         configuration = DOCS / "reference/configuration.md"
         Path("graft.toml").write_text(blocks("toml", configuration)[1].text, encoding="utf-8")
         command, _, shown = blocks("console", configuration)[0].text.partition("\n")

@@ -242,18 +242,30 @@ def test_plan_finds_a_patch_that_the_installed_vllm_is_too_new_for(
     [
         (
             "vllm.v1.core.sched.scheduler:Scheduler",
-            "@wrap\n    def schedul(self, call): ...",
+            "@wrap\n    def schedul(self, call): return call()",
             "there is no 'schedul' to",
         ),
         ("vllm.v1.core.sched.scheduler:Scheduler", "@add\n    def schedule(self): ...", "it adds 'schedule', and the"),
-        ("vllm.core.scheduler:Scheduler", "@wrap\n    def schedule(self, call): ...", "there is no module 'core'"),
+        (
+            "vllm.core.scheduler:Scheduler",
+            "@wrap\n    def schedule(self, call): return call()",
+            "there is no module 'core'",
+        ),
         (
             "vllm.v1.core.sched.scheduler:Scheduler",
-            "@wrap\n    async def schedule(self, call): ...",
+            "@wrap\n    async def schedule(self, call): return call()",
             "is a plain function",
         ),
-        ("vllm.v1.core.sched.scheduler:Scheduler", "@wrap\n    def schedule(self, call): ...", "cannot take what vLLM"),
-        ("vllm.v1.core.sched.scheduler:Scheduler", "@wrap\n    def schedule(self, call, *a, **k): ...", ""),
+        (
+            "vllm.v1.core.sched.scheduler:Scheduler",
+            "@wrap\n    def schedule(self, call): return call()",
+            "cannot take what vLLM",
+        ),
+        (
+            "vllm.v1.core.sched.scheduler:Scheduler",
+            "@wrap\n    def schedule(self, call, *a, **k): return call(*a, **k)",
+            "",
+        ),
     ],
 )
 def test_plan_says_what_a_start_would_refuse(
@@ -290,8 +302,16 @@ def test_plan_says_what_a_start_would_refuse(
             "@add\n    def brand_new(self): ...",
             "it adds 'brand_new', which patch 'one'",
         ),
-        ("@wrap\n    def schedule(self, call, *a, **k): ...", "@wrap\n    def schedule(self, call, *a, **k): ...", ""),
-        ("@replace\n    def schedule(self, *a, **k): ...", "@wrap\n    def schedule(self, call, *a, **k): ...", ""),
+        (
+            "@wrap\n    def schedule(self, call, *a, **k): return call(*a, **k)",
+            "@wrap\n    def schedule(self, call, *a, **k): return call(*a, **k)",
+            "",
+        ),
+        (
+            "@replace\n    def schedule(self, *a, **k): ...",
+            "@wrap\n    def schedule(self, call, *a, **k): return call(*a, **k)",
+            "",
+        ),
     ],
 )
 @pytest.mark.parametrize("more", ["", ', conflicts=["one"]', ', processes=["worker"]'])
@@ -324,6 +344,18 @@ def test_plan_says_which_patches_a_start_would_not_take_together(
     shown = capsys.readouterr().out
     assert ("P003 error: patch two" in shown) == bool(said)
     assert said in shown
+
+
+def test_plan_warns_of_a_folder_that_this_machine_lacks(capsys: pytest.CaptureFixture[str]):
+    """A start here would be refused; the machine that serves may have it."""
+    text = '[defaults]\nstats = ["request-log"]\n[options.request-log]\npath = "{}/x.jsonl"\n'
+    Path("graft.toml").write_text(text.format("no/such/folder"))
+    assert main(["plan", "--model", "m"]) == 0
+    shown = capsys.readouterr().out
+    assert "P012 warning: stats request-log: would not start on this machine: its option 'path' names a" in shown
+    Path("graft.toml").write_text(text.format("."))
+    assert main(["plan", "--model", "m"]) == 0
+    assert "P012" not in capsys.readouterr().out
 
 
 def test_a_mistake_is_one_paragraph_and_status_2(capsys: pytest.CaptureFixture[str]):

@@ -108,6 +108,8 @@ WRONG = [
     (strategy(keys=(Key("x"), Key("y", aliases=("x",)))), "has the key 'x' twice"),
     (strategy(keys=(Key("x", "int", "many"),)), "has the key 'x' with the default 'many', which is not a whole number"),
     (strategy(keys=(Key("x", "int", 1, low=5, high=2),)), "has the key 'x' with low 5 above high 2"),
+    (strategy(keys=(Key("x", "int", 9, low=0, high=5),)), "has the key 'x' with the default 9, and it must be a whole"),
+    (strategy(keys=(Key("x", "list[str]", ["a", "b"], high=1),)), "has the key 'x' with the default ['a', 'b'], and"),
     (strategy(keys=("",)), "has a key without a name"),
     (strategy(stage="penalties"), "has the stage 'penalties' (did you mean 'penalty'?)"),
 ]

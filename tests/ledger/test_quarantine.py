@@ -1,5 +1,6 @@
 """What other processes of a run have put aside, as a front end sees it."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -49,6 +50,33 @@ def test_a_front_end_hears_of_what_a_worker_puts_aside(worker: Ledger):
     while not quarantine.reasons():
         assert time.monotonic() < deadline
     assert quarantine.reasons() == {"dry": "RuntimeError: no such table"}
+
+
+def test_it_hears_of_it_at_once(worker: Ledger):
+    """Whoever has the answer to a request that cost a sampler may ask again within a millisecond."""
+    asides = QuarantineReader(FrontEnd(worker.home), clock=lambda: 10**18)
+    assert asides.reasons() == {}
+    worker.save()
+    assert asides.reasons() == {}, "no time has passed since the last look"
+    worker.put_aside("dry", "RuntimeError: no such table")
+    assert asides.reasons() == {"dry": "RuntimeError: no such table"}
+
+
+def test_a_slow_disk_does_not_hold_an_engine_up(worker: Ledger, monkeypatch: pytest.MonkeyPatch):
+    """Nor does a front end read a record before it is written."""
+    asides = QuarantineReader(FrontEnd(worker.home), clock=lambda: 10**18)
+    assert asides.reasons() == {}
+    written = threading.Event()
+    save = worker.save
+    monkeypatch.setattr(worker, "save", lambda: (written.wait(10), save()))
+    started = time.monotonic()
+    worker.put_aside("dry", "raised")
+    assert time.monotonic() - started < 5
+    assert asides.reasons() == {}
+    written.set()
+    deadline = time.monotonic() + 10
+    while not asides.reasons():
+        assert time.monotonic() < deadline
 
 
 def test_records_are_read_only_when_one_has_changed(worker: Ledger, monkeypatch: pytest.MonkeyPatch):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from vllm_graft.cli import main
 from vllm_graft.errors import LedgerError
 from vllm_graft.findings import Finding
-from vllm_graft.ledger import Ledger, folder, reading, runs
+from vllm_graft.ledger import LabelStatistics, Ledger, StatisticsWriter, folder, reading, runs
 from vllm_graft.ledger.counters import SIZE
 from vllm_graft.ledger.record import Record
 from vllm_graft.plan import Plan, PlanItem
@@ -83,11 +83,39 @@ def test_what_lies_in_the_place_of_a_record_is_a_finding(home: Path, kind: str):
 @pytest.mark.parametrize("kind", STRANGE)
 @pytest.mark.parametrize("ending", [".cells", ".queue", "plan.json"])
 def test_so_is_what_lies_in_the_place_of_another_file(home: Path, ending: str, kind: str):
-    """Counters and the plan; queue statistics that are none are left out, as where there is no queue."""
+    """Counters, the plan and the statistics of a queue."""
     path = home / (ending if ending == "plan.json" else f"{os.getpid()}{ending}")
     path.unlink(missing_ok=True)
     STRANGE[kind](path)
-    assert codes(home) == ([] if ending == ".queue" else ["S018"])
+    assert codes(home) == ["S018"]
+
+
+DAMAGE: dict[str, tuple[Callable[[bytearray], object], str]] = {
+    "cut": (lambda data: data.__delitem__(slice(len(data) // 2, None)), "bytes instead of"),
+    "head": (lambda data: data.__setitem__(9, data[9] ^ 1), "the checksum of its head is wrong"),
+    "load": (lambda data: data.__setitem__(128, data[128] ^ 1), "the checksum of its load is wrong"),
+    "row": (lambda data: data.__setitem__(300, data[300] ^ 1), "the checksum of its row 0 is wrong"),
+}
+
+
+@pytest.mark.parametrize("part", DAMAGE)
+def test_damaged_statistics_of_a_queue_are_a_finding(home: Path, part: str, capsys: pytest.CaptureFixture[str]):
+    """The process beside them is shown all the same."""
+    board = home / f"{os.getpid()}.queue"
+    writer = StatisticsWriter("fair", board)
+    writer.publish(5, 2, 0.5)
+    writer.write(0, LabelStatistics("tenant", "acme"))
+    assert codes(home) == []
+    data = bytearray(board.read_bytes())
+    spoil, said = DAMAGE[part]
+    spoil(data)
+    board.write_bytes(data)
+    found = only(home)
+    assert (found.code, found.level) == ("S018", "error")
+    assert said in found.what
+    assert main(["status"]) == 1
+    assert f"record run/{board.name}" in capsys.readouterr().out
+    assert len(runs()[0].processes) == 1
 
 
 def test_the_record_of_a_living_process_is_worth_an_error(home: Path):

@@ -61,7 +61,8 @@ def refused(engine, body, **keywords):
 def test_nothing_to_wrap_or_replace(engine, mark):
     """A missing name is refused with the nearest one there is."""
 
-    def plian(self, call): ...
+    def plian(self, call):
+        return call()
 
     text = refused(engine, {"plian": mark(plian)})
     assert f"there is no 'plian' to {mark.__name__} (did you mean 'plain'?). Next: compare with the installed" in text

@@ -293,6 +293,8 @@ def test_forms_that_cannot_be_set():
     for value in (int, len, functools.partial(int), functools.cached_property(lambda self: 1), classmethod(len)):
         assert forms in refusal(f=value)
     assert "cannot change __slots__" in refusal(__slots__=())
+    for name, value in {"__bases__": (object,), "__name__": "T", "__mro__": (), "__class__": property(id)}.items():
+        assert f"cannot change {name}, which Python keeps outside" in refusal(**{name: value})
     assert "'x' is a type" in refusal(x=Target)
     with pytest.raises(
         DeclarationError, match=r"'p' is a property, which cannot be put on functools.*use functions or"
@@ -309,6 +311,60 @@ def test_a_wrap_reaches_what_is_beneath():
         class P(VLLMPatch[Target]):
             @wrap
             def f(self, x): ...
+
+
+def _unread(self, call, *args, **kwargs):
+    return None
+
+
+def _overwritten(self, call, x):
+    call = x
+    del call
+
+
+async def _unawaited(self, call, x):
+    return x
+
+
+@pytest.mark.parametrize("hook", [_unread, _overwritten, _unawaited])
+def test_a_wrap_that_never_reads_call_is_refused(hook):
+    """It never calls the original, whatever its parameters are called."""
+    with pytest.raises(DeclarationError, match=r"'f' is marked @wrap and never reaches.*call its parameter 'call'"):
+
+        class P(VLLMPatch[Target]):
+            f = wrap(hook)
+
+
+def _in_closure(self, call, x):
+    return [lambda: call(x)]
+
+
+def _by_locals(self, call, x):
+    return locals()["call"](x)
+
+
+def _two_at_once(self, call, x):
+    return call, x
+
+
+def _sometimes(self, call, x):
+    if x:
+        return call(x)
+
+
+@functools.wraps(_unread)
+def _decorated(*args, **kwargs):
+    return args[1](*args[2:], **kwargs)
+
+
+@pytest.mark.parametrize("hook", [_in_closure, _by_locals, _two_at_once, _sometimes, _decorated])
+def test_a_wrap_that_may_reach_it_is_not(hook):
+    """Only what is certain is refused."""
+
+    class P(VLLMPatch[Target]):
+        f = wrap(hook)
+
+    assert P.declaration.hooks[0].kind == "wrap"
 
 
 @pytest.mark.parametrize("mark", [replace, add])

@@ -25,7 +25,7 @@ class Upstream:
 def hook(name, written, mark=wrap):
     """A patch with one hook, its parameters as written."""
     scope: dict[str, object] = {}
-    exec(f"def {name}({written}): ...", scope)
+    exec(f"def {name}({written}): {'return call()' if 'call' in written else '...'}", scope)
     return type(VLLMPatch)("P", (VLLMPatch[Upstream],), {name: mark(scope[name])})
 
 
@@ -89,11 +89,13 @@ def test_classmethods_staticmethods_and_originals(engine):
 
     class ByClass(VLLMPatch[Upstream], name="a"):
         @classmethod
-        def made(cls, call): ...
+        def made(cls, call):
+            return call()
 
     class ByNone(VLLMPatch[Upstream], name="b"):
         @staticmethod
-        def free(call, x): ...
+        def free(call, x):
+            return call()
 
     class ByOriginal(VLLMPatch[Upstream], name="c"):
         def plain(self):
@@ -109,7 +111,8 @@ def test_a_long_default_is_cut(engine, make):
 
     class P(VLLMPatch[module]):
         @wrap
-        def f(call): ...
+        def f(call):
+            return call()
 
     with pytest.raises(TargetError, match=r"upstream's is f\(x, table=\.\.\.\)"):
         engine.apply([P])
@@ -162,11 +165,13 @@ def test_a_function_made_by_a_decorator(engine, make):
 
     class OnF(VLLMPatch[module], name="f"):
         @wrap
-        def f(call): ...
+        def f(call):
+            return call()
 
     class OnG(VLLMPatch[module], name="g"):
         @wrap
-        def g(call, x): ...
+        def g(call, x):
+            return call()
 
     with pytest.raises(TargetError, match=r"it has no place for 'x'"):
         engine.apply([OnF])

@@ -531,3 +531,104 @@ def test_a_copy_shares_nothing_it_must_not(engine):
     assert copy.__closure__[0].cell_contents is copy
     assert inner.__closure__[0].cell_contents is inner
     assert copy(types.SimpleNamespace(_elsewhere_f=lambda x: x + 1), 3) == 2
+
+
+def test_a_wrap_keeps_the_functions_attributes(engine, make):
+    """As ``functools.wraps`` does: what a function is called with is not all that its users read."""
+    module = make("""
+        import abc
+        import functools
+
+        def f(x):
+            return x
+
+        f.tag = "mine"
+
+        @functools.singledispatch
+        def show(x):
+            return "any"
+
+        class Abstract:
+            @property
+            @abc.abstractmethod
+            def p(self): ...
+
+            @abc.abstractmethod
+            def m(self): ...
+
+            m.seen = [1]
+
+        class Below(Abstract):
+            pass
+    """)
+
+    class P(VLLMPatch[module]):
+        @wrap
+        def f(call, x):
+            return -call(x)
+
+        @wrap
+        def show(call, x):
+            return f"<{call(x)}>"
+
+    class Q(VLLMPatch[module.Abstract]):
+        @wrap
+        def m(self, call):
+            return call()
+
+        @wrap
+        @property
+        def p(self, call):
+            return call()
+
+    class R(VLLMPatch[module.Below]):
+        @wrap
+        def m(self, call):
+            return call()
+
+    before = {**vars(module), **vars(module.Abstract)}
+    engine.apply([P, Q, R])
+    assert module.f.tag == "mine"
+    module.show.register(int, lambda x: "int")
+    assert (module.show(1), module.show("x")) == ("<int>", "<any>")
+    assert not hasattr(module.show, "__wrapped__")
+    assert module.Abstract.m.__isabstractmethod__
+    assert vars(module.Abstract)["p"].__isabstractmethod__
+    assert module.Abstract.m.seen is module.Below.m.seen
+    engine.revert_all()
+    assert all({**vars(module), **vars(module.Abstract)}[name] is value for name, value in before.items())
+    assert "m" not in vars(module.Below)
+
+
+def test_a_wraps_own_attributes_count(engine, make):
+    """An author who sets one means it."""
+    module = make("def f():\n    return 1\nf.tag, f.other = 'upstream', 2\n")
+
+    def hook(call):
+        return call()
+
+    hook.tag = "hook"
+    engine.apply([type(VLLMPatch)("P", (VLLMPatch[module],), {"f": wrap(hook)})])
+    assert (module.f.tag, module.f.other, module.f()) == ("hook", 2, 1)
+
+
+def test_special_functions_become_class_methods_as_in_a_class_body(engine):
+    """Python does so for these two in a class statement only."""
+
+    class Plain:
+        pass
+
+    class P(VLLMPatch[Plain]):
+        @add
+        def __init_subclass__(cls, **kwargs):
+            cls.seen = True
+
+        @add
+        def __class_getitem__(cls, item):
+            return cls, item
+
+    engine.apply([P])
+    assert type("Child", (Plain,), {}).seen is True
+    assert Plain[3] == (Plain, 3)
+    engine.revert_all()
+    assert not {"__init_subclass__", "__class_getitem__"} & vars(Plain).keys()

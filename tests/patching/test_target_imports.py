@@ -192,7 +192,8 @@ def test_refused_at_import_and_not_strict(write):
 
     class Bad(VLLMPatch[f"{name}:Target"], name="bad"):
         @wrap
-        def gone(self, call): ...
+        def gone(self, call):
+            return call()
 
     engine.apply([Bad, guard(name)])
     assert importlib.import_module(name).Target().f() == "f!"
@@ -307,11 +308,13 @@ def test_every_patch_that_an_import_refuses_is_named(engine, write):
 
     class Gone(VLLMPatch[f"{name}:A"], name="gone"):
         @wrap
-        def h(self, call): ...
+        def h(self, call):
+            return call()
 
     class Narrow(VLLMPatch[f"{name}:A"], name="narrow"):
         @wrap
-        def f(self, call): ...
+        def f(self, call):
+            return call()
 
     class Fits(VLLMPatch[f"{name}:B"], name="fits"):
         @wrap

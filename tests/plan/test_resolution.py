@@ -470,7 +470,9 @@ urgent_share = 0.8
             "must be a time in microseconds, 0 for the point's own",
         ),
         ("samplers", "dry", "window = 1", "must be at least 2, and is 1"),
+        ("samplers", "dry", "window = 99999999999999999999999", "must be at most 2147483647, and is 9999999999"),
         ("stats", "request-log", "queue = 0", "must be at least 1, and is 0"),
+        ("stats", "request-log", r'path = "a\u0000b"', "must have no NUL character"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_with_its_line(key: str, item: str, option: str, said: str):

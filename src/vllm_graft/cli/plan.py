@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 
 from packaging.version import Version
 
 from vllm_graft.boot.env import switched_off
 from vllm_graft.cli.printing import render_options, show_findings, table
-from vllm_graft.errors import ConfigError
+from vllm_graft.contracts.item import Item
+from vllm_graft.errors import ConfigError, OptionError
 from vllm_graft.findings import Finding, exit_status
 from vllm_graft.plan import Plan, PlanRequest, patches, resolve
+from vllm_graft.plan.catalogue import load
 from vllm_graft.plan.resolution import nothing_configured
 from vllm_graft.server.callers import Callers
 from vllm_graft.text import printable
@@ -75,11 +78,14 @@ def findings_of(plan: Plan) -> list[Finding]:
     """Return what a start with this plan would refuse or warn of, as far as it shows without importing vLLM."""
     if not plan:
         return []
+    found = list(_lacking_here(plan))
     version = vllm_version()
     if version is None:
         fix = "install a vLLM build for your hardware"
-        return [Finding("P001", "warning", "vLLM", "is not installed here, so versions are not checked", "", fix)]
-    found = []
+        return [
+            *found,
+            Finding("P001", "warning", "vLLM", "is not installed here, so versions are not checked", "", fix),
+        ]
     if not in_tested_range(version):
         what = f"{version} is outside the tested range {TESTED_FROM} to {TESTED_BELOW} (exclusive)"
         found.append(Finding("P002", "warning", "vLLM", what, "", "expect refusals by name; test before production"))
@@ -87,6 +93,18 @@ def findings_of(plan: Plan) -> list[Finding]:
         what = f"run on the V1 model runner: vLLM {version} takes none on its V2 runner"
         found.append(Finding("P005", "warning", "samplers", what, "", "install vLLM 0.31 or newer to have both"))
     return [*found, *patches.review(plan.of("patch"), strict=plan.strict)]
+
+
+def _lacking_here(plan: Plan) -> Iterator[Finding]:
+    """Yield what options name and this machine lacks."""
+    for item in plan:
+        kind = load(item.target, item.name, item.package)
+        try:
+            if issubclass(kind, Item):
+                kind.check_machine(item.options)
+        except OptionError as error:
+            what = f"would not start on this machine: its option {error.option!r} {error.what}"
+            yield Finding("P012", "warning", f"{item.point} {item.name}", what, item.origin, error.fix)
 
 
 def _json(text: str | None) -> object:

@@ -37,6 +37,13 @@ class Item:
         ``options`` holds every declared option. Called by ``vllm-graft plan`` and before a start makes the item.
         """
 
+    @classmethod
+    def check_machine(cls, options: Mapping[str, OptionValue]) -> None:
+        """Optional: say with an ``OptionError`` what this machine lacks for these options, such as a folder.
+
+        Called by ``vllm-graft plan`` alone, which shows it as a warning: the server may run on another machine.
+        """
+
     def option(self, name: str) -> OptionValue:
         """Return the value of a declared option: the one of the configuration, else the default."""
         return self._options[name]

@@ -64,7 +64,7 @@ class Key:
     def read(self, value: object, name: str = "") -> KeyValue:
         """Return the value as the sampler gets it; raise a ValueError that names key, value and what is allowed."""
         read = _READERS[self.kind](value)
-        if read is None or not self._in_range(read):
+        if read is None or not self.in_range(read):
             raise ValueError(f"{name or self.name} must be {self.allowed}, and is {_shown(value)}")
         # A list that came as JSON text is decoded by now, and may hold what its text did not show.
         if reason := find_unsendable(read, _DEEPEST):
@@ -106,7 +106,8 @@ class Key:
             "switch": self.switch,
         }
 
-    def _in_range(self, value: KeyValue) -> bool:
+    def in_range(self, value: KeyValue) -> bool:
+        """Return whether a value of the key's type, or the length of a list, lies from ``low`` to ``high``."""
         if isinstance(value, str) or self.kind == "any":
             return True
         size = len(value) if isinstance(value, list) else value
@@ -196,18 +197,19 @@ def refuse_unsendable(carried: Mapping[str, object]) -> None:
             raise ValueError(f"{said} {reason}, and cannot be sent to the engine")
 
 
-def find_unsendable(value: object, deepest: float = math.inf) -> str:
+def find_unsendable(value: object, deepest: float = math.inf, *, texts_only: bool = False) -> str:
     """Return why a value cannot be sent, as the end of a sentence; empty where it can.
 
     Lists, tables and objects are followed, ``deepest`` levels down: a field of vLLM's may hold a JSON schema, which is
     as deep as it likes. Long lists of numbers or texts are checked in one go: a request may list every token of a
-    vocabulary.
+    vocabulary. With ``texts_only`` numbers may be of any size, as in a field that is not sent to an engine.
     """
+    harmless = _HARMLESS | {int} if texts_only else _HARMLESS
     # Nearly all that requests carry are single values.
+    if type(value) in harmless:
+        return ""
     if isinstance(value, str | int):
         return _unsendable(value)
-    if type(value) in _HARMLESS:
-        return ""
     level: list[Collection[object]] = [(value,)]
     seen: set[int] = set()
     depth = 0
@@ -215,16 +217,18 @@ def find_unsendable(value: object, deepest: float = math.inf) -> str:
         deeper: list[Collection[object]] = []
         for parts in level:
             kinds = set(map(type, parts))
+            if kinds <= harmless:
+                continue
             if kinds == {int}:
                 reason = _unsendable(min(parts)) or _unsendable(max(parts))  # type: ignore[type-var, arg-type]
             elif kinds == {str}:
                 reason = _unsendable("".join(parts))  # type: ignore[arg-type]
             else:
                 reason = ""
-                for part in parts if not kinds <= _HARMLESS else ():
-                    if isinstance(part, str | int):
+                for part in parts:
+                    if isinstance(part, str) or (isinstance(part, int) and not texts_only):
                         reason = reason or _unsendable(part)
-                    elif type(part) not in _HARMLESS and id(part) not in seen:
+                    elif type(part) not in harmless and id(part) not in seen:
                         seen.add(id(part))
                         deeper += _contents(part)
             if reason:
@@ -242,12 +246,13 @@ def _unsendable(value: str | int) -> str:
 
 
 def _contents(value: object) -> tuple[Collection[object], ...]:
-    """Return what is in a list, a table or an object with declared fields, such as vLLM's StructuredOutputsParams."""
+    """Return what is in a list, a table or an object with declared fields, such as a request of vLLM's."""
     if isinstance(value, Mapping):
         return value.keys(), value.values()
     if isinstance(value, list | tuple | set | frozenset):
         return (value,)
-    fields = getattr(value, "__struct_fields__", ()) or getattr(value, "__dataclass_fields__", ())
+    names = ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields_set__")
+    fields = next(filter(None, (getattr(value, name, ()) for name in names)), ())
     return ([getattr(value, name, None) for name in fields],)
 
 

@@ -197,6 +197,10 @@ def _key(key: Key, seen: set[str]) -> Iterator[Mistake]:
                       "give the default the type of the key")  # fmt: skip
     if key.low is not None and key.high is not None and key.low > key.high:
         yield Mistake(f"has the key {key.name!r} with low {key.low!r} above high {key.high!r}", "exchange the two")
+    elif key.default is not None and not key.in_range(key.default):
+        # A client that sends the default would get a 400.
+        yield Mistake(f"has the key {key.name!r} with the default {key.default!r}, and it must be {key.allowed}",
+                      "widen low and high, or give it a default between them")  # fmt: skip
 
 
 def shared_key(kinds: Mapping[str, Collection[Key]]) -> tuple[str, str, str] | None:

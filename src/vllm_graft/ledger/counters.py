@@ -50,6 +50,9 @@ UNSAVED: Final = 1
 BEAT: Final = 2
 """The header's cell with the last sign of life, in milliseconds since the epoch; 0 where nothing watches."""
 
+ASIDES: Final = 3
+"""The header's cell that counts the quarantined items, each once the record on disk says so."""
+
 LAST_BLOCK: Final = HOOKS * BLOCK
 """The first cell of the last block."""
 
@@ -121,6 +124,20 @@ def mark_ended(path: Path) -> None:
         if not any(file.read(8)):
             file.seek(8 * ENDED)
             file.write(ORDERLY.to_bytes(8, sys.byteorder))
+
+
+def count_asides(path: Path) -> int:
+    """Return how many items another process has quarantined; 0 if its file cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return int.from_bytes(os.pread(descriptor, 8, 8 * ASIDES), sys.byteorder)
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
 
 
 def read_cells(path: Path) -> memoryview:

@@ -8,7 +8,7 @@ import multiprocessing.util
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from vllm_graft.errors import LedgerError
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import counters, folder, queue_statistics, reading
 from vllm_graft.ledger.comparison import lost_folder
-from vllm_graft.ledger.counters import BEAT, CLOSED, ENDED, FAILED, UNSAVED, Cells, Meter, mark_ended
+from vllm_graft.ledger.counters import ASIDES, BEAT, CLOSED, ENDED, FAILED, UNSAVED, Cells, Meter, mark_ended
 from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.queue_statistics import StatisticsWriter
 from vllm_graft.ledger.reading import ProcessView
@@ -27,6 +27,9 @@ from vllm_graft.plan.plan import Plan
 from vllm_graft.points import Role
 
 _LOG: Final = logging.getLogger("vllm.graft")
+
+_ASIDE_S: Final = 0.05
+"""The seconds for which putting an item aside waits for its record."""
 
 
 class Ledger:
@@ -213,22 +216,37 @@ class Ledger:
             self.cells.end()
 
     def put_aside(self, item: str, reason: str) -> None:
-        """Quarantine an item that failed while serving."""
+        """Quarantine an item that failed while serving.
+
+        Waits a moment for the record, once for each item: a client that gets the answer to the request that was being
+        served and then sends another must meet a front end that knows. A slower disk does not hold the engine up.
+        """
         state = self._items.get(item)
         if state is not None:
             state.state, state.reason = "quarantined", reason
-        self.note_error(item, f"is put aside, the server goes on without it: {reason}")
+        self._note_error(item, f"is put aside, the server goes on without it: {reason}", self._save_aside, _ASIDE_S)
 
     def note_error(self, item: str, text: str) -> None:
         """Record and log an error that happened while serving; the disk is written in a thread."""
+        self._note_error(item, text, self.save)
+
+    def _note_error(self, item: str, text: str, save: Callable[[], None], wait_s: float = 0.0) -> None:
         if self.record is not None:
             self.record.last_error = f"{item}: {text}"
         _LOG.error("vllm-graft: %s: %s", item, text)
+        thread = threading.Thread(target=save, name="graft-ledger", daemon=True)
         try:
-            threading.Thread(target=self.save, name="graft-ledger", daemon=True).start()
+            thread.start()
         except RuntimeError:
             # No thread can be started: too many run, or the interpreter is ending. Late is better than never.
-            self.save()
+            save()
+        else:
+            thread.join(wait_s)
+
+    def _save_aside(self) -> None:
+        self.save()
+        # Readers of the record look at this cell first, so it must not be ahead of the record.
+        self.cells.cells[ASIDES] += 1
 
     def view(self) -> ProcessView | None:
         """Return this process with up-to-date counters; None before ``open``."""

@@ -1,7 +1,8 @@
 """The items that any process of a run has quarantined: a front end must refuse requests for them.
 
-A process replaces its record when it quarantines an item, which changes the time of the run's folder. So a look costs
-one ``stat`` as long as nothing has happened. Records that change all the time are read twenty times a second at most.
+A process replaces its record when it quarantines an item, which changes the time of the run's folder, and then counts
+that in its cells. So a look costs one ``stat``, and one cell of each process, as long as nothing has happened. Records
+that change all the time are read twenty times a second at most, but at once where a process has counted one more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from vllm_graft.ledger.counters import count_asides
 from vllm_graft.ledger.ledger import Ledger
 from vllm_graft.ledger.reading import read_run
 from vllm_graft.ledger.record import ItemState
@@ -29,6 +31,7 @@ class QuarantineReader:
         self._clock = clock
         self._stamp: tuple[Path | None, int] = (None, 0)
         self._looked = 0
+        self._counted: dict[Path, int] = {}
         self._reasons: dict[str, str] = {}
 
     def reasons(self) -> Mapping[str, str]:
@@ -45,8 +48,11 @@ class QuarantineReader:
             # The folder is gone, and with it the records of other processes: what was read last still holds.
             return self._reasons
         now = self._clock()
-        if self._stamp != (home, changed) and abs(now - self._looked) >= _EVERY_NS:
+        due = self._stamp != (home, changed) and abs(now - self._looked) >= _EVERY_NS
+        if due or any(count_asides(path) != number for path, number in self._counted.items()):
             self._looked = now
+            # Counted before the records are read: one that is put aside meanwhile is met at the next look.
+            self._counted = {path: count_asides(path) for path in home.glob("*.cells")}
             run = read_run(home, queues=False)
             processes = run.processes if run is not None else ()
             living = [each.record.items for each in processes if each.life in ("running", "unknown")]

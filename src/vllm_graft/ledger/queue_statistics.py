@@ -315,16 +315,26 @@ class StatisticsReader:
 
 
 def read_snapshot(path: Path) -> QueueSnapshot | None:
-    """Read the statistics that one process has written; None if it has none."""
-    view = _open(path)
-    return view.snapshot() if view is not None else None
+    """Read the statistics that one process has written; None if it has none, OSError or ValueError if it is damaged."""
+    try:
+        view = _map(path)
+    except FileNotFoundError:
+        return None
+    snapshot = view.snapshot()
+    if view.damage:
+        raise ValueError(view.damage)
+    return snapshot
 
 
 class _View:
-    """A reader's view of one file."""
+    """A reader's view of one file.
+
+    damage: what could not be read last, because it is damaged or was being written all the time; empty for nothing
+    """
 
     def __init__(self, data: mmap.mmap | bytearray) -> None:
         self._map = data
+        self.damage = ""
         self.ended = False
         self._lives = True
         self._stamp = 0.0
@@ -339,9 +349,12 @@ class _View:
             if _CHECK.unpack(data[_HEAD.size :])[0] == zlib.crc32(data[: _HEAD.size]):
                 break
         else:
+            self.damage = "the checksum of its head is wrong"
             return
         magic, self._pid, self._started, ended, self._engine, item = _HEAD.unpack(data[: _HEAD.size])
         self._item = _decode(item)
+        if magic != _MAGIC:
+            self.damage = "another version of vllm-graft wrote it"
         self.ended = bool(ended) or magic != _MAGIC
         self._lives = not self.ended and lives(self._pid, self._started)
 
@@ -358,6 +371,7 @@ class _View:
             if hash(tuple(numbers)) == check:
                 self._stamp = numbers[3]
                 return Load(*numbers[:3])
+        self.damage = "the checksum of its load is wrong"
         return None
 
     def snapshot(self) -> QueueSnapshot:
@@ -379,6 +393,8 @@ class _View:
                     self._unpacked[at] = (data, row)
                     yield row
                     break
+            else:
+                self.damage = f"the checksum of its row {(at - _ROWS_AT) // _ROW_SIZE} is wrong"
 
 
 def truncate(text: str, size: int) -> str:
@@ -414,17 +430,22 @@ def _create(path: Path) -> mmap.mmap:
 
 def _open(path: Path | str) -> _View | None:
     try:
-        # O_NONBLOCK because something else may be in the file's place: opening a FIFO would wait for its writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size != _TOTAL:
-            return None
-        return _View(mmap.mmap(descriptor, _TOTAL, access=mmap.ACCESS_READ))
+        return _map(path)
     except (OSError, ValueError):
         return None
+
+
+def _map(path: Path | str) -> _View:
+    """Map a file; OSError or ValueError for anything else than a whole one."""
+    # O_NONBLOCK because something else may be in the file's place: opening a FIFO would wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError("it is not a regular file")
+        if facts.st_size != _TOTAL:
+            raise ValueError(f"it has {facts.st_size} bytes instead of {_TOTAL}")
+        return _View(mmap.mmap(descriptor, _TOTAL, access=mmap.ACCESS_READ))
     finally:
         os.close(descriptor)
 

@@ -7,10 +7,10 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from vllm_graft.findings import Finding, Level
 from vllm_graft.ledger import counters, folder
@@ -20,6 +20,8 @@ from vllm_graft.ledger.queue_statistics import SUFFIX, QueueSnapshot, read_snaps
 from vllm_graft.ledger.record import SCHEMA, ItemState, Record, lives, pid_namespace, start_ticks
 from vllm_graft.ledger.status import HookRow, ItemRow, Life, ProcessRow, StatusDocument, status_document
 from vllm_graft.plan.plan import Plan
+
+_T = TypeVar("_T")
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
@@ -188,7 +190,13 @@ def _read_recorded(path: Path, damaged: list[Finding], queues: bool) -> ProcessV
     except (OSError, ValueError) as error:
         damaged.append(damaged_file(path.with_suffix(counters.SUFFIX), error, level))
         return ProcessView(record, _life(record, 0))
-    return _view(record, counted, read_snapshot(path.with_suffix(SUFFIX)) if queues else None)
+    queue = None
+    statistics = path.with_suffix(SUFFIX)
+    try:
+        queue = _retry(lambda: read_snapshot(statistics)) if queues else None
+    except (OSError, ValueError) as error:
+        damaged.append(damaged_file(statistics, error, level))
+    return _view(record, counted, queue)
 
 
 def read_processes(home: Path | None) -> tuple[list[ProcessView], int]:
@@ -220,16 +228,18 @@ def _recorded(home: Path) -> list[str]:
     return sorted(name for name in os.listdir(home) if name.endswith(".json") and name[:-5].isdecimal())
 
 
-def _parse_record(path: Path) -> Record:
-    for attempt in range(3):
+def _retry(read: Callable[[], _T]) -> _T:
+    """Read a file that may be half written at this moment, as on a full disk (folder.write_file)."""
+    for _ in range(2):
         try:
-            record = Record.from_json(folder.read_file(path, _LARGEST).decode())
-            break
+            return read()
         except ValueError:
-            # On a full disk it may be half written at this moment (folder.write_file).
-            if attempt == 2:
-                raise
             time.sleep(0.005)
+    return read()
+
+
+def _parse_record(path: Path) -> Record:
+    record = _retry(lambda: Record.from_json(folder.read_file(path, _LARGEST).decode()))
     if record.schema != SCHEMA:
         raise ValueError(f"another version of vllm-graft wrote it (schema {record.schema}, this one has {SCHEMA})")
     return record

@@ -113,6 +113,25 @@ _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _OTHERWISE = frozenset(number for number in opcode.hasname if opcode.opname[number] not in _READS)
 
 
+def never_reads(function: FunctionType, parameter: str) -> bool:
+    """Return whether the function certainly never reads a parameter of its own.
+
+    Not certain: a decorator may read it, an inner function may, and ``locals()`` or a frame may give it away.
+    """
+    code = function.__code__
+    if innermost(function) is not function or parameter in code.co_cellvars or not _SPIES.isdisjoint(code.co_names):
+        return False
+    import dis
+
+    # From Python 3.13 on one instruction may load two variables; its value is then a tuple of names.
+    loads = (step.argval for step in dis.get_instructions(code) if "LOAD" in step.opname)
+    return not any(parameter == value or (isinstance(value, tuple) and parameter in value) for value in loads)
+
+
+_SPIES: Final = frozenset({"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe", "stack"})
+"""Names by which code gets at its own variables without naming them."""
+
+
 def strings_mentioned(function: FunctionType) -> set[str]:
     """Return every string constant of the function and of those reachable from it."""
     return {

@@ -6,10 +6,11 @@ A body may hold functions, classmethods, staticmethods, properties and plain val
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 from vllm_graft.errors import DeclarationError, nearest
 from vllm_graft.patching.functions import (
@@ -19,6 +20,7 @@ from vllm_graft.patching.functions import (
     form_of,
     functions_in,
     names_mentioned,
+    never_reads,
     originals_mentioned,
     originals_misused,
     parameter_at,
@@ -39,6 +41,15 @@ BOOKKEEPING = frozenset(
     }
 )  # fmt: skip
 """Names that Python itself puts into a class body, in the releases 3.11 to 3.14."""
+
+CLASS_METHODS: Final = frozenset({"__init_subclass__", "__class_getitem__"})
+"""Functions that Python makes class methods of in a class body, and nowhere else."""
+
+_OF_THE_TYPE: Final = frozenset(
+    {"__class__", *(name for name, value in vars(type).items() if inspect.isdatadescriptor(value))}
+) - {"__abstractmethods__"}
+"""Attributes that a class has from its type: what is set there does not stand in the class, and cannot be taken off.
+``__abstractmethods__`` does stand in the class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,8 @@ class _BodyReader:
         value = marked.value
         if not self.target.is_class and isinstance(value, staticmethod):
             value = value.__func__
+        if self.target.is_class and name in CLASS_METHODS and isinstance(value, FunctionType):
+            value = classmethod(value)
         form = form_of(value)
         self._check_name(name)
         self._check_form(name, value, form)
@@ -158,6 +171,11 @@ class _BodyReader:
     def _check_name(self, name: str) -> None:
         if name == "__slots__":
             raise self.refuse("a patch cannot change __slots__", "keep extra state in a table of your own")
+        if self.target.is_class and name in _OF_THE_TYPE:
+            raise self.refuse(
+                f"a patch cannot change {name}, which Python keeps outside of the class's attributes",
+                "patch the methods that should behave otherwise",
+            )
         if name.startswith(self.mangled) and not name.endswith("__"):
             written = name.removeprefix(self.mangled[:-2])
             raise self.refuse(
@@ -208,10 +226,11 @@ class _BodyReader:
                 f"take the layer beneath as the first parameter: def {name}(call, ...)",
             )
         reaches = takes_call or name in originals
-        if kind == "wrap" and not reaches:
+        unused = all(parameter_at(each, position) != "call" or never_reads(each, "call") for each in functions)
+        if kind == "wrap" and name not in originals and unused:
+            way = "call its parameter" if takes_call else f"call self.{ORIGINAL}{name}(...), take a parameter named"
             raise self.refuse(
-                f"{name!r} is marked @wrap and never reaches the layer beneath",
-                f"call self.{ORIGINAL}{name}(...), take a parameter named 'call', or mark it @replace",
+                f"{name!r} is marked @wrap and never reaches the layer beneath", f"{way} 'call', or mark it @replace"
             )
         if kind in ("replace", "add") and name in originals:
             raise self.refuse(f"{name!r} is marked @{kind} and mentions {ORIGINAL}{name}", "mark it @wrap")

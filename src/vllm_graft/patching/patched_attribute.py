@@ -94,8 +94,13 @@ class PatchLayer:
     ) -> FunctionType:
         position = call_position(self.hook.form, self.patch.declaration.target.is_class)
         if beneath is not None and parameter_at(written, position) == "call":
-            return surgery.inject_call(copy, beneath, position, hit)
-        return surgery.count_calls(copy, hit)
+            made = surgery.inject_call(copy, beneath, position, hit)
+        else:
+            made = surgery.count_calls(copy, hit)
+        for like in (written, beneath):
+            if like is not None:
+                surgery.copy_attributes(made, like)
+        return made
 
     def _make_property(self, beneath: object, place: PatchedAttribute) -> property:
         """Build a property: a wrap keeps the accessors it does not define, a replacement is the whole property."""

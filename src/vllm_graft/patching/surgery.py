@@ -152,6 +152,8 @@ def delegate_to_bases(owner: type, attribute: str, raw: object) -> object:
     def free(*args: object, **kwargs: object) -> object:
         return getattr(super(owner, owner), attribute)(*args, **kwargs)
 
+    for function in functions_in(raw):
+        copy_attributes(cast(FunctionType, free if isinstance(raw, staticmethod) else bound), function)
     if isinstance(raw, classmethod):
         return classmethod(bound)
     if isinstance(raw, staticmethod):
@@ -192,6 +194,18 @@ def copy_identity(function: FunctionType, like: FunctionType | None, owner: obje
     function.__module__ = like.__module__
     function.__qualname__ = like.__qualname__
     function.__doc__ = like.__doc__
+    return function
+
+
+def copy_attributes(function: FunctionType, like: FunctionType) -> FunctionType:
+    """Give a wrap the attributes of what it wraps, such as ``register`` of a singledispatch function; its own count.
+
+    As ``functools.wraps`` does, but for what tells of the one function alone: ``__wrapped__`` (see the top of this
+    module), its signature, marks of our own layers, and marks by which torch.compile finds what it is to trace instead.
+    """
+    for name, held in vars(like).items():
+        if name not in ("__wrapped__", "__signature__", FINDER) and not name.startswith(("_torchdynamo", "_dynamo")):
+            vars(function).setdefault(name, held)
     return function
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pydantic import BaseModel
 
 from vllm_graft.bindings.sampling.requests import (
     Mentions,
@@ -248,14 +249,62 @@ def test_what_vllms_own_fields_hold_is_refused_only_where_it_cannot_be_sent(
         prepare(Request(), refused)
 
 
+class Tool(BaseModel):
+    name: str = "a"
+    schema_: object = None
+
+
+class Body(BaseModel):
+    """A request as vLLM declares its own."""
+
+    model_config = {"extra": "allow"}
+    prompt: object = ""
+    request_id: str = ""
+    metadata: dict[str, str] | None = None
+    tools: list[Tool] = []
+    vllm_xargs: dict[str, str] | None = None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("request_id", "a\ud800"),
+        ("metadata", {"a": "\udfff"}),
+        ("metadata", {"\udfff": "a"}),
+        ("tools", [Tool(), Tool(name="\ud800")]),
+        ("tools", [Tool(schema_={"enum": [1, "\ud800"]})]),
+        ("unknown", ["\ud800"]),
+        ("unknown\ud800", "\ud800"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_wherever_vllm_would_send_it(name: str, value: object):
+    """To the engine, or back to the client: vLLM fails with a 500, or in the middle of a stream."""
+    with pytest.raises(ValueError, match=r"has half of a surrogate pair in its text, and cannot be sent$") as refused:
+        prepare(Body.model_construct({name}, **{name: value}), params())
+    str(refused.value).encode()
+
+
+def test_texts_that_can_be_sent_pass():
+    """The prompt is the tokenizer's; a number in a tool's schema may be of any size."""
+    fine = {"request_id": "\U0001f600", "tools": [Tool(schema_={"maximum": 2**70})], "prompt": "\ud800"}
+    prepare(Body(**fine), params())  # type: ignore[arg-type]
+
+
 def test_vllms_own_fields_are_looked_at_once_per_request(monkeypatch: pytest.MonkeyPatch):
     """A large schema with 300 prompts is walked through once."""
     looks: list[object] = []
-    monkeypatch.setattr("vllm_graft.bindings.sampling.requests.find_unsendable", lambda value: looks.append(value))
+    monkeypatch.setattr(
+        "vllm_graft.bindings.sampling.requests.find_unsendable", lambda value, **how: looks.append(value)
+    )
     request = Request()
     for _ in range(300):
         prepare(request, params(top_k=7))
     assert looks == [7]
+    looks.clear()
+    body = Body(tools=[Tool(name="\ud800")])
+    for _ in range(300):
+        prepare(body, params(top_k=7))
+    assert looks == [body.tools, 7]
 
 
 @pytest.mark.usefixtures("warm_plan")
@@ -267,6 +316,10 @@ def test_an_engine_client_checks_before_it_is_iterated():
     for call in (lambda bad: client.generate("x", bad, "1"), lambda bad: client.generate("x", sampling_params=bad)):
         with pytest.raises(ValueError, match="warm_factor must be a number"):
             call(params(warm_factor=9))
+    half = "request_id has half of a surrogate pair in its text, and cannot be sent"
+    for args, kwargs in ((("x", params(), "\ud800"), {}), (("x", None), {"request_id": "\ud800"})):
+        with pytest.raises(ValueError, match=half):
+            client.generate(*args, **kwargs)
 
 
 UNSENDABLE = [

@@ -8,7 +8,7 @@ from vllm_graft.doctor import Environment, examine
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 HEAD = "from vllm_graft import VLLMPatch, add, replace, wrap\n"
-WRAP = "@wrap\n    def schedule(self, call, *a, **k): ..."
+WRAP = "@wrap\n    def schedule(self, call, *a, **k): return call(*a, **k)"
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,11 @@ def offer(site):
 @pytest.mark.parametrize(
     ("target", "body", "said"),
     [
-        (SCHEDULER, "@wrap\n    def schedul(self, call, *a, **k): ...", "there is no 'schedul' to wrap"),
+        (
+            SCHEDULER,
+            "@wrap\n    def schedul(self, call, *a, **k): return call(*a, **k)",
+            "there is no 'schedul' to wrap",
+        ),
         (SCHEDULER, "@add\n    def schedule(self): ...", "it adds 'schedule', and the target has one already"),
         ("vllm.core.scheduler:Scheduler", WRAP, "there is no module 'core' in 'vllm'"),
     ],

@@ -77,6 +77,7 @@ def _read_keys(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
 
 def _refuse_beams(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
     requests.with_status(requests.refuse_beams, self.model_extra, self.vllm_xargs)
+    requests.refuse_unsendable_texts(self)
     return call(*args, **kwargs)
 
 

@@ -372,6 +372,7 @@ def prepare(request: Any, params: Any) -> None:
             known = sampler_keys()
             found = known.lift(request.model_extra or {})
             known.check({**found, **extra})
+        refuse_unsendable_texts(request)
         _refuse_unsendable_fields(params)
         _memory.put(request, found)
     if found:
@@ -410,6 +411,31 @@ def _refuse_unsendable_fields(params: Any) -> None:
             raise ValueError(f"{name} {reason}, and cannot be sent to the engine")
 
 
+_PROMPTS: Final = frozenset({"messages", "prompt", "input"})
+"""The fields of a request whose text only the tokenizer sees: it takes half a surrogate pair, or vLLM answers a 400."""
+
+
+def refuse_unsendable_texts(request: Any) -> None:
+    """Refuse half of a surrogate pair in a field of a request.
+
+    vLLM 0.32 answers such a ``request_id`` with a 500, and ends the connection where it repeats such a text, as the
+    stream of a response does with ``user``, ``metadata`` and ``tools``.
+    """
+    from pydantic_core import PydanticSerializationError, to_json
+
+    names = set(getattr(request, "model_fields_set", ())) - _PROMPTS
+    fields = {name: getattr(request, name, None) for name in names}
+    try:
+        # Faster than the walk below: a request may bring hundreds of tools, each with a schema.
+        to_json(fields, serialize_unknown=True)
+    except PydanticSerializationError:
+        for name, value in fields.items():
+            if reason := find_unsendable(value, texts_only=True):
+                # An unknown field may have such a name too, and this message is sent.
+                said = name if name.isascii() else ascii(name)
+                raise ValueError(f"{said} {reason}, and cannot be sent") from None
+
+
 def check_early(client: Any) -> None:
     """Make an engine client check parameters when ``generate`` is called.
 
@@ -423,6 +449,9 @@ def check_early(client: Any) -> None:
         if not getattr(params, _CHECKED, False):
             with_status(check, params)
             _refuse_unsendable_fields(params)
+            named = kwargs.get("request_id", args[2] if len(args) > 2 else None)
+            if reason := find_unsendable(named):
+                raise ValueError(f"request_id {reason}, and cannot be sent to the engine")
         return generate(*args, **kwargs)
 
     # On the instance: other engine clients of this process keep vLLM's own method.

@@ -38,8 +38,20 @@ class RequestLog(StatSink):
 
     @classmethod
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
-        """Refuse a queue without room. The path is not checked: the plan may be looked at on another machine."""
+        """Refuse a queue without room and a path with NUL; the folder may exist only on the machine that serves."""
         _room(options["queue"])
+        if "\0" in str(options["path"]):
+            raise OptionError("must have no NUL character", option="path", item=_NAME, fix="take it out")
+
+    @classmethod
+    def check_machine(cls, options: Mapping[str, OptionValue]) -> None:
+        """Refuse a path whose folder is missing or cannot be written."""
+        folder = Path(str(options["path"])).absolute().parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            what = f"names a file in {folder}, " + (
+                "which cannot be written" if folder.exists() else "which is missing"
+            )
+            raise OptionError(what, option="path", item=_NAME, fix="make the folder where the server will run")
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from vllm_graft.contracts import OptionError, OptionValue, Rows, SamplingStrategy, ServedModel
 from vllm_graft.contracts.kernels import has_triton, warm_up
 
 if TYPE_CHECKING:
     import torch
+
+_WIDEST: Final = 2**31 - 1
+"""The greatest window: the kernels count tokens in 32 bits. A device's memory sets a far lower limit."""
 
 
 class MatchingStrategy(SamplingStrategy):
@@ -40,6 +43,10 @@ class MatchingStrategy(SamplingStrategy):
     def _read_window(cls, value: OptionValue) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < 2:
             raise OptionError(f"must be at least 2, and is {value!r}", option="window", item=cls.item, fix="raise it")
+        if value > _WIDEST:
+            raise OptionError(
+                f"must be at most {_WIDEST}, and is {value!r}", option="window", item=cls.item, fix="lower it"
+            )
         return value
 
     def setup(self, model: ServedModel) -> None:
