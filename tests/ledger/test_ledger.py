@@ -155,7 +155,7 @@ def test_a_headless_node_of_workers_expects_no_engine():
 def test_a_headless_node_has_started_when_its_engine_runs():
     """However long the model takes to load; what is not in use then is an error."""
     book = headless("engines", 10 * comparison.REPORT_S)
-    front = book.look_around()[0][0]
+    front = book.read_all_processes()[0][0]
     item = {"point": "scheduler", "name": "fair", "state": "armed", "reason": "nothing has used it yet"}
     plan = Plan((PlanItem("scheduler", "fair", "m:Q", "p", ("engine",)),), model="m")
     engine = {**front, "pid": 1, "roles": ["engine"], "headless": "", "plan": plan.hash, "items": [item]}
@@ -189,7 +189,7 @@ def test_a_process_that_is_asked_says_its_own_queue_and_leaves_the_others_to_the
     theirs, mine = book.rows()
     assert theirs["queue"] == []
     assert [row["value"] for row in mine["queue"]] == ["acme"]
-    theirs, mine = book.look_around()[0]
+    theirs, mine = book.read_all_processes()[0]
     assert [row["value"] for row in theirs["queue"]] == ["globex"], "a front end shows those of its machine"
 
 
@@ -201,7 +201,7 @@ def _publish_as_engine_and_die() -> None:
 def test_a_full_disk_is_said_to_be_full(monkeypatch: pytest.MonkeyPatch):
     """It is why nothing was recorded."""
     opened_alone().set_ready()
-    monkeypatch.setattr(folder, "shortage", lambda place: "the disk of /x is full")
+    monkeypatch.setattr(folder, "disk_full_reason", lambda place: "the disk of /x is full")
     (finding, _) = runs()[0].findings()
     assert finding.what == "no engine process has been recorded: the disk of /x is full"
     assert "free space there" in finding.fix
@@ -221,7 +221,7 @@ class SmallDisk:
         if not self.mounted:
             self._patch.setattr(os, "posix_fallocate", self._refuse)
             self._patch.setattr(folder, "_fill", self._fill)
-            self._patch.setattr(folder, "shortage", lambda place: f"the disk of {place} is full")
+            self._patch.setattr(folder, "disk_full_reason", lambda place: f"the disk of {place} is full")
             return
         with (self.place / "filling").open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
@@ -328,13 +328,13 @@ def test_a_folder_that_somebody_removed_is_said_to_be_gone():
     """Until it is there again: processes that died before are in no record any more."""
     book = opened()
     assert book.home is not None
-    assert book.look_around()[1] == []
+    assert book.read_all_processes()[1] == []
     shutil.rmtree(book.home)
-    (row,), (finding,) = book.look_around()
+    (row,), (finding,) = book.read_all_processes()
     assert (row["life"], finding.code, finding.level) == ("running", "S018", "warning")
     assert finding.what.startswith("is gone: processes that live write theirs again")
     book.retry()
-    assert book.look_around()[1] == []
+    assert book.read_all_processes()[1] == []
 
 
 def test_a_plan_that_somebody_removed_is_written_again_by_any_process(monkeypatch: pytest.MonkeyPatch):
@@ -453,7 +453,7 @@ def test_who_was_asked_to_end_may_end_by_an_error():
 
 
 def _open_and_end_and_raise() -> None:
-    opened().end_in_order()
+    opened().mark_asked_to_stop()
     raise RuntimeError("worker gone")
 
 

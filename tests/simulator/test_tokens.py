@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vllm_graft.hashing import splitmix64
 from vllm_graft.simulator.tokens import (
     HashedTokens,
     LengthModel,
@@ -16,6 +15,7 @@ from vllm_graft.simulator.tokens import (
     read_vocabulary,
     skew,
 )
+from vllm_graft.splitmix import splitmix64
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.hashing import splitmix64
 from vllm_graft.simulator.workload import Prefix, Result, Spread, Workload, WorkloadReport, WorkloadRequest, read
 from vllm_graft.simulator.workload.description import generate
 from vllm_graft.simulator.workload.requests import build_prompt, invent_tokens
+from vllm_graft.splitmix import splitmix64
 
 LINE = {"at": 0.5, "prompt_tokens": 20, "max_tokens": 4}
 

@@ -1,6 +1,6 @@
 """Check code against a release: arguments that do not fit, attributes and methods that are missing.
 
-Signatures are written as ``upstream.fingerprint.signature`` does, without the kind of definition and without a
+Signatures are written as ``sources.fingerprint.signature`` does, without the kind of definition and without a
 parameter that is already bound.
 """
 

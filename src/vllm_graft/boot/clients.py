@@ -133,7 +133,7 @@ class GraftEndpoint:
     def attach_router(self, app: FastAPI) -> None:
         """Add middleware and routes; vLLM calls this while it builds the application."""
         # Only API servers need these, and this module is imported in every process.
-        from vllm_graft.server.bodies import install_body_errors
+        from vllm_graft.server.body_errors import install_body_errors
         from vllm_graft.server.gate import install_gate
         from vllm_graft.server.metrics import install_metrics
         from vllm_graft.server.status import install_status
@@ -180,7 +180,7 @@ class GraftEndpoint:
             self._report = await asyncio.shield(self._pending)
             self._reported_at = time.monotonic()
         report = self._report
-        findings = comparison.findings_of(report.rows, self._plan, proof.shortage())
+        findings = comparison.findings_of(report.rows, self._plan, proof.disk_full_reason())
         return report.rows, [*findings, *report.damaged, *self._unmanaged]
 
     async def _ask(self) -> proof.RunReport:

@@ -30,7 +30,7 @@ def run_engine(core: Any, call: Callable[[], None]) -> None:
         call()
     except BaseException as error:
         if not core.is_running():
-            ledger.current().end_in_order()
+            ledger.current().mark_asked_to_stop()
         elif not is_orderly(error):
             # Before vLLM tells the front end, which then shuts this process down.
             ledger.current().fail(reason_of(error))

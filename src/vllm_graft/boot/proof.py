@@ -207,7 +207,7 @@ def gather(answers: Iterable[str]) -> RunReport:
     What a process says of itself takes precedence over its record, which on a full disk may be hours old.
     """
     process.check_patches()
-    found, damaged = ledger.current().look_around()
+    found, damaged = ledger.current().read_all_processes()
     unrecorded = 0
     for answer in answers:
         content: list[ProcessRow] | UnrecordedProcess = json.loads(answer)
@@ -227,7 +227,7 @@ def compare(plan: Plan, answers: Iterable[str] = ()) -> None:
     report = gather(answers)
     living = [row for row in report.rows if row["life"] in ("running", "unknown")]
     found = [finding for finding in comparison.missing(living, plan) if finding.level == "error"]
-    found += comparison.unproven(report.rows, plan, shortage())
+    found += comparison.unproven(report.rows, plan, disk_full_reason())
     if report.unrecorded and plan.needed_by({"worker"}):
         what = f"{report.unrecorded} of its workers have no record, so nothing is proven active there"
         fix = "look for an earlier error of these processes in the server's log"
@@ -238,7 +238,7 @@ def compare(plan: Plan, answers: Iterable[str] = ()) -> None:
         raise startup_error.as_error(found)
 
 
-def shortage() -> str:
+def disk_full_reason() -> str:
     """Return a sentence that the disk of the records is full; empty if it has room."""
     place = ledger.current().home or folder.state_folder()
-    return folder.shortage(place) if place is not None else ""
+    return folder.disk_full_reason(place) if place is not None else ""

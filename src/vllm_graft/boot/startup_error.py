@@ -1,4 +1,4 @@
-"""The wording of a refused start: what the processes of a run recorded, as one error.
+"""The wording of a refused start, as one error made of what the processes of a run recorded.
 
 When a child fails, vLLM's front end ends with "see root cause above", hundreds of lines below that cause. The child has
 recorded what it refused and why, so the front end can repeat it as its own last line, whatever way it ends.

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.rest = rest
     args.ends_process = argv is None
     if args.ends_process and args.command in _IMPORTING:
-        from vllm_graft.plan.imports import checkpoint
+        from vllm_graft.plan.import_checkpoint import checkpoint
 
         checkpoint.start()
     try:

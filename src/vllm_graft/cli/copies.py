@@ -48,7 +48,7 @@ class Copy:
         """Module and qualified name of upstream's function."""
         return f"{self.module}:{self.qualname}"
 
-    def replaced_by(self, text: str, line: int) -> int:
+    def write_replacement(self, text: str, line: int) -> int:
         """Write a text in its place, which by now begins at ``line``; by how many lines the rest of the file moves."""
         whole, encoding = read(self.path)
         end = "\r\n" if "\r\n" in self.text else "\n"

@@ -13,7 +13,7 @@ from vllm_graft.cli.printing import render_options, show_findings, table
 from vllm_graft.contracts.item import Item
 from vllm_graft.errors import ConfigError, OptionError
 from vllm_graft.findings import Finding, exit_status
-from vllm_graft.plan import Plan, PlanRequest, patches, resolve
+from vllm_graft.plan import Plan, PlanRequest, patch_review, resolve
 from vllm_graft.plan.catalogue import load
 from vllm_graft.plan.resolution import nothing_configured
 from vllm_graft.server.callers import Callers
@@ -92,7 +92,7 @@ def findings_of(plan: Plan) -> list[Finding]:
     if plan.of("sampler") and Version(Version(version).base_version) < Version("0.31"):
         what = f"run on the V1 model runner: vLLM {version} takes none on its V2 runner"
         found.append(Finding("P005", "warning", "samplers", what, "", "install vLLM 0.31 or newer to have both"))
-    return [*found, *patches.review(plan.of("patch"), strict=plan.strict)]
+    return [*found, *patch_review.review(plan.of("patch"), strict=plan.strict)]
 
 
 def _lacking_here(plan: Plan) -> Iterator[Finding]:

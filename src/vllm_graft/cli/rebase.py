@@ -204,7 +204,7 @@ def _write(rows: Iterable[RebasedCopy]) -> None:
     for row in rows:
         path = row.copy.path
         line = row.copy.line + moved.get(path, 0)
-        moved[path] = moved.get(path, 0) + row.copy.replaced_by(row.done.text, line)
+        moved[path] = moved.get(path, 0) + row.copy.write_replacement(row.done.text, line)
         _say(f"  written to {path}:{line}")
         for conflict in row.done.conflicts:
             _say(f"  conflict at {path}:{line + conflict - 1}")

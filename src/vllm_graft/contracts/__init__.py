@@ -13,7 +13,6 @@
 Contracts of further points join as their bindings land; ``vllm-graft points`` shows which are bound.
 """
 
-from vllm_graft.contracts.heap import WaitingHeap
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.policy import KVState, RequestView, Schedule, SchedulerBase, SchedulingPolicy
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params
@@ -21,6 +20,7 @@ from vllm_graft.contracts.rows import History, PerSlot, Rows, ServedModel, Stati
 from vllm_graft.contracts.sampling import STAGES, Sampler, SamplerBase, SamplingStrategy, Truncation
 from vllm_graft.contracts.scheduling import AdmissionQueue, Load, Refusal, WaitingRequest
 from vllm_graft.contracts.stats import BatchRecord, RequestRecord, StatSink
+from vllm_graft.contracts.waiting_heap import WaitingHeap
 from vllm_graft.errors import ConfigError, OptionError, nearest
 
 __all__ = [

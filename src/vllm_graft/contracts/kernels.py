@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final, cast
 
 from vllm_graft.contracts.rows import Rows, ServedModel, Statistics, Step
-from vllm_graft.hashing import GAMMA, finalize_tensor, signed
+from vllm_graft.splitmix import GAMMA, finalize_tensor, signed
 
 if TYPE_CHECKING:
     import torch

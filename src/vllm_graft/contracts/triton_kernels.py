@@ -13,16 +13,16 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_graft import hashing
+from vllm_graft import splitmix
 from vllm_graft.contracts.rows import Statistics
 
 _BLOCK = 256
 _PIECE = 4096
 
 # A kernel reads no global but those that are constants of the compiler.
-_GAMMA: tl.constexpr = tl.constexpr(hashing.GAMMA)
-_FIRST: tl.constexpr = tl.constexpr(hashing.FIRST)
-_SECOND: tl.constexpr = tl.constexpr(hashing.SECOND)
+_GAMMA: tl.constexpr = tl.constexpr(splitmix.GAMMA)
+_FIRST: tl.constexpr = tl.constexpr(splitmix.FIRST)
+_SECOND: tl.constexpr = tl.constexpr(splitmix.SECOND)
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from vllm_graft.doctor.environment import OURS
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import SHIPPED, CatalogueEntry, load
+from vllm_graft.plan.foreign_managers import GENERAL, GeneralPlugin, undecided
 from vllm_graft.plan.layers import (
     CONFIG_VARIABLE,
     Choice,
@@ -26,7 +27,6 @@ from vllm_graft.plan.layers import (
     from_environment,
     read_file,
 )
-from vllm_graft.plan.managers import GENERAL, GeneralPlugin, undecided
 from vllm_graft.plan.resolution import (
     ALL,
     PlanRequest,

@@ -129,7 +129,7 @@ def _fill(path: Path, flags: int, data: bytes) -> None:
         os.close(descriptor)
 
 
-def shortage(place: Path) -> str:
+def disk_full_reason(place: Path) -> str:
     """Return a sentence that the disk of a folder is full; empty if it has room for another record."""
     try:
         facts = os.statvfs(place)

@@ -94,7 +94,7 @@ class Ledger:
         self._path = path
 
     def _stay_in_memory(self, error: OSError | LedgerError, state: Path | None) -> None:
-        reason = folder.shortage(state) if state is not None else ""
+        reason = folder.disk_full_reason(state) if state is not None else ""
         self._unsaved = reason or str(error)
         _LOG.warning(
             "vllm-graft: this process's record stays in memory (%s); `vllm-graft status` cannot see it, "
@@ -118,7 +118,7 @@ class Ledger:
             return
         try:
             state = folder.state_folder(create=removed)
-            if state is None or folder.shortage(state):
+            if state is None or folder.disk_full_reason(state):
                 return
             self._begun = run or self._begun
             self._write_plan(state)
@@ -210,7 +210,7 @@ class Ledger:
         self.cells.end(FAILED)
         self.save()
 
-    def end_in_order(self) -> None:
+    def mark_asked_to_stop(self) -> None:
         """Mark that this process was asked to end, whatever ends it."""
         if not self.cells.cells[ENDED]:
             self.cells.end()
@@ -268,9 +268,9 @@ class Ledger:
         Without the statistics of the other processes' queues: an engine or worker does no step while it answers, and
         each process reports its own.
         """
-        return self.look_around(queues=False)[0]
+        return self.read_all_processes(queues=False)[0]
 
-    def look_around(self, *, queues: bool = True) -> tuple[list[ProcessRow], list[Finding]]:
+    def read_all_processes(self, *, queues: bool = True) -> tuple[list[ProcessRow], list[Finding]]:
         """Return every process of this run on this machine, and findings about files that could not be read."""
         own, home = self.view(), self.home
         if own is None:
@@ -293,7 +293,7 @@ class Ledger:
             except OSError as error:
                 if not self._unsaved:
                     _LOG.warning("vllm-graft: the record %s cannot be written: %s", self._path, error)
-                self._unsaved = folder.shortage(self._path.parent) or str(error)
+                self._unsaved = folder.disk_full_reason(self._path.parent) or str(error)
                 self.cells.cells[UNSAVED] = error.errno or errno.EIO
             else:
                 self._unsaved = ""
@@ -343,7 +343,7 @@ class Ledger:
                 self.fail(self.unfinished)
             # An error of the last moments may still be on its way to the disk, by a thread that ends with the process.
             self.save()
-            self.end_in_order()
+            self.mark_asked_to_stop()
             if self._statistics is not None:
                 self._statistics.end()
 

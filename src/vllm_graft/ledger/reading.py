@@ -123,7 +123,7 @@ class RunView:
 
     def findings(self) -> list[Finding]:
         """Return all findings about its processes and its files."""
-        shortage = folder.shortage(self.home) if self.home is not None else ""
+        shortage = folder.disk_full_reason(self.home) if self.home is not None else ""
         return [*findings_of(self.rows(), self.plan, shortage), *self.damaged]
 
     def as_dict(self) -> StatusDocument:

@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import Final
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.plan.imports import checkpoint
+from vllm_graft.plan.import_checkpoint import checkpoint
 
 GROUP: Final = "vllm_graft.plugins"
 """The entry-point group in which packages offer items."""

@@ -1,4 +1,4 @@
-"""The layers of the configuration: read, checked, and with the place of every value."""
+"""Read graft.toml and the other layers of the configuration, with the place of every value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_graft import points
 from vllm_graft.contracts.item import OptionValue
 from vllm_graft.errors import ConfigError
 from vllm_graft.fields import Fields, parse_toml
-from vllm_graft.plan.lines import Lines
+from vllm_graft.plan.toml_lines import TomlLines
 from vllm_graft.points import PATCHES_VARIABLE, custom_patches
 
 FILE: Final = "graft.toml"
@@ -137,7 +137,7 @@ def read_file(path: Path) -> ConfigFile:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", where=str(path), fix="make it readable UTF-8 text") from error
     data = parse_toml(text, str(path))
-    lines = Lines(text)
+    lines = TomlLines(text)
 
     def where(key: KeyPath, value: str | None) -> str:
         return f"{path}:{lines.of(key, value)}"

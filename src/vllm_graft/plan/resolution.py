@@ -15,6 +15,7 @@ from vllm_graft.contracts.validation import find_mistake, shared_key, source_loc
 from vllm_graft.errors import ConfigError, GraftError, OptionError, nearest
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import CatalogueEntry, catalogue, load
+from vllm_graft.plan.foreign_managers import general_plugins, manager_of, undecided
 from vllm_graft.plan.layers import (
     CONFIG_VARIABLE,
     FILE,
@@ -26,7 +27,6 @@ from vllm_graft.plan.layers import (
     from_environment,
     read_file,
 )
-from vllm_graft.plan.managers import general_plugins, manager_of, undecided
 from vllm_graft.plan.plan import Plan, PlanItem
 from vllm_graft.points import PATCHES_VARIABLE
 

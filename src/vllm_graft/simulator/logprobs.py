@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm_graft.hashing import finalize_array, splitmix64
 from vllm_graft.simulator.tokens import request_key
+from vllm_graft.splitmix import finalize_array, splitmix64
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 
-from vllm_graft.hashing import splitmix64
 from vllm_graft.simulator.logprobs import output_table
+from vllm_graft.splitmix import splitmix64
 
 if TYPE_CHECKING:
     import numpy as np

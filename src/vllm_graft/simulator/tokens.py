@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from vllm_graft.hashing import splitmix64
+from vllm_graft.splitmix import splitmix64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

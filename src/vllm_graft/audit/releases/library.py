@@ -1,4 +1,4 @@
-"""Find releases for an audit: in the catalogue first, else from sources; and sources where a text is needed."""
+"""Choose where a release's sources come from: the catalogue, the installed vLLM, a folder, a wheel or the index."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _COMPILE_KEYWORDS: Final = ("kw vllm_config=", "kw prefix=")
 """Keywords that ``support_torch_compile`` adds to a constructor."""
 
 Signature = tuple[str, ...]
-"""Parameters as ``upstream.fingerprint.signature`` writes them, without the kind of definition."""
+"""Parameters as ``sources.fingerprint.signature`` writes them, without the kind of definition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Shape:
 
     module, qualname:  where it is defined, which may be another place than the one looked up
     kind:              function, classmethod, staticmethod, property, class, value, module, or ``FOREIGN``
-    signature:         the parts of its signature that callers depend on; see ``upstream.fingerprint.signature``
+    signature:         the parts of its signature that callers depend on; see ``sources.fingerprint.signature``
     body:              the first digits of its body's fingerprint; empty for classes and modules
     inherited:         whether a base class defines it instead of the class looked up
     opaque:            whether a decorator may change the arguments it takes

@@ -1,4 +1,4 @@
-"""Where a release's sources come from: a wheel on the package index, read by ranges and cached on this machine.
+"""Wheels of vLLM on the package index, read by byte ranges and cached on this machine.
 
 Of the 300 MB of a wheel of vLLM its Python files are 11 MB, and the few that a patch needs some 100 KB. A folder for
 each release holds the wheel's directory and the Python files that were read. Files are written by renaming and verified

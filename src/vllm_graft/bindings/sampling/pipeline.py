@@ -10,7 +10,7 @@ from vllm_graft.contracts import Params, Rows, ServedModel
 from vllm_graft.contracts.kernels import indices, mask_below, statistics
 from vllm_graft.contracts.request_keys import KeyValue
 from vllm_graft.contracts.rows import Step
-from vllm_graft.hashing import signed
+from vllm_graft.splitmix import signed
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from vllm_graft.doctor import plans
 from vllm_graft.doctor.child_process import ChildExit, run_task
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
-from vllm_graft.plan.patches import review
+from vllm_graft.plan.patch_review import review
 from vllm_graft.plan.plan import PlanItem
 from vllm_graft.plan.resolution import fits, matches, model_names
 from vllm_graft.points import POINTS, ROLES

@@ -48,7 +48,7 @@ from typing import Any, Final
 from vllm_graft.errors import ConfigError
 from vllm_graft.fields import MOST as MOST_TOKENS
 from vllm_graft.fields import Fields, parse_toml
-from vllm_graft.plan.lines import Lines
+from vllm_graft.plan.toml_lines import TomlLines
 from vllm_graft.simulator.workload.requests import Prefix, Workload, WorkloadRequest
 
 ARRIVALS: Final = ("poisson", "even", "at-once")
@@ -102,7 +102,7 @@ class _Description:
 
     def __init__(self, text: str, name: str) -> None:
         self._name = name
-        self._lines = Lines(text)
+        self._lines = TomlLines(text)
         data = parse_toml(text, name)
         top = Fields(data, "a workload", self._where())
         top.only(_TABLES)

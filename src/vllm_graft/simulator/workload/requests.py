@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.errors import ConfigError
 from vllm_graft.fields import Fields
-from vllm_graft.hashing import GAMMA, finalize_array
+from vllm_graft.splitmix import GAMMA, finalize_array
 
 if TYPE_CHECKING:
     import os

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from vllm_graft.server.bodies import install_body_errors
+from vllm_graft.server.body_errors import install_body_errors
 
 
 def post(app: object, path: str, body: object) -> tuple[int, dict[str, object]]:

@@ -16,7 +16,7 @@ _KEY: Final = re.compile(r"""^\s*((?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*
 _PART: Final = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
 
 
-class Lines:
+class TomlLines:
     """The places of the keys of one TOML text."""
 
     def __init__(self, text: str) -> None:

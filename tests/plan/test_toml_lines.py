@@ -1,6 +1,6 @@
 """Where a value stands in a TOML text."""
 
-from vllm_graft.plan.lines import Lines
+from vllm_graft.plan.toml_lines import TomlLines
 
 TEXT = """\
 # a comment
@@ -24,19 +24,19 @@ model = '*8B*'
 
 def test_keys_of_tables_are_found():
     """A key is at its own line."""
-    lines = Lines(TEXT)
+    lines = TomlLines(TEXT)
     assert lines.of(("defaults", "on_failure")) == 7
     assert lines.of(("options", "some-item")) == 16
 
 
 def test_an_element_of_a_list_over_several_lines_is_found():
     """A name in a list has its own line."""
-    assert Lines(TEXT).of(("defaults", "patches"), "two") == 5
+    assert TomlLines(TEXT).of(("defaults", "patches"), "two") == 5
 
 
 def test_arrays_of_tables_are_told_apart():
     """The second profile is not the first."""
-    lines = Lines(TEXT)
+    lines = TomlLines(TEXT)
     assert lines.of(("profile", 0, "model")) == 10
     assert lines.of(("profile", 1, "model")) == 13
     assert lines.of(("profile", 1, "patches"), "three") == 14
@@ -44,5 +44,5 @@ def test_arrays_of_tables_are_told_apart():
 
 def test_an_unknown_key_falls_back_to_its_parent():
     """Better the table's line than none."""
-    assert Lines(TEXT).of(("options", "some-item", "inline")) == 16
-    assert Lines(TEXT).of(("nowhere",)) == 1
+    assert TomlLines(TEXT).of(("options", "some-item", "inline")) == 16
+    assert TomlLines(TEXT).of(("nowhere",)) == 1

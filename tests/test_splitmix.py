@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_graft.hashing import GAMMA, finalize_array, finalize_tensor, signed, splitmix64
+from vllm_graft.splitmix import GAMMA, finalize_array, finalize_tensor, signed, splitmix64
 
 WORDS = st.integers(0, 2**64 - 1)
 
