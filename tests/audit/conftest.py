@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 from vllm_graft.audit.releases.catalogue import Catalogue, CatalogueBuilder
 from vllm_graft.audit.releases.release import Release
 from vllm_graft.audit.releases.source_release import SourceRelease
+from vllm_graft.audit.report import audit
+from vllm_graft.audit.uses import read
 from vllm_graft.sources.origins import ModuleText
 
 
@@ -50,3 +53,19 @@ def make() -> type[Made]:
 def held(tmp_path: Path) -> Callable[..., list[Release]]:
     """held("source" or "catalogue", *made): the releases that are judged."""
     return lambda way, *made: releases(way, tmp_path, *made)
+
+
+@pytest.fixture(params=["source", "catalogue"])
+def findings(request, make, held, tmp_path):
+    """findings(package, old, new) -> (code, level, line) of each; old and new are vllm.m, or modules by name."""
+
+    def run(package, old, new):
+        file = tmp_path / "plugin.py"
+        file.write_text(dedent(package).lstrip("\n"), encoding="utf-8")
+        texts = [text if isinstance(text, dict) else {"m": text} for text in (old, new)]
+        texts = [{name: dedent(text) for name, text in each.items()} for each in texts]
+        base, *against = held(request.param, make("0.1.0", **texts[0]), make("0.2.0", **texts[1]))
+        report = audit([read(file)], base, against)
+        return [(one.code, one.level, int(one.where.rpartition(":")[2])) for one in report.findings]
+
+    return run

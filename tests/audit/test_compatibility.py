@@ -63,22 +63,6 @@ def test_what_is_unpacked_may_hold_anything(call, parameters, said):
     assert misfit(Arguments.of(node), tokens(parameters)) == said
 
 
-@pytest.fixture(params=["source", "catalogue"])
-def findings(request, make, held, tmp_path):
-    """findings(package, old, new) -> (code, level, line) of each; old and new are vllm.m, or modules by name."""
-
-    def run(package, old, new):
-        file = tmp_path / "plugin.py"
-        file.write_text(dedent(package).lstrip("\n"), encoding="utf-8")
-        texts = [text if isinstance(text, dict) else {"m": text} for text in (old, new)]
-        texts = [{name: dedent(text) for name, text in each.items()} for each in texts]
-        base, *against = held(request.param, make("0.1.0", **texts[0]), make("0.2.0", **texts[1]))
-        report = audit([read(file)], base, against)
-        return [(one.code, one.level, int(one.where.rpartition(":")[2])) for one in report.findings]
-
-    return run
-
-
 def test_a_call_of_a_function_that_still_fits_is_no_finding(findings):
     package = "from vllm.m import f\nf(1, b=2)\n"
     assert findings(package, "def f(a, b): ...", "def f(a, c=3, *, b): ...") == []

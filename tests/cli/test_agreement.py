@@ -29,7 +29,7 @@ from vllm_graft.testing.packages import lay_out, python_path
 DRIVER = Path(__file__).with_name("agreement_driver.py")
 
 UPSTREAM = """
-import abc, functools
+import abc, contextlib, enum, functools
 LIMIT = 5
 NAMES = ["a"]
 
@@ -38,6 +38,14 @@ async def coroutine(x): ...
 def generator(x): yield x
 @functools.cache
 def cached(x): ...
+@contextlib.contextmanager
+def managed(x): yield x
+@contextlib.asynccontextmanager
+async def managed_async(x): yield x
+
+class State(enum.IntEnum):
+    WAITING = 1
+    def label(self, x): ...
 
 class Base(abc.ABC):
     def inherited(self, x): ...
@@ -72,7 +80,22 @@ NEXT = (
     .replace("class Base(abc.ABC):\n    def inherited(self, x): ...\n", "class Base(abc.ABC):\n")
 )
 
-RELEASES = {"0.90.0": {"made": UPSTREAM, "left": "class Old:\n    def f(self): ...\n"}, "0.91.0": {"made": NEXT}}
+ENVS = """
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    VLLM_PORT: int = 5
+    VLLM_HOST: str | None = None
+environment_variables = {"VLLM_PORT": lambda: 5, "VLLM_HOST": lambda: None}
+def __getattr__(name):
+    if name in environment_variables:
+        return environment_variables[name]()
+    raise AttributeError(name)
+"""
+
+RELEASES = {
+    "0.90.0": {"made": UPSTREAM, "envs": ENVS, "left": "class Old:\n    def f(self): ...\n"},
+    "0.91.0": {"made": NEXT, "envs": ENVS},
+}
 
 RANGES = ["", ">=0.26,<0.91", ">=0.91", "==0.90.0", "!=0.91.*"]
 
@@ -85,7 +108,10 @@ BODIES = {
     ("wrap", "property"): "@wrap\n    @property\n    def {name}(self, call):\n        return call()",
     ("replace", "function"): "@replace\n    def {name}({self}*a, **k):\n        return 0",
     ("replace", "staticmethod"): "@replace\n    @staticmethod\n    def {name}(*a, **k):\n        return 0",
+    ("replace", "generator"): "@replace\n    def {name}({self}*a, **k):\n        yield 0",
     ("replace", "value"): "{name} = replace(7)",
+    ("", "function"): "def {name}({self}*a, **k):\n        return 0",
+    ("", "value"): "{name} = 7",
     ("add", "function"): "@add\n    def {name}({self}*a, **k):\n        return 0",
     ("add", "value"): "{name} = add(7)",
 }
@@ -94,7 +120,7 @@ HEAD = "from vllm_graft import VLLMPatch, add, replace, wrap\n"
 
 LEFT_TO_THE_START = re.compile(
     r"is a \w+( \w+)? function on the target|functools\.cache|is a value on the target|a value in the patch|"
-    r"without Python code|a field of|an Enum|pydantic|captured|Triton|compiled operation"
+    r"without Python code|a field of|pydantic|captured|Triton|compiled operation"
 )
 """What the audit cannot see in a catalogue of names, kinds and signatures: ``plan`` and the start tell."""
 
@@ -168,7 +194,12 @@ def test_all_four_agree_over_releases_that_differ(release, tmp_path, monkeypatch
     places = {
         "vllm.made:Thing": [*dict.fromkeys(members), "third", "inherited", "above", "SIZE", "nothing"],
         "vllm.made:Thing.Inner": ["method", "nothing"],
-        "vllm.made": ["function", "coroutine", "generator", "cached", "LIMIT", "NAMES", "Thing", "nothing"],
+        "vllm.made:State": ["WAITING", "label", "nothing"],
+        "vllm.made": [
+            *("function", "coroutine", "generator", "cached", "managed", "managed_async"),
+            *("LIMIT", "NAMES", "Thing", "nothing"),
+        ],
+        "vllm.envs": ["VLLM_PORT", "VLLM_HOST", "NOTHING", "environment_variables"],
         "vllm.made:Thingy": ["method"],
         "vllm.made:function": ["method"],
         "vllm.left:Old": ["f", "nothing"],

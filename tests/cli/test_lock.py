@@ -98,6 +98,22 @@ def test_a_place_that_upstream_does_not_have(trees: Path, capsys: pytest.Capture
     assert [row["state"] for row in rows(capsys)] == ["new", "not found"]
 
 
+@pytest.mark.parametrize("there", ["replaced = 5", "@contextmanager\n    def replaced(self): yield 1"])
+def test_what_a_start_refuses_is_not_locked(there: str, trees: Path, capsys: pytest.CaptureFixture[str]):
+    """Exit status 1, the reason in its row, and a lock that is as it was."""
+    assert main(["lock", "--against", "0.90.0"]) == 0
+    lock = trees / "site" / "graft_made" / "patches.lock"
+    before = lock.read_text()
+    module, patches = trees / "0.91.0" / "vllm" / "made.py", trees / "site" / "graft_made" / "patches.py"
+    module.write_text(UPSTREAM.replace("def replaced(self):\n        return 1", there))
+    patches.write_text(PATCHES.replace("return 2", "yield 2"))
+    sys.modules.pop("graft_made.patches")
+    capsys.readouterr()
+    assert main(["lock", "--against", "0.91.0", "--json"]) == 1
+    assert [row["state"] for row in rows(capsys)] == ["refused"]
+    assert lock.read_text() == before
+
+
 def test_releases_out_of_range_and_builds_of_no_release(trees: Path, capsys: pytest.CaptureFixture[str]):
     """A patch is not locked where it is not meant to run; a development build needs a name."""
     version = trees / "0.90.0" / "vllm" / "_version.py"

@@ -20,6 +20,14 @@ from vllm_graft.sources.scopes import dotted
 _SAME: Final = Verdict("same")
 
 
+_PYDANTIC: Final = frozenset({"BaseModel"})
+_MODEL_METHODS: Final = frozenset(
+    {"construct", "copy", "dict", "from_orm", "json", "parse_file", "parse_obj", "parse_raw", "schema", "schema_json",
+     "update_forward_refs", "validate"}
+)  # fmt: skip
+"""What a pydantic model has besides its fields and names that begin with ``model_``."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Parameter:
     name: str
@@ -123,21 +131,56 @@ def judge_call(use: Use, before: Sequence[Release], new: Release) -> Verdict:
         return Verdict(state)
     why = _call_misfit(use, new)
     if not why:
-        return _SAME
+        shifted = _shifted(use, before[0], new)
+        return Verdict("broken", shifted) if shifted else _SAME
     base = before[0]
-    return Verdict("misfit", f"{why}; it did not fit {base.version} either" if _call_misfit(use, base) else why)
+    if not _call_misfit(use, base):
+        return Verdict("misfit", why)
+    # What an attribute is declared to be, it may be a subclass of.
+    return _SAME if use.guessed else Verdict("misfit", f"{why}; it did not fit {base.version} either")
+
+
+def _shifted(use: Use, old: Release, new: Release) -> str:
+    """Describe arguments by position that reach another parameter than before; one that got a new name does not count.
+
+    A parameter has another place where its name, or the name that is in its place now, is in both signatures.
+    """
+    count = use.arguments.positional if use.arguments is not None else 0
+    was, now = (_by_position(use, release) if count else () for release in (old, new))
+    for place, (before, after) in enumerate(zip(was[:count], now[:count], strict=False)):
+        if before != after and (before in now or after in was):
+            return f"argument {place + 1} was {before!r} and is {after!r} now"
+    return ""
+
+
+def _by_position(use: Use, release: Release) -> tuple[str, ...]:
+    """Return the names of the parameters that a call fills by position; empty where they are not certain."""
+    module, qualname = next(iter(_places(use, release)), ("", ""))
+    found = release.shape(module, qualname) if module else None
+    if found is None or found.opaque:
+        return ()
+    if found.kind == "class" and not use.bound:
+        taken = list(release.constructor(found.module, found.qualname) or ())[-1:]
+    else:
+        drops = found.kind == "classmethod" or (found.kind == "function" and "." in found.qualname and use.bound)
+        taken = [one[1:] if drops else one for one in alternatives(found.signature)] if found.kind in METHODS else []
+    parsed = [_Parameter.parse(token) for token in taken[0]] if len(taken) == 1 else []
+    return tuple(one.name for one in parsed if one.place)
+
+
+def _places(use: Use, release: Release) -> list[tuple[str, str]]:
+    """Return where a release may have what a call reaches, in the order of Python's lookup."""
+    if use.path:
+        owner = _owner(use, release, len(use.path) - 1)
+        return [(owner.module, f"{owner.qualname}.{use.path[-1]}")] if owner is not None else []
+    return [(use.module, use.qualname), *use.owners]
 
 
 def _call_misfit(use: Use, release: Release) -> str:
     """Explain why a call does not fit a release; empty where it does, or where that cannot be told."""
     if use.arguments is None:
         return ""
-    if use.path:
-        owner = _owner(use, release, len(use.path) - 1)
-        places = [(owner.module, f"{owner.qualname}.{use.path[-1]}")] if owner is not None else []
-    else:
-        places = [(use.module, use.qualname), *use.owners]
-    for module, qualname in places:
+    for module, qualname in _places(use, release):
         found = release.shape(module, qualname)
         if found is not None:
             return "" if found.opaque else _shape_misfit(use, use.arguments, found, release)
@@ -190,7 +233,8 @@ def judge_read(use: Use, before: Sequence[Release], new: Release) -> Verdict:
             return _SAME
         if name in known:
             continue
-        if new.outside(owner.module, owner.qualname):
+        outside = new.outside(owner.module, owner.qualname)
+        if outside and (outside != _PYDANTIC or name.startswith("model_") or name in _MODEL_METHODS):
             return _SAME
         if had := next((old for old in before if _had(use, old, name)), None):
             what = f"{owner.qualname} had {name!r} in {had.version} and has it no more"
@@ -248,7 +292,10 @@ def vanished_attributes(use: Use, before: Sequence[Release], new: Release) -> It
     if has is None or has.issuperset(read):
         return
     outside = new.outside(use.module, owner)
+    others = [(module, qualname.rpartition(".")[0]) for module, qualname in use.alternatives]
     for name, line in read.items():
+        if any(name in (new.attributes(*one) or ()) or new.outside(*one) for one in others):
+            continue
         if name not in has:
             had = (old for old in before if name in (old.attributes(use.module, owner) or ()))
             release = next((old for old in had if outside <= old.outside(use.module, owner)), None)
@@ -278,7 +325,7 @@ def refused_call(use: Use, before: Sequence[Release], new: Release) -> tuple[str
         if said := misfit(call, own):
             return said, f"vLLM calls it with {_passed(call)}"
     was = before[0].shape(use.module, use.qualname)
-    if (calls and all_known) or use.mixed or was is None or was.signature != now.signature:
+    if (calls and all_known) or use.mixed or use.alternatives or was is None or was.signature != now.signature:
         return "", ""
     for old in before[1:]:
         then = old.shape(use.module, use.qualname)

@@ -10,8 +10,9 @@ from vllm_graft.audit.compatibility import refused_call, refuses_more, takes_eve
 from vllm_graft.audit.model import Cell, PackageUses, PatchDeclaration, ReportRow, Use, VerdictState, Way
 from vllm_graft.audit.releases.release import FOREIGN, Release, Shape, alternatives
 from vllm_graft.audit.uses import body_dependencies
-from vllm_graft.audit.verdicts import ReleaseFacts, find_owner, find_shape
+from vllm_graft.audit.verdicts import ReleaseFacts, find_owner, find_shape, is_on_demand
 from vllm_graft.findings import Finding, Level
+from vllm_graft.patching.checks import ENUMS, refuse_enum_value
 from vllm_graft.patching.functions import parameter_mismatch, parameters_from_tokens, parameters_in_source
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
@@ -133,6 +134,12 @@ def _form_change(use: Use, release: Release) -> str:
     above = find_owner(release, use) if use.container else None
     if above is not None and above.kind == "function":
         return f"its target is a {above.kind} upstream, and only classes and modules can be patched"
+    if is_on_demand(use) and use.patch is not None and use.patch.marked and use.way != "add":
+        return f"there is no {use.attribute!r} to {use.way}: vllm.envs reads it from the environment on demand"
+    if above is not None and above.kind == "class" and now is not None and not isinstance(use.body, Function):
+        enum = use.body is None and release.outside(above.module, above.qualname) & ENUMS
+        if enum:
+            return refuse_enum_value(use.attribute, above.qualname)[0]
     if now is None or use.attribute in _SPECIAL or now.kind in ("value", "module", FOREIGN):
         return ""
     if not isinstance(use.body, Function):
@@ -182,6 +189,9 @@ def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
     if use.way in ("call", "read"):
         # An override whose method is gone is never called, so its call of ``super()`` does not fail either.
         dead = use.above and state != "misfit" and use.owner.rpartition(".")[2] == use.attribute
+        if state == "broken":
+            # The call is accepted, and its arguments mean something else.
+            return "info" if provided else "warning"
         return "info" if provided else "warning" if dead else "error"
     if state == "misfit":
         return "info" if provided else "error" if cell.verdict.fitted else "warning"

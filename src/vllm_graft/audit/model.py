@@ -161,12 +161,25 @@ class Arguments:
     def of(cls, node: ast.Call) -> Arguments:
         """Read the arguments of a call."""
         stars = [place for place, one in enumerate(node.args) if isinstance(one, ast.Starred)]
+        # ``**{"name": value}`` and ``**dict(name=value)`` show their keywords as well as ``name=value`` does.
+        spelled = [[one.arg] if one.arg is not None else _spelled_keys(one.value) for one in node.keywords]
         return cls(
             positional=stars[0] if stars else len(node.args),
-            keywords=tuple(one.arg for one in node.keywords if one.arg is not None),
+            keywords=tuple(name for names in spelled for name in names or ()),
             unpacks=bool(stars),
-            unpacks_keywords=any(one.arg is None for one in node.keywords),
+            unpacks_keywords=None in spelled,
         )
+
+
+def _spelled_keys(mapping: ast.expr) -> list[str] | None:
+    """Return the keys of a dictionary that the source spells out; None where it has others."""
+    if isinstance(mapping, ast.Dict):
+        keys = [key.value for key in mapping.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+        return keys if len(keys) == len(mapping.keys) else None
+    if isinstance(mapping, ast.Call) and isinstance(mapping.func, ast.Name) and mapping.func.id == "dict":
+        names = [one.arg for one in mapping.keywords if one.arg is not None]
+        return names if not mapping.args and len(names) == len(mapping.keywords) else None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +204,8 @@ class Use:
     arguments: of a call: its arguments
     bound:     of a call: whether it goes through an object or ``super()``, which fills the first parameter
     path:      the attributes that lead from an instance of the class to what is called or read
-    guessed:   whether only the name of a variable, such as ``model_config``, shows what the object is
+    guessed:   whether only the name of a variable, such as ``model_config``, or the annotation of an attribute shows
+               what the object is, or only a star import can have bound the name
     above:     of a call: whether it goes to ``super()``
     owners:    of a method that is called: its other possible owners, in the order of the bases; of a subclass: the
                other classes of vLLM that it derives from

@@ -89,6 +89,9 @@ def _row(package: PackageUses, use: Use, pairs: Sequence[ReleasePair]) -> Report
     absent = bool(cells) and all(cell.verdict.state == "absent" for cell in cells)
     if absent and use.way not in ("call", "read"):
         last = pairs[-1]
+        if use.guessed:
+            # A star import does not say that its module has the name: something else may bind it.
+            return None
         had = use.way == "import" and any(find_shape(release, use) for release in last.known)
         added = use.way in ("add", "override") and (use.patch is None or find_owner(last.new, use) is not None)
         from_elsewhere = is_dynamic if use.patch is None and use.way != "import" else may_inherit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,8 @@ from typing import Final, Literal
 
 from vllm_graft.audit.compatibility import judge_call, judge_read, missing_methods
 from vllm_graft.audit.model import Branch, Condition, Outcome, Standing, Use, UseGuard, Verdict
-from vllm_graft.audit.releases.release import FOREIGN, METHODS, NOT_OURS, Release, Shape
+from vllm_graft.audit.releases.release import FOREIGN, METHODS, NOT_OURS, Release, Shape, alternatives
+from vllm_graft.patching.checks import ENUMS
 
 SAME: Final = Verdict("same")
 
@@ -47,6 +49,18 @@ class ReleaseFacts:
         if name in known or self._release.shape(f"{found.module}.{name}", "") is not None:
             return True
         return None if found.qualname and self._release.outside(found.module, found.qualname) else False
+
+    def takes(self, module: str, qualname: str, parameter: str) -> bool | None:
+        """Return whether a function or the constructor of a class has a parameter; None where that is not known."""
+        found = find_shape(self._release, Use("import", module, qualname, "", 0))
+        if found is None or found.opaque:
+            return None
+        signatures = alternatives(found.signature) if found.kind in METHODS else None
+        if found.kind == "class":
+            signatures = list(self._release.constructor(found.module, found.qualname) or ())
+        if not signatures or len(signatures) > 1:
+            return None
+        return any(token.removeprefix("kw ").removesuffix("=").lstrip("/*") == parameter for token in signatures[0])
 
     def standing(self, guard: UseGuard) -> Standing:
         """Return what a guard makes of the code behind it in this release."""
@@ -141,7 +155,7 @@ class ReleasePair:
         was, now = find_shape(self.old, use), find_shape(self.new, use)
         if (was is None or now is None) and (why := _unread(use)):
             return Verdict("", why)
-        if use.way == "add" and use.patch is not None and now is not None:
+        if use.way == "add" and use.patch is not None and now is not None and not is_on_demand(use):
             return Verdict("grown", f"upstream has a {now.kind} of this name", now.name)
         if was is None:
             return self._new_name(use, now)
@@ -207,6 +221,14 @@ def find_shape(release: Release, use: Use) -> Shape | None:
         if found is not None:
             return found
     return None
+
+
+def is_on_demand(use: Use) -> bool:
+    """Return whether a name is one of vLLM's variables, which the module's ``__getattr__`` reads from the environment.
+
+    They are declared for type checkers alone, and are no attributes that a VLLMPatch could replace.
+    """
+    return use.module == "vllm.envs" and use.qualname.isupper()
 
 
 def find_owner(release: Release, use: Use) -> Shape | None:
@@ -288,8 +310,12 @@ def may_inherit(release: Release, use: Use) -> bool:
     if found is None or found.kind != "class":
         return False
     special = use.attribute.startswith("__") and use.attribute.endswith("__")
-    known = release.attributes(found.module, found.qualname) or frozenset()
-    return special or use.attribute in known or bool(release.outside(found.module, found.qualname))
+    # What methods set on ``self`` is no attribute of the class, which is what a VLLMPatch changes.
+    known = release.attributes(found.module, found.qualname) if use.patch is None else None
+    outside = release.outside(found.module, found.qualname)
+    if use.patch is not None and outside <= ENUMS:
+        return special or any(hasattr(getattr(enum, base), use.attribute) for base in outside)
+    return special or use.attribute in (known or ()) or bool(outside)
 
 
 def find_moved(was: Shape, old: Release, new: Release) -> Shape | None:

@@ -16,7 +16,7 @@ from vllm_graft.cli.patches import (
     upstream_attributes,
 )
 from vllm_graft.cli.printing import table
-from vllm_graft.errors import ConfigError, DriftError, PatchError
+from vllm_graft.errors import ConfigError, PatchError
 from vllm_graft.patching.declaration import Patch
 from vllm_graft.patching.lock import Lock
 from vllm_graft.patching.review import Reviewer
@@ -55,10 +55,12 @@ def run(args: argparse.Namespace) -> int:
             if not includes(patch.declaration.vllm, release):
                 rows.append(_row(patch.declaration.name, "", release, "out of range", ""))
                 continue
-            entered = [_entered(place, release, held) for place in upstream_attributes(patch, finder)]
-            rows += entered
             refusal = _refusal(patch, release, finder)
-            if refusal is not None and not any(row["state"] == "not found" for row in entered):
+            places = list(upstream_attributes(patch, finder))
+            if refusal is None or any(place.definition is None for place in places):
+                rows += [_entered(place, release, held) for place in places]
+            else:
+                # What a start refuses is not reviewed: the lock stays as it is.
                 rows.append(_row(patch.declaration.name, refusal.what, release, "refused", ""))
     bad = {"not found", "refused"} | ({"new", "changed", "out of range"} if args.check else set())
     if not args.check:
@@ -78,9 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def _refusal(patch: Patch, release: str, finder: Finder) -> PatchError | None:
     """Return the error with which a start on a release would refuse a patch, whatever its lock says; None if none."""
     try:
-        Reviewer(InstalledVersion(release), finder).examine(patch)
-    except DriftError:
-        return None
+        Reviewer(InstalledVersion(release), finder, locks=False).examine(patch)
     except PatchError as error:
         return error
     return None

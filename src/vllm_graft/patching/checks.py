@@ -131,6 +131,16 @@ def refuse_addition(name: str) -> Refusal:
     return f"it adds {name!r}, and the target has one already", fix
 
 
+ENUMS: Final = frozenset({"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"})
+"""The bases by which a class statement shows that it makes an Enum."""
+
+
+def refuse_enum_value(name: str, title: str) -> Refusal:
+    """Refuse a value set on a name of an Enum."""
+    what = f"it sets {name!r}, and {title} is an Enum: a value set on it is not a member"
+    return what, "patch the code that reads the member; methods of an Enum can be patched"
+
+
 def refuse_absent(hook: Hook, names: Sequence[str]) -> Refusal:
     """Refuse a hook on a name that is not there; ``names`` are those that are."""
     name = hook.attribute
@@ -237,8 +247,7 @@ def _refuse_captured(hook: Hook, owner: Owner, present: object) -> Refusal | Non
     """Refuse an attribute that a class captured when it was made."""
     name, title = hook.attribute, getattr(owner, "__qualname__", "")
     if hook.form == "value" and isinstance(owner, enum.EnumMeta):
-        what = f"it sets {name!r}, and {title} is an Enum: a value set on it is not a member"
-        return what, "patch the code that reads the member; methods of an Enum can be patched"
+        return refuse_enum_value(name, title)
     fields = getattr(owner, "__struct_fields__", ()) if isinstance(owner, type) else ()
     if name in fields or isinstance(present, types.MemberDescriptorType):
         kind = "msgspec struct" if name in fields else "class with __slots__"

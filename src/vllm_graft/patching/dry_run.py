@@ -38,6 +38,8 @@ _PLAIN: Final = frozenset(
 )  # fmt: skip
 """Decorators that leave the kind of a function as its statement shows it."""
 
+_MANAGERS: Final = frozenset({"contextmanager", "asynccontextmanager"})
+
 _HARMLESS: Final = frozenset({"dataclass", "final", "runtime_checkable", "config", "total_ordering"})
 """Decorators of classes that add no method other than special ones."""
 
@@ -90,7 +92,12 @@ def _check_hook(
     target = declaration.target
     found = finder.walk.find(module.name, target.inside(hook.attribute))
     place = found[0] if found is not None else None
-    there: Presence = _judge_presence(finder, module, owner, hook.attribute) if place is None else "present"
+    there: Presence = "present"
+    if owner is None and hook.attribute in module.on_demand:
+        # A patch changes the module's own attributes, and ``vllm.envs`` has none of its variables among them.
+        place, there = None, _judge_on_demand(finder, module, hook.attribute)
+    elif place is None:
+        there = _judge_presence(finder, module, owner, hook.attribute)
     if place is not None and all(isinstance(node, ast.AnnAssign) and node.value is None for node in place.nodes):
         # An annotation alone makes no attribute, except where a base turns it into one.
         return False
@@ -101,6 +108,10 @@ def _check_hook(
     if hook.kind in ("wrap", "replace") and there == "absent":
         names = module.scope if owner is None else _names(finder, owner)
         raise checks.refused(declaration, checks.refuse_absent(hook, list(names)))
+    if place is not None and owner is not None and hook.form == "value" and hook.kind != "add":
+        bases = {base.rpartition(".")[2] for one in finder.walk.line(owner) for base in one.bases}
+        if bases & checks.ENUMS:
+            raise checks.refused(declaration, checks.refuse_enum_value(hook.attribute, owner.qualname))
     if place is None or hook.kind == "add":
         # A value may be a field that the class captured when it was made, which shows only on the loaded class.
         return hook.form != "value" or owner is None
@@ -114,6 +125,12 @@ def _check_kind(declaration: Declaration, hook: Hook, place: ScopeEntry, *, in_c
     node = place.nodes[-1]
     form = _form(place)
     if form is None:
+        managed = isinstance(node, Function) and decorators(node) & _MANAGERS
+        if managed and decorators(node) <= _PLAIN | _MANAGERS and hook.form == place.kind != "property":
+            # What contextlib makes of a generator is a plain function, which returns the context manager.
+            refusal = checks.refuse_function_kind(hook, ["plain"])
+            if refusal is not None:
+                raise checks.refused(declaration, refusal)
         return False
     if form != hook.form:
         raise checks.refused(declaration, checks.refuse_form(hook, form))
@@ -148,6 +165,13 @@ def _function_kind(node: Function) -> FunctionKind:
     if isinstance(node, ast.AsyncFunctionDef):
         return "async generator" if yields else "coroutine"
     return "generator" if yields else "plain"
+
+
+def _judge_on_demand(finder: Finder, module: SourceModule, attribute: str) -> Presence:
+    """Judge whether a name that ``__getattr__`` provides may have become an attribute of the module."""
+    text = module.file.text
+    stored = "globals()" in text or "setattr" in text or f"global {attribute}" in text
+    return "unknown" if stored or finder.module(f"{module.name}.{attribute}") is not None else "absent"
 
 
 def _judge_presence(finder: Finder, module: SourceModule, owner: ScopeEntry | None, attribute: str) -> Presence:

@@ -46,11 +46,17 @@ class HookReview:
 
 
 class Reviewer:
-    """Compares patches with the installed vLLM, each of whose files is read once, and only when it is needed."""
+    """Compares patches with the installed vLLM, each of whose files is read once, and only when it is needed.
 
-    def __init__(self, installed: InstalledVersion | None = None, finder: Finder | None = None) -> None:
+    Without ``locks`` a patch is reviewed whatever its lock says, as before its upstream code is locked.
+    """
+
+    def __init__(
+        self, installed: InstalledVersion | None = None, finder: Finder | None = None, *, locks: bool = True
+    ) -> None:
         self._installed = InstalledVersion.now() if installed is None else installed
         self._own_finder = finder
+        self._locks = locks
 
     def examine(self, patch: Patch, beneath: Sequence[Patch] = ()) -> tuple[list[str], bool]:
         """Review a patch and its target by reading alone, or raise the PatchError that a start would raise.
@@ -106,7 +112,7 @@ class Reviewer:
     def review(self, patch: Patch) -> list[HookReview]:
         """Review each attribute's body for the installed vLLM, or raise PatchError where the patch is refused."""
         one = _Review(patch, self._installed, lambda: self._finder)
-        return [one.judge(hook) for hook in one.bodies()]
+        return [one.judge(hook) if self._locks else HookReview(hook, "") for hook in one.bodies()]
 
     @cached_property
     def _finder(self) -> Finder:

@@ -58,10 +58,14 @@ class SourceModule:
         self.tree = parse(file.text)
         self.body = self.tree.body
         self.scope = bindings(self.body)
+        self.on_demand: frozenset[str] = frozenset()
+        """The names that only ``__getattr__`` provides: they are no attributes of the module object."""
         if "__getattr__" in self.scope:
             # Such a module loads names on demand, and declares them under TYPE_CHECKING or in a table.
             declared = bindings([node for node in self.body if isinstance(node, ast.If)], declared=True)
-            self.scope = {**_lazy_names(self.body, name.partition(".")[0]), **declared, **self.scope}
+            loaded = {**_lazy_names(self.body, name.partition(".")[0]), **declared}
+            self.on_demand = frozenset(loaded.keys() - self.scope.keys())
+            self.scope = {**loaded, **self.scope}
         self.stars = [
             absolute(node, name, file.is_package)
             for node in self.body

@@ -69,7 +69,7 @@ class ClassHierarchy:
     def __init__(self, founds: Sequence[FileUses]) -> None:
         self._normal: dict[LocalDef, tuple[Name, ...]] = {}
         self._derived: set[LocalDef] = set()
-        self._sealed: dict[LocalDef, bool] = {}
+        self._sealed: dict[tuple[LocalDef, bool], bool] = {}
         self._made = {above for found in founds for cls in found.made for above in (cls, *_above(cls, ()))}
         for found in founds:
             for one in found.subclasses:
@@ -97,6 +97,31 @@ class ClassHierarchy:
                     above=called.above,
                 )
 
+    def constructions(self, found: FileUses) -> Iterator[Use]:
+        """Yield the calls of the package's own classes that reach the constructor of a class of vLLM as they are."""
+        for called in found.constructions:
+            target = self._constructor(called.cls) if not (called.method and called.cls in self._derived) else None
+            if target is not None:
+                yield Use(
+                    "call",
+                    target.module,
+                    target.qualname,
+                    found.file.shown,
+                    called.line,
+                    owner=called.owner,
+                    guard=called.guard,
+                    arguments=called.arguments,
+                )
+
+    def _constructor(self, cls: LocalDef) -> Name | None:
+        """Return the class of vLLM whose constructor gets the arguments of a class of the package unchanged."""
+        if not self.is_sealed(cls):
+            return None
+        above = list(_above(cls, ()))
+        names = [one for one in above if isinstance(one, Name) and one.is_vllm]
+        own = [cls, *(one for one in above if isinstance(one, LocalDef))]
+        return names[0] if len(set(names)) == 1 and all(map(_passes_arguments, own)) else None
+
     def _owners(self, called: MethodCall) -> Iterator[Name]:
         """Yield the classes of vLLM that may have the method, in the order that Python looks through them."""
         for one in _above(called.cls, ()):
@@ -105,14 +130,17 @@ class ClassHierarchy:
             elif isinstance(one, LocalDef) and one.inside is not None and called.method in one.inside.names:
                 return
 
-    def is_sealed(self, cls: LocalDef) -> bool:
-        """Return whether all bases of a class are known: one from elsewhere may have what vLLM's classes lack."""
-        if cls not in self._sealed:
-            above = list(_above(cls, ()))
+    def is_sealed(self, cls: LocalDef, *, choices: bool = False) -> bool:
+        """Return whether all bases of a class are known: one from elsewhere may have what vLLM's classes lack.
+
+        With ``choices`` a base may be one of several classes of vLLM, as an import in a ``try`` makes it.
+        """
+        if (cls, choices) not in self._sealed:
+            above = list(_above(cls, (), choices=choices))
             names = [one for one in above if isinstance(one, Name)]
             known = all(name.is_vllm or name.dotted in _BARE for name in names)
-            self._sealed[cls] = known and all(isinstance(one, Name | LocalDef) for one in above)
-        return self._sealed[cls]
+            self._sealed[cls, choices] = known and all(isinstance(one, Name | LocalDef) for one in above)
+        return self._sealed[cls, choices]
 
     def is_made(self, cls: LocalDef) -> bool:
         """Return whether the package itself instantiates a class, and so decides on the arguments."""
@@ -132,16 +160,47 @@ class ClassHierarchy:
         return tuple((name.module, name.qualname) for name in targets if name != subclass.target)
 
 
-def _above(cls: LocalDef, below: tuple[LocalDef, ...]) -> Iterator[Value | None]:
-    """Yield what a class derives from, the nearest first; None for a base that is not known."""
+def _above(cls: LocalDef, below: tuple[LocalDef, ...], *, choices: bool = False) -> Iterator[Value | None]:
+    """Yield what a class derives from, the nearest first; None for a base that is not known.
+
+    Of several classes of vLLM that a base may be, all are yielded with ``choices``, and else None.
+    """
     for base in cls.bases:
         if len(base) != 1:
-            yield None
+            known = choices and base and all(isinstance(one, Name) and one.is_vllm for one in base)
+            yield from base if known else (None,)
             continue
         (one,) = base
         yield one
         if isinstance(one, LocalDef) and one not in below:
-            yield from _above(one, (*below, cls))
+            yield from _above(one, (*below, cls), choices=choices)
+
+
+def _passes_arguments(cls: LocalDef) -> bool:
+    """Return whether a class leaves the arguments of its constructor to its bases: no field, no own constructor."""
+    node = cls.node
+    if not isinstance(node, ast.ClassDef) or node.decorator_list or node.keywords or cls.inside is None:
+        return False
+    if "__new__" in cls.inside.names or any(isinstance(one, ast.AnnAssign) for one in node.body):
+        return False
+    if "__init__" not in cls.inside.names:
+        return True
+    own = [one.function for one in local_defs(cls.inside.names["__init__"])]
+    return len(own) == 1 and isinstance(own[0], Function) and _is_passing(own[0])
+
+
+def _is_passing(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether ``__init__(self, *args, **kwargs)`` calls ``super().__init__(*args, **kwargs)``, and only that."""
+    args = node.args
+    if args.vararg is None or args.kwarg is None or args.kwonlyargs or len([*args.posonlyargs, *args.args]) != 1:
+        return False
+    names = {args.vararg.arg, args.kwarg.arg}
+    body = [part for statement in node.body for part in ast.walk(statement)]
+    if sum(isinstance(part, ast.Name) and part.id in names for part in body) != 2:
+        return False
+    calls = [part for part in body if isinstance(part, ast.Call) and ast.unparse(part.func) == "super().__init__"]
+    given = f"super().__init__(*{args.vararg.arg}, **{args.kwarg.arg})"
+    return len(calls) == 1 and ast.unparse(calls[0]) == given
 
 
 def _is_abstract(node: ast.ClassDef) -> bool:

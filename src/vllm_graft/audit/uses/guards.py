@@ -24,6 +24,7 @@ from vllm_graft.audit.uses.values import (
     TOP,
     ConditionValue,
     FlagValue,
+    Instance,
     LocalDef,
     Name,
     Scope,
@@ -92,6 +93,11 @@ _TEXT_METHODS: Final = frozenset({"startswith", "endswith", "split", "strip", "l
 _VERSION_PARTS: Final = frozenset(
     {"release", "base_version", "public", "major", "minor", "micro", "local", "is_devrelease"}
 )
+
+_NAMESPACES: Final = frozenset(
+    {"__dict__", "__dataclass_fields__", "__annotations__", "model_fields", "__fields__", "__struct_fields__"}
+)
+"""Attributes that hold the names of a class or a module."""
 
 _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[..., object]]] = {
     ast.Eq: operator.eq,
@@ -215,11 +221,30 @@ def _asks(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
         if called in ("hasattr", "find_spec", "signature", "getfullargspec") or _is_version(node, resolver, scope):
             return True
         return any(_compares_versions(own, resolver) for own in local_defs(resolver.value(node.func, scope)))
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+        members = _members_of(node.comparators[0])
+        held = resolver.value(members[0], scope) if members is not None else ()
+        return any(isinstance(one, Instance) or (isinstance(one, Name) and one.is_vllm) for one in held)
     if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name):
         # ``try: from vllm.x import Y; except ImportError: Y = None``, and later ``if Y is not None``.
         with_none = isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value is None
         return with_none and any(vllm_names(resolver.value(node.left, scope)))
     return _is_version(node, resolver, scope)
+
+
+def _members_of(node: ast.expr) -> tuple[ast.expr, bool] | None:
+    """Return whose names a container holds, and whether they are parameters; None for other containers.
+
+    Such are ``Class.__dict__``, ``dir(Class)``, ``Class.__dataclass_fields__`` and ``signature(function).parameters``.
+    """
+    if isinstance(node, ast.Call) and node.args and dotted(node.func) in ("dir", "vars"):
+        return node.args[0], False
+    if isinstance(node, ast.Attribute) and node.attr in _NAMESPACES:
+        return node.value, False
+    if isinstance(node, ast.Attribute) and node.attr == "parameters" and isinstance(node.value, ast.Call):
+        asked = dotted(node.value.func).rpartition(".")[2] == "signature" and node.value.args
+        return (node.value.args[0], True) if asked else None
+    return None
 
 
 def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
@@ -460,6 +485,11 @@ class _Evaluator:
 
     def _compare(self, node: ast.Compare, frame: _Frame) -> object:
         left = self.value(node.left, frame)
+        members = _members_of(node.comparators[0]) if len(node.ops) == 1 else None
+        if members is not None and isinstance(node.ops[0], ast.In | ast.NotIn):
+            owner, of_function = members
+            held = self._takes(owner, left, frame.scope) if of_function else self._has(owner, left, frame.scope)
+            return held if held is _UNKNOWN else held is isinstance(node.ops[0], ast.In)
         for op, comparator in zip(node.ops, node.comparators, strict=True):
             right = self.value(comparator, frame)
             held = _compared(op, left, right)
@@ -506,6 +536,15 @@ class _Evaluator:
         self.asked = True
         found = {self._facts.attribute(one.module, one.qualname, str(name)) for one in held}
         return True if True in found else _UNKNOWN if None in found else False
+
+    def _takes(self, function: ast.expr, name: object, scope: Scope) -> object:
+        """Return whether a function of vLLM's has a parameter of a name."""
+        held = list(vllm_names(self._resolver.value(function, scope))) if isinstance(name, str) else []
+        if len(held) != 1:
+            return _UNKNOWN
+        self.asked = True
+        found = self._facts.takes(held[0].module, held[0].qualname, str(name))
+        return _UNKNOWN if found is None else found
 
     def _by_name(self, called: str, given: Sequence[object]) -> object:
         stated = [one for one in given if isinstance(one, str) and re.fullmatch(r"v?\d+(\.\w+)*", one)]

@@ -62,11 +62,19 @@ class PackageReader:
         branches = {found.file.shown: found.branches for found in founds}
         hierarchy = ClassHierarchy(founds)
         stored = frozenset(name for found in founds for name in found.stored)
+        stored |= {one.target.qualname.rpartition(".")[2] for found in founds for one in found.assignments}
+        defined: dict[str, set[tuple[str, ...]]] = {}
+        for subclass in (one for found in founds for one in found.subclasses):
+            names = {(name,) for name in own.of_class(subclass.cls)}
+            defined.setdefault(subclass.target.qualname, set()).update(names)
+        starred = frozenset(name for found in founds for name in found.starred)
         for found in founds:
             uses = [*found.imports(), *self._subclasses(found, own, hierarchy)]
-            uses += [*found.calls, *hierarchy.calls(found, own)]
+            uses += [*found.calls, *hierarchy.calls(found, own), *hierarchy.constructions(found)]
             # For an attribute that the package itself sets it does not depend on vLLM.
             uses += [use for use in found.reads if stored.isdisjoint(use.path)]
+            # What is declared as a class of vLLM may be of the package's own subclass, which defines more.
+            uses = [use for use in uses if not (use.guessed and use.path[-1:] in defined.get(use.qualname, ()))]
             try:
                 uses += self._replacements(found, own)
             except RecursionError as error:
@@ -79,7 +87,8 @@ class PackageReader:
             guard = guards_of_files.get(found.file, UseGuard())
             for use in sorted(once.values(), key=lambda use: use.line):
                 inside = branches.get(use.body_file or use.file, ())
-                yield replace(use, guard=guard.and_also(use.guard), branches=inside)
+                guessed = use.guessed or Name(use.module, use.qualname.partition(".")[0]) in starred
+                yield replace(use, guard=guard.and_also(use.guard), branches=inside, guessed=guessed)
         for found in founds:
             # Conditions that are not evaluated yet keep the walks alive.
             found.forget()
@@ -112,6 +121,11 @@ class PackageReader:
                 return self._once_inside(name, file, parts[place:]) if place < len(parts) else None
         return None
 
+    def scope_of(self, module: str) -> Scope | None:
+        """Return the names of one of the package's modules that has been walked; None for others."""
+        file = self._modules.get(module)
+        return file.scope if file is not None and self._walkers.get(file) is not None else None
+
     def _once_inside(self, name: Name, file: SourceFile, parts: list[str]) -> Values:
         """Resolve a name in a file; empty where two modules import it from each other."""
         if name in self._following:
@@ -128,7 +142,9 @@ class PackageReader:
             self._walk(file)
             self._deep -= 1
         scope = file.scope
-        value: Values = (scope.names.get(parts[0]) or ()) if scope is not None else ()
+        value: Values = ()
+        if scope is not None:
+            value = scope.names[parts[0]] if parts[0] in scope.names else scope.starred(parts[0])
         followed: list[Values] = []
         for one in value:
             again = self.follow(one) if isinstance(one, Name) and self._deep < _DEEP else None
@@ -150,7 +166,9 @@ class PackageReader:
                 self._walk(file)
         relevance = Relevance(self, guards.SHORT)
         walkers = [walker for file in self.files if (walker := self._walkers.get(file)) is not None]
-        for number, walker in enumerate(walkers, total - len(walkers)):
+        # In the order of imports: what a base class sets on its objects is known before its subclasses are walked.
+        ordered = [walker for walker in self._walkers.values() if walker is not None]
+        for number, walker in enumerate(ordered, total - len(walkers)):
             self._report(number, total)
             try:
                 walker.functions(relevance, self._refuse)
@@ -221,8 +239,8 @@ class PackageReader:
         # The last part of the name of every module with something of vLLM's, or derived from it.
         carriers: set[bytes] = set()
         for file, walker in self._walkers.items():
-            names = walker.state.scope.module().names if walker is not None else {}
-            if any(_is_upstream(value) for value in names.values()):
+            scope = walker.state.scope.module() if walker is not None else Scope("module")
+            if scope.stars or any(_is_upstream(value) for value in scope.names.values()):
                 carriers.add((file.path.parent.name if file.is_package else file.path.stem).encode())
         left = [file for file in self.files if file not in self._walkers]
         return [file for file in left if not carriers.isdisjoint(file.words_of_imports)]
@@ -249,7 +267,7 @@ class PackageReader:
                 source=patches.source(one.cls),
                 own=own.of_class(one.cls),
                 concrete=hierarchy.is_concrete(one.cls),
-                mixed=not hierarchy.is_sealed(one.cls),
+                mixed=not hierarchy.is_sealed(one.cls, choices=True),
                 made=hierarchy.is_made(one.cls),
                 owners=hierarchy.owners(one),
             )

@@ -50,13 +50,13 @@ _ASKING: Final = re.compile(r"version|\bhasattr\b|\bgetattr\b|\bfind_spec\b|\bsi
 """What a test for a name or a version is written with."""
 
 
-def _stored_tests(cls: LocalDef, deep: int = 4) -> set[str]:
-    """Return the attributes in which methods of a class and its bases have stored tests so far."""
-    found = set(cls.inside.tests) if cls.inside is not None else set()
+def _stored_attributes(cls: LocalDef, deep: int = 4) -> set[str]:
+    """Return the attributes in which methods of a class and its bases have stored tests or instances so far."""
+    found = {*cls.inside.tests, *cls.inside.instances} if cls.inside is not None else set()
     for base in cls.bases if deep else ():
         for own in base:
             if isinstance(own, LocalDef):
-                found |= _stored_tests(own, deep - 1)
+                found |= _stored_attributes(own, deep - 1)
     return found
 
 
@@ -77,11 +77,11 @@ class Relevance:
         node = own.node
         assert isinstance(node, Function)
         cls = own.inside.method_of if own.inside is not None else None
-        if cls is not None and any(upstream(cls)):
+        if (cls is not None and any(upstream(cls))) or own.scope.module().stars:
             return True
         text = own.file.cut(first_line(node), node.end_lineno or node.lineno)
         words = _words(text)
-        if cls is not None and not words.isdisjoint(_stored_tests(cls)):
+        if cls is not None and not words.isdisjoint(_stored_attributes(cls)):
             return True
         # A configuration is recognized by the usual names of its variables.
         is_config = any(word.endswith("_config") and not word.startswith(VERBS) for word in words)
@@ -128,6 +128,8 @@ class Relevance:
             return any(self._leads(item, seen) for item in one.items)
         if isinstance(one, MappingValue):
             return any(self._leads(key, seen) or self._leads(held, seen) for key, held in one.pairs)
+        if isinstance(one, LocalDef) and one.result:
+            return True
         if isinstance(one, LocalDef) and one.function is None and one not in seen:
             inside = one.inside.names.values() if one.inside is not None else ()
             return any(upstream(one)) or any(self._leads(held, (*seen, one)) for held in (*inside, *one.bases))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Final, Protocol
 
 from vllm_graft.audit.uses.syntax import statements
@@ -12,6 +15,7 @@ from vllm_graft.audit.uses.values import (
     LocalDef,
     MappingValue,
     Name,
+    ParentMethods,
     PartialName,
     Receiver,
     Scope,
@@ -23,6 +27,7 @@ from vllm_graft.audit.uses.values import (
     union,
 )
 from vllm_graft.sources.fingerprint import Function
+from vllm_graft.sources.scopes import dotted
 
 _SAME: Final = frozenset({"__code__", "__func__", "__wrapped__", "__get__", "fget", "func"})
 """Attributes of a function that still stand for the function."""
@@ -47,6 +52,17 @@ VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "up
 
 _CONFIG_GETTERS: Final = frozenset({"get_current_vllm_config", "get_current_vllm_config_or_none"})
 
+_MAKERS: Final = frozenset({"from_engine_args", "from_vllm_config", "from_cli_args", "from_optional"})
+"""Class methods of vLLM that return an instance of their class, in every release."""
+
+_SAME_RESULT: Final = frozenset({"staticmethod", "classmethod", "cache", "lru_cache", "override", "final"})
+"""Decorators that leave the result of a function as its annotation says."""
+
+_SET: Final = re.compile(r"self\.(\w+)[ \t]*(?::[^=\n]*)?[-+*/|&]?=(?!=)[ \t]*(\w*)")
+_SEVERAL: Final = re.compile(r"^[ \t]*((?:self\.\w+[ \t]*,[ \t]*)+)[\w., \t]*=(?!=)", re.MULTILINE)
+_ATTRIBUTE: Final = re.compile(r"self\.(\w+)")
+"""Assignments to attributes of ``self``: to one of them, and to several but for the last."""
+
 GETTERS: Final = frozenset({"builtins.getattr", "inspect.getattr_static", "gorilla.get_original_attribute"})
 IMPORTERS: Final = frozenset({"importlib.import_module", "builtins.__import__"})
 
@@ -67,12 +83,16 @@ class PackageModules(Protocol):
         """Return what a name in one of them stands for; None for names of other packages, and for modules."""
         ...
 
+    def scope_of(self, module: str) -> Scope | None:
+        """Return the names of one of them; None for modules that are not walked."""
+        ...
+
 
 class Resolver:
     """Resolves expressions in the scopes of one package."""
 
     def __init__(self, modules: PackageModules) -> None:
-        self._modules = modules
+        self.modules = modules
         self.lambdas: dict[ast.expr, LocalDef] = {}
         """The nameless functions that have been walked."""
         self._ways: dict[type[ast.expr], Callable[..., Values]] = {
@@ -90,6 +110,7 @@ class Resolver:
             ast.List: self._many,
             ast.Set: self._many,
             ast.Dict: self._table,
+            ast.Await: self._awaited,
             ast.Lambda: lambda node, scope: (self.lambdas[node],) if node in self.lambdas else (),
         }
 
@@ -110,9 +131,9 @@ class Resolver:
         if isinstance(one, Name):
             return self._follow(one.inside(name))
         if isinstance(one, Instance):
-            return (Instance(one.cls, (*one.path, name), one.guessed),)
+            return (Instance(one.cls, (*one.path, name), one.guessed, one.declared),)
         if isinstance(one, Receiver):
-            return self._stored_test(one.cls, name)
+            return self._stored_test(one.cls, name) or self._held_instance(one.cls, name)
         if not isinstance(one, LocalDef):
             return ()
         if one.function is not None:
@@ -131,14 +152,30 @@ class Resolver:
         above = [own for base in cls.bases for own in base if isinstance(own, LocalDef)] if deep else []
         return next((found for own in above if (found := self._stored_test(own, name, deep - 1))), ())
 
+    def _held_instance(self, cls: LocalDef, name: str, deep: int = 4) -> Values:
+        """Return the instance of a class of vLLM that an object of a class of the package holds in an attribute."""
+        inside = cls.inside
+        if inside is None:
+            return ()
+        if name in inside.instances:
+            return inside.instances[name] if _assignments(cls)[name] < 2 else ()
+        if name in inside.names:
+            own = next((one for one in inside.names[name] if isinstance(one, LocalDef)), None)
+            marks = own.node.decorator_list if own is not None and isinstance(own.node, Function) else []
+            is_property = len(marks) == 1 and dotted(marks[0]).rpartition(".")[2] in ("property", "cached_property")
+            return own.result if own is not None and is_property else ()
+        above = [own for base in cls.bases for own in base if isinstance(own, LocalDef)] if deep else []
+        found = next((found for own in above if (found := self._held_instance(own, name, deep - 1))), ())
+        return found if found and not _assignments(cls)[name] else ()
+
     def _follow(self, name: Name) -> Values:
-        found = self._modules.follow(name)
+        found = self.modules.follow(name)
         return (name,) if found is None else found
 
     def _name(self, node: ast.Name, scope: Scope) -> Values:
         found = scope.find(node.id)
         if found is None:
-            return (Name("builtins", node.id),)
+            return scope.module().starred(node.id) or (Name("builtins", node.id),)
         if not found:
             return guessed(node.id)
         if len(found) == 1:
@@ -153,6 +190,11 @@ class Resolver:
         found = tuple(dict.fromkeys(self._promised(node, scope)))
         return found if len(found) == 1 else ()
 
+    def declared(self, node: ast.expr | None, scope: Scope) -> Values:
+        """Return what an annotation promises, as an instance that may be of a subclass."""
+        found = self.annotated(node, scope)
+        return tuple(replace(one, declared=True) for one in found if isinstance(one, Instance))
+
     def _promised(self, node: ast.expr | None, scope: Scope) -> Iterator[Instance]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             try:
@@ -166,6 +208,8 @@ class Resolver:
             outer = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
             if outer == "Optional":
                 yield from self._promised(node.slice, scope)
+            elif outer == "Annotated" and isinstance(node.slice, ast.Tuple):
+                yield from self._promised(node.slice.elts[0], scope)
         elif isinstance(node, ast.Name | ast.Attribute):
             for one in self._named(node, scope):
                 if isinstance(one, Name) and one.is_vllm and is_class(one.qualname):
@@ -194,10 +238,26 @@ class Resolver:
             if isinstance(one, Name):
                 found.append(self._result(one.dotted, node, scope) or _instance_of(one))
             elif isinstance(one, LocalDef):
-                found.append(_returned_function(one))
+                found.append(_returned_function(one) or self._own_result(one, awaited=False))
+            elif isinstance(one, Instance) and one.path[-1:] == ("create_engine_config",):
+                found.append((Instance(CONFIG),))
         if not called:
             found += [self._decorated(node, scope), self._view(node, scope)]
         return union(*found)
+
+    def _own_result(self, own: LocalDef, *, awaited: bool) -> Values:
+        """Return what a call of an annotated function of the package returns; a decorator may change that."""
+        node = own.node
+        if not own.result or not isinstance(node, Function) or isinstance(node, ast.AsyncFunctionDef) != awaited:
+            return ()
+        marks = {
+            dotted(one.func if isinstance(one, ast.Call) else one).rpartition(".")[2] for one in node.decorator_list
+        }
+        return own.result if marks <= _SAME_RESULT else ()
+
+    def _awaited(self, node: ast.Await, scope: Scope) -> Values:
+        called = self.value(node.value.func, scope) if isinstance(node.value, ast.Call) else ()
+        return union(*(self._own_result(one, awaited=True) for one in called if isinstance(one, LocalDef)))
 
     def _result(self, called: str, node: ast.Call, scope: Scope) -> Values:
         """Return what a call of a known function returns."""
@@ -215,7 +275,9 @@ class Resolver:
         if called == "sys.modules.get":
             return tuple(Name(text) for text in texts_in(self.value(first, scope)))
         if called == "typing.cast" and len(node.args) > 1:
-            return self.value(node.args[1], scope)
+            return self.declared(first, scope) or self.value(node.args[1], scope)
+        if called == "builtins.super" and not node.args and (cls := scope.method()) is not None:
+            return (ParentMethods(cls),)
         if called == "builtins.zip":
             rows = zip(*(items_of(self.value(one, scope)) for one in node.args), strict=False)
             return (SequenceValue(tuple((SequenceValue(row),) for row in rows)),)
@@ -309,6 +371,9 @@ def _instance_of(called: Name) -> Values:
         return ()
     if called.qualname in _CONFIG_GETTERS:
         return (Instance(CONFIG),)
+    owner, _, last = called.qualname.rpartition(".")
+    if last in _MAKERS and is_class(owner):
+        return (Instance(Name(called.module, owner)),)
     return (Instance(called),) if is_class(called.qualname) else ()
 
 
@@ -319,6 +384,18 @@ def _returned_function(maker: LocalDef) -> Values:
     returned = [one.value for one in statements(maker.node.body) if isinstance(one, ast.Return)]
     names = [one.id for one in returned if isinstance(one, ast.Name)]
     return tuple(one for name in names for one in maker.inside.names.get(name, ()) if isinstance(one, LocalDef))
+
+
+def _assignments(cls: LocalDef) -> Counter[str]:
+    """Count the statements of a class that set each attribute on ``self`` to anything but None, by its text."""
+    inside = cls.inside
+    if inside is None:
+        return Counter()
+    if inside.assigned is None:
+        text = cls.file.cut(cls.node.lineno, cls.node.end_lineno or cls.node.lineno)
+        inside.assigned = Counter(name for name, value in _SET.findall(text) if value != "None")
+        inside.assigned.update(name for names in _SEVERAL.findall(text) for name in _ATTRIBUTE.findall(names))
+    return inside.assigned
 
 
 def entry_of(holder: Name, key: str) -> Name | None:

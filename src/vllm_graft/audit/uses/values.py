@@ -7,6 +7,7 @@ several things. The empty tuple is what nobody can tell.
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from vllm_graft.sources.fingerprint import Function
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from vllm_graft.audit.model import UseGuard
     from vllm_graft.audit.uses.source_file import SourceFile
 
@@ -55,16 +58,33 @@ class Instance:
     """An instance of a class of vLLM, or an attribute reached from one.
 
     guessed:  whether only the name of a variable or an attribute says so
+    declared: whether an annotation or ``isinstance`` says so somewhere else than in the function that uses it: what is
+              there may be of a subclass
     """
 
     cls: Name
     path: tuple[str, ...] = ()
     guessed: bool = False
+    declared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
     """The object that a method of a class of the package is called on."""
+
+    cls: LocalDef
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverClass:
+    """The class that a ``classmethod`` of a class of the package is called on."""
+
+    cls: LocalDef
+
+
+@dataclass(frozen=True, slots=True)
+class ParentMethods:
+    """What ``super()`` returns in a method of a class of the package."""
 
     cls: LocalDef
 
@@ -96,6 +116,7 @@ class LocalDef:
 
     scope:     the names around it
     defaults:  what its parameters have where the caller gives nothing
+    result:    of a function: the instance of a class of vLLM that its annotation says it returns
     inside:    the names in its body, once that has been walked
     bases:     of a class: what it derives from
     unwalked:  walks through its body, where that has been put off because it has nothing to do with vLLM
@@ -105,6 +126,7 @@ class LocalDef:
     node: DefinitionNode
     scope: Scope
     defaults: Mapping[str, Values] = field(default_factory=dict)
+    result: Values = ()
     inside: Scope | None = None
     bases: tuple[Values, ...] = ()
     unwalked: Callable[[], None] | None = field(default=None, repr=False)
@@ -137,7 +159,19 @@ class FlagValue:
     guard: UseGuard
 
 
-Value = Name | Instance | Receiver | TextValue | SequenceValue | MappingValue | LocalDef | ConditionValue | FlagValue
+Value = (
+    Name
+    | Instance
+    | Receiver
+    | ReceiverClass
+    | ParentMethods
+    | TextValue
+    | SequenceValue
+    | MappingValue
+    | LocalDef
+    | ConditionValue
+    | FlagValue
+)
 Values = tuple[Value, ...]
 
 ScopeKind = Literal["module", "class", "function"]
@@ -156,8 +190,16 @@ class Scope:
         """Names that are imported for type checkers alone, and stand in annotations."""
         self.tests: dict[str, Values] = {}
         """Of a class body: the outcomes of tests that methods keep on their object."""
+        self.instances: dict[str, Values] = {}
+        """Of a class body: the attributes of its objects that hold an instance of a class of vLLM."""
+        self.assigned: Counter[str] | None = None
+        """Of a class body: how many statements set each attribute of its objects, once they are counted."""
         self.method_of: LocalDef | None = None
         """Of a method's body: the class."""
+        self.stars: list[str] = []
+        """Of a module: the modules of vLLM whose names ``from module import *`` binds."""
+        self.foreign_star = False
+        """Of a module: whether a star import binds names that are not known, of a package that is not read."""
 
     def find(self, name: str) -> Values | None:
         """Return what a name stands for here; None where no scope binds it, so that it is a builtin."""
@@ -178,7 +220,14 @@ class Scope:
             if name in scope.declared:
                 return scope.declared[name]
             scope = scope.parent
-        return self.find(name) or ()
+        found = self.find(name)
+        return self.module().starred(name) if found is None else found
+
+    def starred(self, name: str) -> Values:
+        """Return what the star imports of a module may bind a name to, which only a release can tell."""
+        if not self.stars or self.foreign_star or name.startswith("_") or hasattr(builtins, name):
+            return ()
+        return tuple(Name(module, name) for module in self.stars)
 
     def bind(self, name: str, value: Values) -> None:
         """Let a name stand for a value from here on."""

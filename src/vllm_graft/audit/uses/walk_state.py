@@ -11,12 +11,26 @@ from typing import Final, Literal
 from vllm_graft.audit.model import Arguments, Branch, Condition, PatchDeclaration, Use, UseGuard, Way
 from vllm_graft.audit.uses import guards
 from vllm_graft.audit.uses.guards import TryBody
-from vllm_graft.audit.uses.resolver import Resolver
+from vllm_graft.audit.uses.resolver import Resolver, dotted_of
 from vllm_graft.audit.uses.source_file import SourceFile
-from vllm_graft.audit.uses.values import TOP, Instance, LocalDef, Name, Receiver, Scope, Values, local_defs, vllm_names
+from vllm_graft.audit.uses.values import (
+    TOP,
+    Instance,
+    LocalDef,
+    Name,
+    ParentMethods,
+    Receiver,
+    ReceiverClass,
+    Scope,
+    Values,
+    local_defs,
+    vllm_names,
+)
 
 AttributeSpelling = tuple[str, str]
 """An attribute as it is spelled: its owner and its name."""
+
+_REPLACERS: Final = frozenset({"dataclasses.replace", "copy.replace"})
 
 _BARE: Final = UseGuard()
 """The guard of most code: none."""
@@ -104,6 +118,8 @@ class FileUses:
     calls:     calls of functions and classes of vLLM, and of methods of their instances
     reads:     attributes of such instances
     methods:   calls on ``self`` and ``super()``
+    constructions: calls of the package's own classes; those of ``cls`` in a class method have it as their method
+    starred:   names that star imports may bind, each with the others that it may stand for
     stored:    the attributes that the file gives to any object
     made:      the classes of the package that the file instantiates
     imported:  other modules that it imports, each with the guard of the import
@@ -121,6 +137,8 @@ class FileUses:
     calls: list[Use] = field(default_factory=list)
     reads: list[Use] = field(default_factory=list)
     methods: list[MethodCall] = field(default_factory=list)
+    constructions: list[MethodCall] = field(default_factory=list)
+    starred: dict[Name, tuple[Name, ...]] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
     made: set[LocalDef] = field(default_factory=set)
 
@@ -128,14 +146,24 @@ class FileUses:
         """Drop everything but the branches, which the uses refer to."""
         for held in (self.assignments, self.subclasses, self.imported, self.calls, self.reads, self.methods):
             held.clear()
-        for names in (self.mentions, self.saved, self.passed, self.stored, self.made):
+        self.constructions.clear()
+        for names in (self.mentions, self.saved, self.passed, self.stored, self.made, self.starred):
             names.clear()
 
     def imports(self) -> list[Use]:
         """Return the mentions as uses: one for each name that occurs without a guard, else one for each guard."""
         bare = UseGuard()
         return [
-            Use("import", name.module, name.qualname, self.file.shown, line, guard=guard, passed=name in self.passed)
+            Use(
+                "import",
+                name.module,
+                name.qualname,
+                self.file.shown,
+                line,
+                guard=guard,
+                alternatives=tuple((one.module, one.qualname) for one in self.starred.get(name, ())),
+                passed=name in self.passed,
+            )
             for name, places in self.mentions.items()
             for guard, line in ({bare: places[bare]} if bare in places else places).items()
         ]
@@ -262,6 +290,10 @@ class WalkState:
         if self.called_at:
             return
         self.found.made.update(one for one in local_defs(value) if one.function is None)
+        if len(value) == 1 and isinstance(value[0], LocalDef | ReceiverClass):
+            self._construction(node, value[0])
+        elif dotted_of(value) in _REPLACERS:
+            self._replacement(node)
         names = [one for one in value if isinstance(one, Instance) or (type(one) is Name and one.is_vllm)]
         if not names:
             self._call_of_method(node)
@@ -274,9 +306,28 @@ class WalkState:
             fallback, bound = len(value) > 1, instance is not None
             self.found.calls.append(replace(use, fallback=fallback, arguments=Arguments.of(node), bound=bound))
 
+    def _construction(self, node: ast.Call, called: LocalDef | ReceiverClass) -> None:
+        """Record a call of a class of the package, by its name or as ``cls``."""
+        cls = called.cls if isinstance(called, ReceiverClass) else called
+        if cls.function is None and cls.bases:
+            method = "cls" if isinstance(called, ReceiverClass) else ""
+            owner, guard = ".".join(self.owner), self._guard_for(guards.CALL)
+            self.found.constructions.append(
+                MethodCall(cls, method, Arguments.of(node), node.lineno, owner, guard, above=False)
+            )
+
+    def _replacement(self, node: ast.Call) -> None:
+        """Record ``dataclasses.replace(instance, field=...)``, which calls the constructor with some of its fields."""
+        held = self.value(node.args[0]) if node.args else ()
+        named = Arguments(keywords=Arguments.of(node).keywords, unpacks_keywords=True)
+        if len(held) == 1 and isinstance(held[0], Instance) and not held[0].path and not held[0].guessed:
+            use = self._use("call", held[0], node.lineno, guards.CALL, ())
+            # The instance may be of a subclass with more fields.
+            self.found.calls.append(replace(use, arguments=named, guessed=True))
+
     def _use(self, way: Way, target: Name | Instance, line: int, failure: str, path: tuple[str, ...]) -> Use:
         name = self.normal(target.cls if isinstance(target, Instance) else target)
-        guessed = isinstance(target, Instance) and target.guessed
+        guessed = isinstance(target, Instance) and (target.guessed or target.declared)
         owner, guard = ".".join(self.owner), self._guard_for(failure)
         return Use(way, name.module, name.qualname, self.file.shown, line, owner, guard, path=path, guessed=guessed)
 
@@ -286,7 +337,9 @@ class WalkState:
             return
         cls, above = None, False
         if isinstance(func.value, ast.Name):
-            cls = next((one.cls for one in self.scope.find(func.value.id) or () if isinstance(one, Receiver)), None)
+            held = self.scope.find(func.value.id) or ()
+            cls = next((one.cls for one in held if isinstance(one, Receiver | ParentMethods)), None)
+            above = len(held) == 1 and isinstance(held[0], ParentMethods)
         elif isinstance(func.value, ast.Call) and self.dotted(func.value.func) == "builtins.super":
             cls, above = self.scope.method() if not func.value.args else None, True
         if cls is not None:

@@ -9,7 +9,7 @@ import ast
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -30,7 +30,9 @@ from vllm_graft.audit.uses.values import (
     Instance,
     LocalDef,
     Name,
+    ParentMethods,
     Receiver,
+    ReceiverClass,
     Scope,
     Values,
     local_defs,
@@ -51,11 +53,13 @@ _NESTED: Final = 3
 _TESTS: Final = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
 """Expressions whose outcome may be stored in a variable and tested later."""
 
-_LEAVING: Final = frozenset({ast.If, ast.Try, ast.TryStar})
+_LEAVING: Final = frozenset({ast.If, ast.Try, ast.TryStar, ast.Assert})
 """Statements that may keep those after them from running."""
 
 _LEAVES: Final = frozenset({ast.Constant, ast.Load, ast.Store, ast.Del})
 """Nodes without parts of interest, which are most of a tree."""
+
+_SIGNATURES: Final = frozenset({"inspect.signature", "inspect.getfullargspec"})
 
 _NO_COPIES: Final[Mapping[AttributeSpelling, Values]] = MappingProxyType({})
 
@@ -93,6 +97,8 @@ class Walker:
         RecursionError where one is too deep; a deferred one is passed to ``refuse`` instead.
         """
         self.state.found.stored.update(self.state.file.stored)
+        # Constructors first: they show what the attributes hold that other methods read.
+        self._later = deque(sorted(self._later, key=lambda later: getattr(later[0].node, "name", "") != "__init__"))
         while self._later:
             own, walk = self._later.popleft()
             if not syntax.is_outline(own.node) or relevance.concerns(own):
@@ -126,6 +132,8 @@ class Walker:
             return self._test(node.test, wanted=False, other=node.body)
         if isinstance(node, ast.If) and guards.leaves(node.orelse):
             return self._test(node.test, other=node.orelse)
+        if isinstance(node, ast.Assert):
+            return self._test(node.test)
         if isinstance(node, ast.Try | ast.TryStar) and node in self._tries:
             handlers = [one for one in node.handlers if guards.handles_absence(self.state, one)]
             if handlers and all(guards.leaves(one.body) for one in handlers):
@@ -154,6 +162,35 @@ class Walker:
             self._record_import(name, alias.lineno)
             if name.qualname:
                 self.state.scope.bind(alias.asname or alias.name, (name,))
+                self._mention_starred(self.state.resolver.modules.scope_of(module), alias.name, alias.lineno)
+            else:
+                self._import_star(module)
+
+    def _import_star(self, module: str) -> None:
+        """Bind the names of a module of the package; which names vLLM's modules have only a release can tell."""
+        scope = self.state.scope
+        if module.partition(".")[0] == TOP:
+            scope.stars.append(module)
+            return
+        there = self.state.resolver.modules.scope_of(module)
+        if there is None:
+            scope.foreign_star = True
+            return
+        listed = [text for item in items_of(there.names.get("__all__", ())) for text in texts_in(item)]
+        for name in listed or [name for name in there.names if not name.startswith("_")]:
+            if name in there.names:
+                scope.bind(name, (Name(module, name),))
+        scope.stars += there.stars
+        scope.foreign_star = scope.foreign_star or there.foreign_star
+
+    def _mention_starred(self, module: Scope | None, name: str, line: int) -> None:
+        """Record a name that a star import of a module may bind to vLLM's: it is missing where it is used."""
+        if module is None or not module.stars or name in module.names:
+            return
+        found = module.starred(name)
+        for one in vllm_names(found):
+            self.state.mention(one, line)
+            self.state.found.starred[one] = tuple(other for other in vllm_names(found) if other != one)
 
     def _record_import(self, name: Name, line: int) -> None:
         """Record a use of vLLM, or of a module of the package that may be there for some releases only."""
@@ -190,6 +227,20 @@ class Walker:
             self._assign_to(node.target, node.value, value)
         elif isinstance(node.target, ast.Name) and state.scope.kind == "function":
             state.scope.bind(node.target.id, state.annotated(node.annotation))
+        self._declare_instance(node)
+
+    def _declare_instance(self, node: ast.AnnAssign) -> None:
+        """Store that an attribute of the package's objects is annotated with a class of vLLM."""
+        target, scope = node.target, self.state.scope
+        promised = self.state.resolver.declared(node.annotation, scope)
+        if not promised:
+            return
+        if isinstance(target, ast.Name) and scope.kind == "class":
+            scope.instances[target.id] = promised
+        elif isinstance(target, ast.Attribute):
+            for one in self.state.value(target.value):
+                if isinstance(one, Receiver) and one.cls.inside is not None:
+                    one.cls.inside.instances[target.attr] = promised
 
     def _augmented(self, node: ast.AugAssign) -> None:
         self._visit(node.value)
@@ -217,18 +268,30 @@ class Walker:
                 self._assign_to(part, inner, held)
         else:
             if isinstance(target, ast.Attribute):
-                self._store_test(target, value)
+                self._store_on_object(target, expr, value)
             if not record_assignment(state, target, expr, value):
                 self._below(target)
 
-    def _store_test(self, target: ast.Attribute, value: Values) -> None:
-        """Store the outcome of a test that a method sets on its object: ``self.has_x = hasattr(vllm, "x")``."""
+    def _store_on_object(self, target: ast.Attribute, expr: ast.expr | None, value: Values) -> None:
+        """Store what a method sets on its object: an instance of vLLM's, or a test: ``hasattr(vllm, "x")``."""
         receivers = [one.cls for one in self.state.value(target.value) if isinstance(one, Receiver)]
+        if receivers and len(value) == 1 and isinstance(value[0], Instance) and not value[0].guessed:
+            held = self._certain(expr, value[0])
+            for cls in receivers if held is not None else ():
+                if cls.inside is not None and held is not None:
+                    cls.inside.instances.setdefault(target.attr, (held,))
         is_test = bool(value) and all(isinstance(one, ConditionValue) and self._asks_vllm(one.node) for one in value)
         for cls in receivers:
             if cls.inside is not None and (is_test or target.attr in cls.inside.tests):
                 tests = cls.inside.tests
                 tests[target.attr] = union(tests.get(target.attr, ()), value) if is_test else ()
+
+    def _certain(self, expr: ast.expr | None, held: Instance) -> Instance | None:
+        """Return the instance that an expression is sure to be, or declared to be; None where it may be another's."""
+        if isinstance(expr, ast.Call):
+            # A class that is imported from one of two places may be the other one.
+            return held if len(self.state.value(expr.func)) == 1 else None
+        return replace(held, declared=True) if isinstance(expr, ast.Name | ast.Attribute | ast.Await) else None
 
     def _asks_vllm(self, test: ast.expr) -> bool:
         """Return whether a test asks vLLM itself, and not what an object such as a request has."""
@@ -277,11 +340,14 @@ class Walker:
             given[one.arg] = state.annotated(one.annotation) or given[one.arg]
         if first:
             given[next(iter(given))] = first
-        own = LocalDef(state.file, node, state.scope, given)
+        result = state.resolver.declared(node.returns, state.scope) if isinstance(node, Function) else ()
+        own = LocalDef(state.file, node, state.scope, given, result)
         inner = own.inside = Scope("function", state.scope)
         inner.method_of = self._classes[-1] if state.scope.kind == "class" and self._classes else None
         if inner.method_of is not None and (bound := _receiver(node)):
             given[bound] = (Receiver(inner.method_of),)
+        elif inner.method_of is not None and (bound := _receiver(node, mark="classmethod")):
+            given[bound] = (ReceiverClass(inner.method_of),)
         inner.names.update(dict.fromkeys(local_names(node), ()) | given)
         site = _DefinitionSite(inner, state.owner, state.conditions, state.called_at, state.body_file)
         self._later.append((own, functools.partial(self._walk_body, own, site)))
@@ -398,9 +464,24 @@ class Walker:
         found = self._test(node.test, other=node.orelse)
         otherwise = self._test(node.test, wanted=False, other=node.body)
         self._branches(
-            lambda: self._arm(found, node.body, patches.compared_copies(self.state, node.test)),
+            lambda: self._narrowed(node, found),
             lambda: self._arm(otherwise, node.orelse),
         )
+
+    def _narrowed(self, node: ast.If, condition: Condition | None) -> None:
+        """Walk through the body of an ``if``, in which ``isinstance(variable, Class)`` shows what a variable is."""
+        state, test = self.state, node.test
+        name = ""
+        promised: Values = ()
+        if isinstance(test, ast.Call) and dotted(test.func) == "isinstance" and len(test.args) == 2:
+            name = test.args[0].id if isinstance(test.args[0], ast.Name) else ""
+            promised = state.resolver.declared(test.args[1], state.scope) if name in state.scope.names else ()
+        before = state.scope.names.get(name, ())
+        if promised:
+            state.scope.names[name] = promised
+        self._arm(condition, node.body, patches.compared_copies(state, test))
+        if promised and state.scope.names.get(name) == promised:
+            state.scope.names[name] = before
 
     def _arm(
         self,
@@ -525,8 +606,16 @@ class Walker:
 
     def _name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
-            for name in vllm_names(self.state.scope.find(node.id) or ()):
+            found = self._find(node)
+            for name in vllm_names(found or ()):
                 self.state.found.passed.add(self.state.normal(name))
+
+    def _find(self, node: ast.Name) -> Values | None:
+        """Look a name up, and record it where only a star import can bind it."""
+        found = self.state.scope.find(node.id)
+        if found is None:
+            self._mention_starred(self.state.scope.module(), node.id, node.lineno)
+        return found
 
     def _attribute(self, node: ast.Attribute, *, called: bool = False) -> None:
         inner: ast.expr = node
@@ -535,11 +624,18 @@ class Walker:
             parts.insert(0, inner.attr)
             inner = inner.value
         held = self.state.value(inner)
+        if isinstance(inner, ast.Name):
+            self._find(inner)
         for name in vllm_names(held):
             self._chain(name, parts, node.lineno, called=called)
+        if len(held) == 1 and isinstance(held[0], Receiver):
+            # ``self.config.x``, where a method or an annotation has shown what ``self.config`` is.
+            inside = self.state.resolver.attribute(held, parts[0])
+            held, parts = (inside, parts[1:]) if any(isinstance(one, Instance) for one in inside) else (held, parts)
         if len(held) == 1 and isinstance(held[0], Instance):
             self.state.read(held[0], parts, node.lineno)
-        if all(isinstance(one, Receiver) for one in held) and isinstance(node.ctx, ast.Load):
+        unknown = all(isinstance(one, Receiver | ReceiverClass | ParentMethods) for one in held)
+        if unknown and isinstance(node.ctx, ast.Load):
             self._guess(node, parts)
         if not isinstance(inner, ast.Name):
             self._visit(inner)
@@ -589,10 +685,16 @@ class Walker:
         state.call(node, value)
         if isinstance(node.func, ast.Attribute):
             self._attribute(node.func, called=True)
-        elif not isinstance(node.func, ast.Name):
+        elif isinstance(node.func, ast.Name):
+            self._find(node.func)
+        else:
             self._visit(node.func)
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-            self._visit(argument)
+            if called in _SIGNATURES:
+                # Asking for the parameters of a function does not pass it on.
+                self._alias(argument)
+            else:
+                self._visit(argument)
         for own, given in patches.patching_functions(state, node, value) if value else ():
             self._walk_call(own, given, node.lineno)
 
@@ -692,12 +794,12 @@ def _is_opaque(body: Sequence[ast.stmt], file: SourceFile) -> bool:
     return False
 
 
-def _receiver(node: Function | ast.Lambda) -> str:
-    """Return the parameter that is the object; empty where a method is called on its class, or on nothing."""
+def _receiver(node: Function | ast.Lambda, mark: str = "") -> str:
+    """Return the parameter that is the object, or with "classmethod" the class; empty where there is none."""
     if isinstance(node, ast.Lambda) or not (names := [*node.args.posonlyargs, *node.args.args]):
         return ""
-    marks = {dotted(one).rpartition(".")[2] for one in node.decorator_list}
-    return "" if marks & {"staticmethod", "classmethod"} or node.name == "__new__" else names[0].arg
+    marks = {dotted(one).rpartition(".")[2] for one in node.decorator_list} & {"staticmethod", "classmethod"}
+    return "" if marks != ({mark} if mark else set()) or node.name == "__new__" else names[0].arg
 
 
 def _imported_module(state: WalkState, node: Function) -> Values:

@@ -1,0 +1,441 @@
+"""Code that breaks on a newer release is reported, however it reaches vLLM; code that provides for it is not.
+
+Each package below is written for the older of two releases; the comment ``# breaks`` marks the lines that fail on the
+newer one.
+"""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+OLD = {
+    "m": dedent("""
+        import enum
+        from contextlib import contextmanager
+        from dataclasses import dataclass
+        from pydantic import BaseModel
+
+        class Config:
+            def __init__(self, size=1, *, rank=0): ...
+            def gone(self): ...
+            def stays(self, depth): ...
+            @classmethod
+            def from_vllm_config(cls, other): ...
+
+        class Wide(Config):
+            def wide(self): ...
+
+        class Engine:
+            def pause(self, *, wait=False): ...
+            @classmethod
+            def from_engine_args(cls, args): ...
+
+        @dataclass
+        class Fields:
+            size: int = 0
+            rank: int = 0
+
+        class Body(BaseModel):
+            kept: int = 0
+            mask: int = 0
+
+        def f(a, b=1): ...
+        def g(a, b, c=0, d=0): ...
+        def renamed(x, y): ...
+    """)
+}
+NEW = {
+    "m": OLD["m"]
+    .replace("def __init__(self, size=1, *, rank=0): ...", "def __init__(self, size=1): ...")
+    .replace("    def gone(self): ...\n", "")
+    .replace("def pause(self, *, wait=False)", "def pause(self)")
+    .replace("    rank: int = 0\n", "")
+    .replace("    mask: int = 0\n", "")
+    .replace("def f(a, b=1)", "def f(a)")
+    .replace("def g(a, b, c=0, d=0)", "def g(a, c=0, d=0)")
+    .replace("def renamed(x, y)", "def renamed(left, y)")
+}
+HEAD = "from vllm.m import Body, Config, Engine, Fields, Wide, f, g, renamed\n"
+
+BROKEN = {
+    "an attribute that holds an annotated parameter": """
+        class Holder:
+            def __init__(self, config: Config):
+                self.held = config
+            def read(self):
+                return self.held.gone()  # breaks
+    """,
+    "an attribute with an annotation": """
+        class Holder:
+            def __init__(self, anything):
+                self.held: Config = anything
+            def read(self):
+                return self.held.gone()  # breaks
+    """,
+    "an annotation in the class body": """
+        class Holder:
+            held: Config
+            def read(self):
+                return self.held.gone()  # breaks
+    """,
+    "a field of a dataclass": """
+        import dataclasses
+        @dataclasses.dataclass
+        class Holder:
+            held: "Config | None" = None
+            def read(self):
+                return self.held.gone()  # breaks
+    """,
+    "an attribute that holds a new object": """
+        class Holder:
+            def read(self):
+                return self.engine.pause(wait=True)  # breaks
+            def __init__(self):
+                self.engine = Engine()
+    """,
+    "an attribute that a base class sets": """
+        class Base:
+            def __init__(self, config: Config):
+                self.held = config
+        class Holder(Base):
+            def read(self):
+                return self.held.gone()  # breaks
+    """,
+    "a subclass without a constructor": """
+        class Mine(Config): pass
+        Mine(rank=1)  # breaks
+    """,
+    "a constructor that passes everything on": """
+        class Mine(Config):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                self.more = 1
+        Mine(rank=1)  # breaks
+    """,
+    "cls() in a class method": """
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls(rank=1)  # breaks
+    """,
+    "super() in a variable": """
+        class Mine(Config):
+            def call(self):
+                above = super()
+                return above.gone()  # breaks
+    """,
+    "one base or another": """
+        import os
+        Base = Wide if os.environ.get("WIDE") else Config
+        class Mine(Base):
+            def call(self):
+                return self.gone()  # breaks
+    """,
+    "a base that is imported from one of two places": """
+        try:
+            from vllm.m import Wide as Base
+        except ImportError:
+            from vllm.m import Config as Base
+        class Mine(Base):
+            def call(self):
+                return self.gone()  # breaks
+    """,
+    "a class method that returns an object": """
+        def start(args):
+            engine = Engine.from_engine_args(args)
+            return engine.pause(wait=True)  # breaks
+    """,
+    "an annotated function of the package": """
+        def make() -> Config: ...
+        def call():
+            return make().gone()  # breaks
+    """,
+    "an awaited function of the package": """
+        async def make() -> Config: ...
+        async def call():
+            return (await make()).gone()  # breaks
+    """,
+    "a property of the package": """
+        class Holder:
+            @property
+            def config(self) -> Config: ...
+            def call(self):
+                return [Config, self.config.gone()]  # breaks
+    """,
+    "a field of a pydantic model": """
+        def read(body: Body):
+            return body.kept, body.mask  # breaks
+    """,
+    "isinstance": """
+        def read(anything):
+            if isinstance(anything, Config):
+                return anything.gone()  # breaks
+    """,
+    "cast": """
+        import typing
+        def read(anything):
+            return typing.cast(Config, anything).gone()  # breaks
+    """,
+    "Annotated": """
+        from typing import Annotated
+        def read(anything: Annotated[Config, "fact"]):
+            return anything.gone()  # breaks
+    """,
+    "keywords in a dictionary": """
+        Config(**{"size": 1, "rank": 2})  # breaks
+        Config(**dict(size=1, rank=2))  # breaks
+        Config(**{"size": 1})
+        Config(**dict(size=1))
+    """,
+    "dataclasses.replace": """
+        import dataclasses
+        def change(fields: Fields):
+            return dataclasses.replace(fields, rank=1)  # breaks
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_breaks_is_an_error_where_it_stands(kind, findings):
+    package = HEAD + dedent(BROKEN[kind])
+    lines = {number for number, line in enumerate(package.splitlines(), 1) if "# breaks" in line}
+    found = findings(package, OLD, NEW)
+    assert {line for _, level, line in found if level == "error"} == lines, found
+
+
+FINE = {
+    "an attribute that holds something else later": """
+        class Holder:
+            def __init__(self, config: Config):
+                self.held = config
+            def swap(self, other):
+                self.held = other
+            def read(self):
+                return self.held.gone()
+    """,
+    "an attribute that a subclass sets anew": """
+        class Base:
+            def __init__(self, config: Config):
+                self.held = config
+        class Holder(Base):
+            def __init__(self, other):
+                self.held = other
+            def read(self):
+                return self.held.gone()
+    """,
+    "an object of one of two classes": """
+        try:
+            from other import Adapter
+        except ImportError:
+            from vllm.m import Engine as Adapter
+        class Holder:
+            def __init__(self):
+                self.engine = Adapter()
+            def read(self):
+                return self.engine.pause(wait=True)
+    """,
+    "an annotation that a subclass fits": """
+        class Holder:
+            def __init__(self, engine: Engine):
+                self.engine = engine
+            def read(self):
+                return self.engine.pause(more=True)
+    """,
+    "a constructor of its own": """
+        class Mine(Config):
+            def __init__(self, rank):
+                super().__init__()
+        Mine(rank=1)
+    """,
+    "a constructor that takes a keyword out": """
+        class Mine(Config):
+            def __init__(self, *args, **kwargs):
+                kwargs.pop("rank")
+                super().__init__(*args, **kwargs)
+        Mine(rank=1)
+    """,
+    "cls() of a class with subclasses": """
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls(rank=1)
+        class Other(Mine):
+            def __init__(self, *args, **kwargs): ...
+    """,
+    "one base of several that has the method": """
+        import os
+        Base = Wide if os.environ.get("WIDE") else Config
+        class Mine(Base):
+            def call(self):
+                return self.wide()
+    """,
+    "isinstance, and afterwards": """
+        def read(anything):
+            if isinstance(anything, Config):
+                anything.stays(1)
+            return anything.gone()
+    """,
+    "a method that every pydantic model has": """
+        def read(body: Body):
+            return body.kept, body.model_dump(), body.json()
+    """,
+    "a parameter that only has another name": "renamed(1, 2)",
+}
+
+
+@pytest.mark.parametrize("kind", FINE)
+def test_what_may_well_work_is_no_finding(kind, findings):
+    assert [one for one in findings(HEAD + dedent(FINE[kind]), OLD, NEW) if one[1] != "info"] == []
+
+
+GUARDED = {
+    "the names of a class": 'if "gone" in Config.__dict__:\n    x = Config.gone\n',
+    "dir()": 'if "gone" in dir(Config):\n    x = Config.gone\n',
+    "vars()": 'if "gone" in vars(Config):\n    x = Config.gone\n',
+    "not in": 'if "gone" not in Config.__dict__:\n    pass\nelse:\n    x = Config.gone\n',
+    "fields": 'if "rank" in Fields.__dataclass_fields__:\n    Fields(rank=1)\n',
+    "parameters": 'import inspect\nif "b" in inspect.signature(f).parameters:\n    f(1, b=2)\n',
+    "parameters in a flag": """
+        import inspect
+        HAS = "b" in inspect.signature(f).parameters
+        def call():
+            return f(1, b=2) if HAS else f(1)
+    """,
+    "assert": """
+        import vllm
+        from packaging.version import Version
+        def call():
+            assert Version(vllm.__version__) < Version("0.2")
+            return f(1, b=2)
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", GUARDED)
+def test_code_that_asks_first_is_no_finding(kind, findings):
+    assert [one for one in findings(HEAD + dedent(GUARDED[kind]), OLD, NEW) if one[1] != "info"] == []
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        'if "gone" in Wide.__dict__ or True:\n    f(1, b=2)\n',
+        'if "size" in Fields.__dataclass_fields__:\n    f(1, b=2)\n',
+        'import inspect\nif "a" in inspect.signature(f).parameters:\n    f(1, b=2)\n',
+        'class Mine: ...\nif "gone" in Mine.__dict__:\n    f(1, b=2)\n',
+    ],
+)
+def test_a_test_that_holds_lets_the_code_run(package, findings):
+    assert ("P215", "error") in [one[:2] for one in findings(HEAD + package, OLD, NEW)]
+
+
+def test_arguments_that_reach_another_parameter_are_a_warning(findings):
+    assert findings("from vllm.m import g\ng(1, 2)\ng(1)\n", OLD, NEW) == [("P202", "warning", 2)]
+
+
+STAR = {"m": "def kept(): ...\ndef gone(): ...\nclass Base:\n    def gone(self): ...\n"}
+STARLESS = {"m": "def kept(): ...\nclass Base:\n    pass\n"}
+
+
+@pytest.mark.parametrize(
+    ("package", "lines"),
+    [
+        ("from vllm.m import *\ndef call():\n    return kept(), gone()\n", {3}),
+        ("from vllm.m import *\nclass Mine(Base):\n    def call(self):\n        return self.gone()\n", {4}),
+        ("from vllm.m import *\ngone = 1\ndef call():\n    return gone\n", set()),
+        ("from vllm.m import *\ndef call(gone):\n    return gone, undefined, len, [gone for gone in ()]\n", set()),
+        ("from vllm.m import *\nfrom torch import *\ngone()\n", set()),
+    ],
+)
+def test_names_of_a_star_import(package, lines, findings):
+    assert {line for _, level, line in findings(package, STAR, STARLESS) if level == "error"} == lines
+
+
+def test_a_name_that_one_of_two_star_imports_still_has(findings):
+    package = "from vllm.m import *\nfrom vllm.n import *\ngone()\n"
+    old, new = {**STAR, "n": ""}, {**STARLESS, "n": "def gone(): ...\n"}
+    assert [one for one in findings(package, old, new) if one[1] != "info"] == []
+
+
+def test_a_star_import_through_a_module_of_the_package(uses_of, make, held):
+    from vllm_graft.audit.report import audit
+
+    package = uses_of(
+        compat="from vllm.m import *\n",
+        more="from .compat import *\ndef call():\n    return gone()\n",
+        named="from plug.compat import gone\n",
+    )
+    releases = held("source", make("0.1.0", **STAR), make("0.2.0", **STARLESS))
+    found = audit([package], releases[0], releases[1:]).findings
+    assert sorted(one.where for one in found if one.level == "error") == ["plug/more.py:3", "plug/named.py:1"]
+
+
+@pytest.fixture
+def uses_of(tmp_path):
+    """Read a package ``plug`` of these modules."""
+    from vllm_graft.audit.uses import read
+
+    def uses_of(**modules):
+        folder = tmp_path / "plug"
+        folder.mkdir()
+        for name, text in {"__init__": "", **modules}.items():
+            (folder / f"{name}.py").write_text(text, encoding="utf-8")
+        return read(folder)
+
+    return uses_of
+
+
+SCHEDULER = "class Scheduler:\n    def __init__(self):\n        self.running = []\n    def schedule(self): ...\n"
+PATCH = """
+from vllm_graft import VLLMPatch, add, replace, wrap
+class P(VLLMPatch["vllm.{target}"], name="p"):
+    {hook}
+"""
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "@replace\n    def running(self): return []",
+        "@wrap\n    def running(self, call): return call()",
+        "running = replace([])",
+        "@replace\n    def nothing(self): return []",
+    ],
+)
+def test_a_patch_on_a_name_that_only_objects_have_is_an_error(hook, findings):
+    package = PATCH.format(target="m:Scheduler", hook=hook).lstrip()
+    assert [one[:2] for one in findings(package, SCHEDULER, SCHEDULER)] == [("P213", "error")]
+
+
+def test_a_patch_may_add_what_objects_have(findings):
+    package = PATCH.format(target="m:Scheduler", hook="running = 5").lstrip()
+    assert findings(package, SCHEDULER, SCHEDULER) == []
+
+
+STATES = "import enum\nclass State(enum.IntEnum):\n    WAITING = 1\n    def label(self): ...\n"
+ENVS = """
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    VLLM_PORT: int = 5
+def __getattr__(name): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "hook", "refused"),
+    [
+        ("m:State", "WAITING = 99", True),
+        ("m:State", "WAITING = replace(99)", True),
+        ("m:State", "@replace\n    def label(self): return 1", False),
+        ("envs", "@replace\n    def VLLM_PORT(): return 1", True),
+        ("envs", "VLLM_PORT = replace(4)", True),
+        ("envs", "VLLM_PORT = 4", False),
+        ("envs", "VLLM_PORT = add(4)", False),
+    ],
+)
+def test_a_patch_that_a_start_refuses_is_an_error(target, hook, refused, findings):
+    package = PATCH.format(target=target, hook=hook).lstrip()
+    modules = {"m": STATES, "envs": ENVS}
+    assert [one[:2] for one in findings(package, modules, modules)] == ([("P222", "error")] if refused else [])
