@@ -133,7 +133,7 @@ def _readable(parser: argparse.ArgumentParser, page: Path, mark: str) -> None:
     try:
         table.read(page, mark)
     except ValueError as error:
-        parser.error(f"the table between the marks {mark} of {page} cannot be read: {error}; mend or delete it")
+        parser.error(f"the table between the marks {mark} of {page} cannot be read: {error}; fix or delete it")
 
 
 def _results(

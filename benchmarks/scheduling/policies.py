@@ -100,7 +100,7 @@ def _loaded(policy: Policy) -> type:
         if not policy.target or cause is None:
             raise
         told = f"{policy.target} cannot be imported: {type(cause).__name__}: {cause}"
-        raise ConfigError(told, where="--policy", fix="put the module's folder on PYTHONPATH, or mend it") from cause
+        raise ConfigError(told, where="--policy", fix="put the module's folder on PYTHONPATH, or fix it") from cause
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -138,7 +138,7 @@ class Fields:
         return value
 
     def no_table(self, value: object) -> ConfigError:
-        """Return the error about a value that is no table."""
+        """Return the error about a value that is not a table."""
         return self.wrong(None, f"{self._what} must be a table of keys and values, and is {show(value)}", "correct it")
 
     def unknown(self, key: str, hint: str) -> ConfigError:
@@ -255,7 +255,7 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
 
 
 def _is_of_type(value: object, kind: type) -> bool:
-    # In Python true is an integer, and an integer is no float.
+    # In Python true is an integer, and an integer is not a float.
     return isinstance(value, bool) is (kind is bool) and isinstance(value, (int, float) if kind is float else kind)
 
 

@@ -125,7 +125,7 @@ class TestAgainstGit:
         assert joined.text.count(">>>>>>> theirs") == conflicts
 
     def test_a_change_of_one_side_between_conflicts_is_taken(self):
-        """It is no part of either, and keeps them apart."""
+        """It is not part of either, and keeps them apart."""
         base = "a\nb\nc\nd\ne\n"
         merged = merge(base, "A\nb\nc!\nd\nE\n", "1\nb\nc\nd\n2\n", join=3)
         assert len(merged.conflicts) == 2

@@ -34,9 +34,7 @@ config = EngineArgs(model=MODEL, max_model_len=256).create_engine_config()
 print("CONFIGURED", type(current_platform).__name__)
 """
 
-NEXT = (
-    "Next: mend or uninstall acme-npu; to go on without it, set VLLM_PLUGINS to a list that has 'graft' and not 'npu'"
-)
+NEXT = "Next: fix or uninstall acme-npu; to go on without it, set VLLM_PLUGINS to a list that has 'graft' and not 'npu'"
 
 
 def with_plugin(session: Session, target: str) -> Session:

@@ -513,7 +513,7 @@ def test_status_of_something_else_that_answers(capsys: pytest.CaptureFixture[str
     for answer in ("null", "{}", '{"plan": {}, "processes": [1], "findings": []}'):
         monkeypatch.setattr(urllib.request, "urlopen", lambda *_, text=answer, **__: io.StringIO(text))
         assert main(["status", "--url", "http://127.0.0.1:9"]) == 2
-        assert "the answer is no status document of vllm-graft" in capsys.readouterr().err
+        assert "the answer is not a status document of vllm-graft" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

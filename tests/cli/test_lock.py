@@ -122,7 +122,7 @@ def test_releases_out_of_range_and_builds_of_no_release(trees: Path, capsys: pyt
     assert [row["state"] for row in rows(capsys)] == ["out of range"]
     version.write_text("__version__ = '0.1.dev1+gabc'\n")
     assert main(["lock", "--against", "0.90.0"]) == 2
-    assert "0.90.0: it is vLLM 0.1.dev1+gabc, which is no release. Next: say with --as" in capsys.readouterr().err
+    assert "0.90.0: it is vLLM 0.1.dev1+gabc, which is not a release. Next: say with --as" in capsys.readouterr().err
     assert main(["lock", "--against", "0.90.0", "--as", "0.92.0", "--json"]) == 0
     assert {row["release"] for row in rows(capsys)} == {"0.92.0"}
 
@@ -149,8 +149,8 @@ def test_mistakes(trees: Path, capsys: pytest.CaptureFixture[str]):
     """Each says what there is instead."""
     for words, expected in (
         (["lock", "maid"], "there is no item 'maid' (did you mean 'made'?)"),
-        (["lock", "request-log"], "'request-log' is no patch but a RequestLog"),
-        (["lock", "--against", "elsewhere"], "'elsewhere' is no file, no folder and no release"),
+        (["lock", "request-log"], "'request-log' is not a patch but a RequestLog"),
+        (["lock", "--against", "elsewhere"], "'elsewhere' is not a file, a folder or a release"),
         (["diff", "made", "--from", "elsewhere"], "name a wheel, a folder that holds vllm/, or a release"),
     ):
         assert main(words) == 2

@@ -138,7 +138,7 @@ def test_all_replacements_as_json(rebase: Callable[..., tuple[int, str, str]]):
     assert {row["form"] for row in rows} == {"text"}
     assert not any(row["written"] for row in rows)
     assert "vllm.made:Queue.new: upstream has none" in err
-    assert "graft_copies.py:23: it is no copy of vllm.made:Queue.size in any release that can be read" in err
+    assert "graft_copies.py:23: it is not a copy of vllm.made:Queue.size in any release that can be read" in err
 
 
 def test_write(rebase: Callable[..., tuple[int, str, str]], folder: Path):
@@ -265,14 +265,14 @@ def test_mistakes(rebase: Callable[..., tuple[int, str, str]], folder: Path):
         (("made", "size", "--to", "0.92.0"), "Next: name the release that it was taken from with --from"),
         (("made", "wrapped", "--to", "0.92.0"), "a wrap holds no copy of upstream's"),
         (("made", *upstream), "--upstream: a patch says itself what it replaces"),
-        (("made", "--to", "elsewhere"), "'elsewhere' is no file, no folder and no release"),
+        (("made", "--to", "elsewhere"), "'elsewhere' is not a file, a folder or a release"),
         (("mine.py:Mine.other", "--to", "0.92.0"), "nothing says what it is a copy of"),
         (("mine.py:Mine.other", "--upstream", "vllm.made.Queue.put", "--to", "0.92.0"), "does not part the module"),
         (("mine.py", *upstream), "mine.py: no function in it is named. Next: name one: mine.py:Class.method"),
         (("mine.py:", *upstream), "mine.py: no function in it is named"),
         (("mine.py:Mine.put", *upstream), "mine.py: Mine.put is not there"),
-        (("mine.py:Mine.x", *upstream), "mine.py: Mine.x is no function"),
-        (("mine.py:Mine.other", *upstream), "it is no copy of vllm.made:Queue.put in any release that can be read"),
+        (("mine.py:Mine.x", *upstream), "mine.py: Mine.x is not a function"),
+        (("mine.py:Mine.other", *upstream), "it is not a copy of vllm.made:Queue.put in any release that can be read"),
         (("gone.py:Mine.put", *upstream), "gone.py: it cannot be read"),
         (("torn.py:Mine.put", *upstream), "torn.py: it is no Python"),
         (

@@ -59,7 +59,7 @@ def test_an_error_refuses_with_its_text_its_next_step_and_status_1(site, started
     said = capsys.readouterr().err
     assert "D001 error: plugin 'missing': VLLM_PLUGINS names it" in said
     assert "Next: install the package that offers it, or correct the name" in said
-    assert said.splitlines()[-1] == ("vllm-graft: nothing was started. Next: mend the above, or start with --no-doctor")
+    assert said.splitlines()[-1] == ("vllm-graft: nothing was started. Next: fix the above, or start with --no-doctor")
 
 
 def test_no_doctor_skips_it_and_is_not_handed_on(site, started, capsys, monkeypatch):

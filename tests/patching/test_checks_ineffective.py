@@ -51,7 +51,7 @@ def test_values_that_were_captured(engine, target, attribute, what, fix):
 
 def test_a_new_field_of_a_pydantic_configuration(engine):
     """vLLM's configurations forbid what they do not know; options of one's own have another way."""
-    with pytest.raises(TargetError, match=r"is a pydantic class: what is set on it later is no field") as caught:
+    with pytest.raises(TargetError, match=r"is a pydantic class: what is set on it later is not a field") as caught:
         engine.apply([value("vllm.config:CacheConfig", "graft_extra", add)])
     assert "--additional-config" in caught.value.fix
 

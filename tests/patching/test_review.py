@@ -214,7 +214,7 @@ def test_a_broken_lock(author):
     """It names the file and the way out."""
     author.path.write_text('[guard."m:C.f"]\n"0.32.0" = "nonsense"\n')
     with pytest.raises(
-        ConfigError, match=r"patches.lock: it is no list of fingerprints: 'nonsense'.*Next: take it back"
+        ConfigError, match=r"patches.lock: it is not a list of fingerprints: 'nonsense'.*Next: take it back"
     ):
         Reviewer().review(author.patch())
 
@@ -223,7 +223,7 @@ def test_a_broken_lock(author):
 def test_a_lock_that_is_nested_too_deeply(author, text):
     """It is an error as any other lock that is none."""
     author.path.write_text(text)
-    with pytest.raises(ConfigError, match=r"patches.lock: it is no list of fingerprints: .*Next: take it back"):
+    with pytest.raises(ConfigError, match=r"patches.lock: it is not a list of fingerprints: .*Next: take it back"):
         Reviewer().review(author.patch())
 
 

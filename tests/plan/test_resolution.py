@@ -221,8 +221,8 @@ MISTAKES = {
     ),
     "defaults that are no keys": (
         '[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = {dry_multiplyer = 0.8}\n',
-        "graft.toml:4: the option 'defaults' of 'dry' cannot be what requests carry: 'dry_multiplyer' is no key of it "
-        "(did you mean 'dry_multiplier'?)",
+        "graft.toml:4: the option 'defaults' of 'dry' cannot be what requests carry: 'dry_multiplyer' is not one of "
+        "its keys (did you mean 'dry_multiplier'?)",
     ),
     "defaults that no request could carry": (
         '[defaults]\nsamplers = ["dry"]\n[options.dry]\ndefaults = {dry_multiplier = -0.8}\n',

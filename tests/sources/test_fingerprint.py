@@ -143,5 +143,5 @@ def test_text():
     """It can be written down and read back."""
     one = fingerprint(BEFORE)
     assert Fingerprint.parse(str(one)) == one
-    with pytest.raises(ValueError, match="'s:12 b:34' is no fingerprint"):
+    with pytest.raises(ValueError, match="'s:12 b:34' is not a fingerprint"):
         Fingerprint.parse("s:12 b:34")

@@ -286,4 +286,4 @@ def _is_permitted(kind: type) -> bool:
 
 
 def _refusal(module: str, name: str) -> str:
-    return f"{module}.{name} is no part of a report or of a package's uses"
+    return f"{module}.{name} is not part of a report or of a package's uses"

@@ -43,7 +43,7 @@ _SKIPPED: Final = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDE
 _IF: Final = "if x:\n    pass\n"
 _TRY: Final = "try:\n    pass\n"
 _BEFORE: Final = {"elif": _IF, "else": _IF, "except": _TRY, "finally": _TRY}
-"""What has to stand before a clause that is no statement of its own."""
+"""What has to stand before a clause that is not a statement of its own."""
 
 
 def _laid_out(ours: Sequence[str], theirs: Sequence[str]) -> list[str] | None:
@@ -304,7 +304,7 @@ class _Function:
                 f"it is not one function: {error}", where=name, fix="name a single function or method"
             ) from error
         if not isinstance(node, Function):
-            raise ConfigError("it is no function", where=name, fix="name a function or method")
+            raise ConfigError("it is not a function", where=name, fix="name a function or method")
         block = _signature_end(flat, node)
         documented = ast.get_docstring(node, clean=False) is not None
         after = (node.body[0].end_lineno or block) if documented else block

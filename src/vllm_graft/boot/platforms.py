@@ -34,7 +34,7 @@ def refuse_broken() -> None:
             f"the platform plugin {entry.name!r} of {owner} ({entry.value}) {trouble}; vLLM has passed over that and "
             f"runs on {chosen.__name__}",
             where=f"entry points of {GROUP}",
-            fix=f"mend or uninstall {owner}; to go on without it, set VLLM_PLUGINS to a list that has 'graft' and not "
+            fix=f"fix or uninstall {owner}; to go on without it, set VLLM_PLUGINS to a list that has 'graft' and not "
             f"{entry.name!r}",
         ) from error
 

@@ -88,7 +88,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _split_against(args: argparse.Namespace) -> None:
-    """Move words that are no releases from ``--against``, which takes several words, to the packages."""
+    """Move words that are not releases from ``--against``, which takes several words, to the packages."""
     from vllm_graft.audit.releases.library import INSTALLED, LATEST
 
     words = args.against or []

@@ -81,7 +81,7 @@ def in_file(text: str, upstream: str) -> Copy:
         last = nodes[-1] if nodes else None
         body = last.body if isinstance(last, ast.ClassDef | Function) else []
     if len(nodes) != 1 or not isinstance(nodes[0], Function):
-        what = "is defined several times" if len(nodes) > 1 else "is no function" if nodes else "is not there"
+        what = "is defined several times" if len(nodes) > 1 else "is not a function" if nodes else "is not there"
         raise ConfigError(f"{qualname} {what}", where=name, fix="name one function or method of this file")
     module, _, theirs = (upstream or _inferred(text, Path(name), nodes[0])).partition(":")
     if not module or not theirs:

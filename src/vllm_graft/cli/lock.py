@@ -111,7 +111,7 @@ def _release(version: str, text: str) -> str:
         found = Version("0.dev0")
     if found.is_devrelease:
         raise ConfigError(
-            f"it is vLLM {version or 'of no stated version'}, which is no release",
+            f"it is vLLM {version or 'of no stated version'}, which is not a release",
             where=text,
             fix="say with --as which release it stands for",
         )

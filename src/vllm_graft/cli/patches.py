@@ -41,7 +41,7 @@ def _patch(offered: CatalogueEntry, *, named: bool) -> Patch | None:
     if issubclass(kind, VLLMPatch):
         return kind
     if named:
-        raise ConfigError(f"{offered.name!r} is no patch but a {kind.__qualname__}", fix="name a patch")
+        raise ConfigError(f"{offered.name!r} is not a patch but a {kind.__qualname__}", fix="name a patch")
     return None
 
 
@@ -59,7 +59,7 @@ def source(text: str, release: str = "", *, offline: bool = False) -> Source:
 
         return fetched(text, offline=offline)
     raise ConfigError(
-        f"{text!r} is no file, no folder and no release",
+        f"{text!r} is not a file, a folder or a release",
         where="source of vLLM",
         fix="name a wheel, a folder that holds vllm/, or a release such as 0.32.0",
     )

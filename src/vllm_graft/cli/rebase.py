@@ -152,7 +152,7 @@ def _candidates(copies: Iterable[Copy]) -> list[str]:
 
 
 def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Namespace) -> RebasedCopy | None:
-    """Find where a copy comes from, and carry it over; None where it is no copy."""
+    """Find where a copy comes from, and carry it over; None where it is not a copy."""
     found = {release: finder.find(copy.module, copy.qualname) for release, finder in known.items()}
     texts = {release: each.text for release, each in found.items() if each is not None}
     now, to = new.find(copy.module, copy.qualname), new.source.version or args.to
@@ -179,7 +179,7 @@ def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Na
 def _no_copy(copy: Copy, origin: Origin, *, named: bool) -> None:
     """Raise an error for a function that was named; else print that it is skipped."""
     what = (
-        f"it is no copy of {copy.upstream} in any release that can be read; the nearest is {origin.release}, from "
+        f"it is not a copy of {copy.upstream} in any release that can be read; the nearest is {origin.release}, from "
         f"which {origin.differing} lines differ"
     )
     where = f"{copy.path}:{copy.line}"

@@ -75,7 +75,7 @@ def is_sound(arguments: Sequence[str]) -> bool:
     for finding in warnings:
         print(printable(f"{finding.code} warning: {finding.subject}: {finding.what}"), file=sys.stderr)
     if errors:
-        print("vllm-graft: nothing was started. Next: mend the above, or start with --no-doctor", file=sys.stderr)
+        print("vllm-graft: nothing was started. Next: fix the above, or start with --no-doctor", file=sys.stderr)
     elif warnings:
         print("vllm-graft: starting all the same; `vllm-graft doctor` has the next steps", file=sys.stderr)
     return not errors

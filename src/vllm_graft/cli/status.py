@@ -174,7 +174,7 @@ def _checked(found: Any, address: str) -> StatusDocument:
     are_rows = all(isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in lists)
     if not are_rows or not isinstance(found.get("plan"), dict):
         raise SetupError(
-            "the answer is no status document of vllm-graft",
+            "the answer is not a status document of vllm-graft",
             where=address,
             fix="see that the address is that of a server",
         )

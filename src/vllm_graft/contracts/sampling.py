@@ -200,7 +200,7 @@ class Sampler(OptInSampler):
                 side = [hash((p.seed or 0, len(p.generated))) & 1 for p in params]
                 return [row[s] for row, s in zip(best.tolist(), side)]
 
-    Not with speculative decoding, where rows are no requests: such a request is answered with a 400.
+    Not with speculative decoding, where rows are not requests: such a request is answered with a 400.
     """
 
     syncs_device: ClassVar[bool] = True
@@ -220,7 +220,7 @@ def read_defaults(kind: type[OptInSampler], options: Mapping[str, OptionValue]) 
     names = [name for key in kind.request_keys() for name in (key.name, *key.aliases)]
     for name in table:
         if name not in names:
-            raise ValueError(f"{name!r} is no key of it{nearest(name, names)}")
+            raise ValueError(f"{name!r} is not one of its keys{nearest(name, names)}")
     refuse_unsendable(table)
     return read_keys(kind.request_keys(), table)
 

@@ -165,7 +165,7 @@ def _constructor(kind: type) -> Iterator[Mistake]:
 def _keys(kind: type[OptInSampler], options: Mapping[str, OptionValue]) -> Iterator[Mistake]:
     keys = kind.keys
     if isinstance(keys, str) or not isinstance(keys, Iterable) or not all(isinstance(key, Key | str) for key in keys):
-        what = f"has keys that are no list of Key or names: {keys!r}"
+        what = f"has keys that are not a list of Key or names: {keys!r}"
         yield Mistake(what, 'write keys = (Key("name", "float", 0.0),)')
         return
     if not keys and not options.get("every_request"):

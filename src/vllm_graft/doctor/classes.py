@@ -74,7 +74,7 @@ class ClassReader:
         return self._known[name]
 
     def is_a(self, what: EntryPoint | str, ancestor: str) -> Derives:
-        """Return whether a class is, or derives from, another; what is no class derives from nothing."""
+        """Return whether a class is, or derives from, another; what is not a class derives from nothing."""
         found = self.look_up(what)
         if found.kind != "class":
             return "no" if found.kind == "function" else "unknown"

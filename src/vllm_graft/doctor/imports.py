@@ -138,13 +138,13 @@ def _failure(
             f"its function {report.failure}, and vLLM does not catch that: every process stops, the command line "
             "included"
         )
-        fix = f"mend what it needs, leave it out by VLLM_PLUGINS, or uninstall {entry.package}"
+        fix = f"fix what it needs, leave it out by VLLM_PLUGINS, or uninstall {entry.package}"
         return "D029", "error" if loads else "warning", what, fix
     last = limit = ""
     if not report.error:
         last = f"; its last line: {report.exit.last_line}" if report.exit.last_line else ""
         limit = f" within {timeout_s:g} s" if report.exit.status is None else ""
-    fix = f'try python -c "import {entry.module}", and mend or uninstall {entry.package}'
+    fix = f'try python -c "import {entry.module}", and fix or uninstall {entry.package}'
     return "D010", "error" if plans.loads(env, entry) else "warning", f"importing it {report.failure}{limit}{last}", fix
 
 

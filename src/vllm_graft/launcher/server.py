@@ -111,7 +111,7 @@ class ServerProcess:
                 raise StartError(
                     f"the server ended with status {status} before it served{self._ending()}",
                     where=" ".join(self.arguments),
-                    fix="mend what its last line says",
+                    fix="fix what its last line says",
                 )
             if self.health() == 200:
                 self._served = True

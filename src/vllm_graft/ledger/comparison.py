@@ -53,7 +53,7 @@ _NEXT = {
     "lost": f"keep cleaners of temporary folders away from it, or point {folder.VARIABLE} elsewhere",
     "damaged": "remove it if its server is gone; ask a running server itself with --url",
     "gone": "look for the last lines of these processes in the server's log, and restart the server",
-    "item stalled": "mend the plugin: a call of it does not return",
+    "item stalled": "fix the plugin: a call of it does not return",
     "silent": "see what the process does with `py-spy dump` or a debugger; restart the server if it stays so",
     "stalled": "see what holds up the code named here; restart the server if it stays so",
     "starting": "wait until the server has started",
@@ -68,7 +68,7 @@ _NEXT = {
     "drifted": "see `vllm-graft diff` with the patch's name; accept what upstream changed with `vllm-graft lock`",
     "skipped": "start the engine without what stands in the way, or take the item out of the plan",
     "overwritten": "leave out the other package's change, or the patch",
-    "quarantined": "mend the plugin and restart the server",
+    "quarantined": "fix the plugin and restart the server",
 }
 
 

@@ -238,7 +238,7 @@ def _refuse_addition_to_class(hook: Hook, owner: type) -> Refusal | None:
         return what, "wrap '__init__' instead"
     is_pydantic = not {"__pydantic_validator__", "__pydantic_fields__"}.isdisjoint(vars(owner))
     if hook.form == "value" and is_pydantic:
-        what = f"it adds {name!r}, and {owner.__qualname__} is a pydantic class: what is set on it later is no field"
+        what = f"it adds {name!r}, and {owner.__qualname__} is a pydantic class: what is set on it later is not a field"
         return what, "carry it in vLLM's --additional-config under a key of your own, which every process gets"
     return None
 

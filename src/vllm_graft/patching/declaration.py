@@ -236,7 +236,7 @@ def _check_patterns(keyword: str, names: Iterable[str], where: str) -> tuple[str
     found = (names,) if isinstance(names, str) else tuple(names)
     for name in found:
         if not isinstance(name, str) or not name.strip():
-            raise DeclarationError(f"{keyword}= has {name!r}, which is no name", where=where, fix="give strings")
+            raise DeclarationError(f"{keyword}= has {name!r}, which is not a name", where=where, fix="give strings")
     return found
 
 

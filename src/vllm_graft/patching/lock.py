@@ -55,7 +55,7 @@ class Lock:
             )
         except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
             fix = "take it back from version control, or delete it and run `vllm-graft lock`"
-            raise ConfigError(f"it is no list of fingerprints: {error}", where=str(path), fix=fix) from error
+            raise ConfigError(f"it is not a list of fingerprints: {error}", where=str(path), fix=fix) from error
 
     def write(self) -> None:
         """Write the file, sorted so that a small change makes a small diff."""

@@ -202,7 +202,7 @@ class _Review:
         level = stricter(self._declaration.on_drift or default)
         if level == "refuse":
             name = self._declaration.name
-            fix = f"see `vllm-graft diff {name}`; then mend the patch, and accept with `vllm-graft lock {name}`"
+            fix = f"see `vllm-graft diff {name}`; then fix the patch, and accept with `vllm-graft lock {name}`"
             raise DriftError(note, where=self._declaration.where, fix=fix)
         return HookReview(hook, "drifted", note if level == "warn" else "")
 

@@ -1,7 +1,7 @@
 """Answer requests whose body vLLM cannot read with a 400, where vLLM itself answers with a 500.
 
-vLLM looks into bodies before they are validated: ``structured_outputs`` that is no object ends in an AttributeError,
-lists nested a thousand times in a RecursionError (seen on 0.32.0).
+vLLM looks into bodies before they are validated: ``structured_outputs`` that is not an object ends in an
+AttributeError, lists nested a thousand times in a RecursionError (seen on 0.32.0).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Fingerprint:
         """Read a fingerprint that ``str`` wrote, or raise ValueError."""
         match = _TEXT.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r} is no fingerprint")
+            raise ValueError(f"{text!r} is not a fingerprint")
         return cls(match[1], match[2])
 
     @classmethod

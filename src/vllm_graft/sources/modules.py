@@ -112,12 +112,12 @@ class ScopeEntry:
 
     @property
     def cls(self) -> ast.ClassDef | None:
-        """The class statement; None where the name is no class."""
+        """The class statement; None where the name is not a class."""
         return next((node for node in reversed(self.nodes) if isinstance(node, ast.ClassDef)), None)
 
     @property
     def bases(self) -> list[str]:
-        """The expressions by which a class names its bases; empty for what is no name."""
+        """The expressions by which a class names its bases; empty for what is not a name."""
         return [dotted(base) for base in self.cls.bases] if self.cls is not None else []
 
     @property

@@ -43,7 +43,7 @@ class NamedDefinition(Protocol):
 
     @property
     def bases(self) -> Sequence[str]:
-        """The expressions by which a class names its bases; none for what is no class."""
+        """The expressions by which a class names its bases; none for what is not a class."""
         ...
 
 

@@ -85,7 +85,7 @@ BAD = [
     ({"warm_mode": "boom"}, "warm_mode: KeyError: 'boom'"),
     (
         {"warm_facter": 1},
-        r"warm_facter is no key of this server's samplers \(did you mean 'warm_factor'\?\); .* `other_keys`",
+        r"warm_facter is not a key of this server's samplers \(did you mean 'warm_factor'\?\); .* `other_keys`",
     ),
     ({"warm_step": 1}, "did you mean 'warm_steps'"),
     ({"warm_factor": 10**400}, "warm_factor holds a whole number that takes more than 64 bits"),
@@ -96,7 +96,7 @@ BAD = [
 
 @pytest.mark.parametrize(("extra", "said"), BAD, ids=[str(extra)[:40] for extra, _ in BAD])
 def test_bad_values_name_key_value_and_what_is_allowed(extra: dict[str, object], said: str):
-    """Whoever sent it can mend it from the message alone."""
+    """Whoever sent it can fix it from the message alone."""
     with pytest.raises(ValueError, match=said):
         made().check(extra)
 
@@ -411,7 +411,7 @@ def test_the_plan_says_how_strict_the_server_is():
     strict = SamplerKeys(rows, unknown="refuse", others=["tenant"])
     strict.check({"dry_base": 2.0, "tenant": "a", "kv_transfer_params": {"x": 1}})
     for name in ("whatever", "w" * 1000):
-        with pytest.raises(ValueError, match=r"is no key of this server's samplers; .* `other_keys`"):
+        with pytest.raises(ValueError, match=r"is not a key of this server's samplers; .* `other_keys`"):
             strict.check({name: 1})
     assert strict.lift({"whatever": 1, "nothing": None}) == {"whatever": 1}
     named = SamplerKeys(rows, others=["dry_bsae", "top_n_sigma"])

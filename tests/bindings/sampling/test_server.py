@@ -180,7 +180,7 @@ REFUSED = [
     ({"rank": 77}, "rank must be a whole number, with a value from 0 to 9, and is 77"),
     ({"dry_multiplier": -0.5}, "dry_multiplier must be a number, with a value of at least 0, and is -0.5"),
     ({"dry_multiplier": "x"}, "and is 'x'"),
-    ({"dry_mutliplier": 0.8}, "dry_mutliplier is no key of this server's samplers (did you mean 'dry_multiplier'?)"),
+    ({"dry_mutliplier": 0.8}, "dry_mutliplier is not a key of this server's samplers (did you mean 'dry_multiplier'?)"),
     ({"xtc_propability": 0.8}, "did you mean 'xtc_probability'?"),
     ({"top_n_sigma": 1.0}, "the sampler 'top-n-sigma' cannot be used: this server does not load it"),
     ({"dry_range": 3, "dry_penalty_last_n": 4}, "contradict one another"),

@@ -63,7 +63,7 @@ def test_a_folder_that_is_none_stops_vllm(site, tmp_path, exists):
         place.write_text("")
     site.environ.update({FOLDER: str(place), UPDATING: "1"})
     (finding,) = site.found("D019")
-    assert ("is no folder" if exists else "does not exist") in finding.what
+    assert ("is not a folder" if exists else "does not exist") in finding.what
     assert "stops every vLLM process" in finding.what
 
 

@@ -39,7 +39,7 @@ def test_classes_that_are_there_and_what_is_computed(found, site, returns):
     [
         ("graft_doctor_path.Devise", "binds no 'Devise' (did you mean 'Device'?)"),
         ("graft_doctor_absent.Device", "there is no module 'graft_doctor_absent'"),
-        ("Device", "that is no dotted path"),
+        ("Device", "that is not a dotted path"),
     ],
 )
 def test_a_path_to_nothing(found, path, lacking):

@@ -1,8 +1,8 @@
 """The package index: which releases of vLLM there are, where the wheel of one is, and how servers are asked.
 
 pip knows the user's index, proxy, certificates and passwords, and some indexes answer no other client, so its own
-session is used where possible. That session is no public interface: every use of it is guarded, and a plain client that
-reads the same settings takes over where it fails.
+session is used where possible. That session is not a public interface: every use of it is guarded, and a plain client
+that reads the same settings takes over where it fails.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def record_call(
 ) -> Sequence[ast.expr] | None:
     """Record a call that replaces names of vLLM, and return the arguments that are still to be walked.
 
-    None where it is no such call, or what it changes is not vLLM's. ``value`` is the value of the expression that is
+    None where it is not such a call, or what it changes is not vLLM's. ``value`` is the value of the expression that is
     called, ``own`` the function that the call decorates.
     """
     called = dotted_of(value) or dotted(node.func)

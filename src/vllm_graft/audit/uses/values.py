@@ -139,7 +139,7 @@ class LocalDef:
 
     @property
     def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None:
-        """The node, if it is no class."""
+        """The node, if it is not a class."""
         return self.node if isinstance(self.node, Function | ast.Lambda) else None
 
 

@@ -105,7 +105,7 @@ def _set_up(guarded: GuardedSampler, model: ServedModel) -> bool:
         raise StartError(
             f"the sampler {guarded.name!r} cannot be set up for {model.name}: {reason}",
             where="worker",
-            fix="mend the sampler or its options, or take it out of the plan",
+            fix="fix the sampler or its options, or take it out of the plan",
         ) from error
     taken = _allocated(model.device) - before
     if taken >= _NOTABLE_BYTES:

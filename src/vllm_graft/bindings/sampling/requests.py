@@ -120,7 +120,7 @@ class SamplerInfo:
 class SamplerKeys:
     """All samplers of this server, and every name that a request may use for one of their keys.
 
-    unknown:     what becomes of a name that is no key, see ``Plan``
+    unknown:     what becomes of a name that is not a key, see ``Plan``
     others:      names that belong to something else and pass
     mentions:    tells whether a logits processor of the user's own mentions a name, which is then its key
     put_aside:   returns the samplers that have failed since the start, each with the reason
@@ -172,7 +172,7 @@ class SamplerKeys:
             raise ValueError(f"{', '.join(keys)}: the sampler {first.name!r} cannot be used: {unusable}")
 
     def complaint(self, name: str) -> str:
-        """Return what is wrong with a name that is no key of ours; empty where it passes."""
+        """Return what is wrong with a name that is not a key of ours; empty where it passes."""
         if self._unknown == "pass":
             return ""
         if len(name) > self._longest:
@@ -208,7 +208,7 @@ class SamplerKeys:
         return iter(seen.values())
 
     def _unknown_names(self, names: Iterable[object]) -> Iterator[str]:
-        """List the names that are no keys of ours, up to a limit."""
+        """List the names that are not keys of ours, up to a limit."""
         found = (name for name in names if isinstance(name, str) and name not in self.names)
         return islice(found, _COMPARED)
 
@@ -222,7 +222,7 @@ class SamplerKeys:
             return ""
         hint = f" (did you mean {near!r}?)" if near else ""
         return (
-            f"{name[:60]} is no key of this server's samplers{hint}; "
+            f"{name[:60]} is not a key of this server's samplers{hint}; "
             "if it is meant for something else, name it under `other_keys` in graft.toml"
         )
 
@@ -309,7 +309,7 @@ def list_samplers(plan: Plan, run: Run | None) -> list[SamplerInfo]:
 
 def _load(target: str, name: str, package: str) -> type[OptInSampler]:
     kind = load(target, name, package)
-    assert issubclass(kind, OptInSampler), f"{target} is no sampler"
+    assert issubclass(kind, OptInSampler), f"{target} is not a sampler"
     return kind
 
 

@@ -30,7 +30,7 @@ class AdmissionQueueAdapter:
     """Every operation of vLLM's ``RequestQueue``, on the author's methods.
 
     Each request in the author's queue is kept here too. So if that queue fails, no request is lost, removing one costs
-    O(1), and removing an unknown one is no error: vLLM removes aborted requests from every queue it has.
+    O(1), and removing an unknown one is not an error: vLLM removes aborted requests from every queue it has.
 
     running: returns the number of running requests, at most ``slots``
     engine:  the data-parallel index of this engine
@@ -319,7 +319,7 @@ class _StepAdmissions:
 
 
 def _request_id(answer: object) -> str:
-    """Return the id of the request that an author's method returned; empty if it is no request."""
+    """Return the id of the request that an author's method returned; empty if it is not a request."""
     try:
         name = getattr(answer, "request_id", "")
     except BaseException as error:

@@ -55,7 +55,7 @@ def set_scheduler_class(config: VllmConfig, plan: Plan) -> None:
     if plan.of("scheduler") and not str(settings.scheduler_cls).startswith(PREFIX):
         # AsyncScheduler or Scheduler, as `async_scheduling` has been settled by now; a string is imported.
         base = settings.get_scheduler_cls()
-        # vLLM warns that a scheduler class of its users is no public interface; from 0.31 on not for its own names.
+        # vLLM warns that a scheduler class of its users is not a public interface; from 0.31 on not for its own names.
         settings.scheduler_cls = PREFIX + f"{base.__module__}.{base.__qualname__}".replace(".", "-")
 
 

@@ -344,7 +344,7 @@ class _RowTable:
 
 
 def normalize_labels(labels: object) -> Labels:
-    """Return an author's labels as they are counted; TypeError if they are no mapping."""
+    """Return an author's labels as they are counted; TypeError if they are not a mapping."""
     if not isinstance(labels, Mapping):
         raise TypeError(f"labels() must return a mapping of names to values, and returned {type(labels).__name__}")
     found = ((truncate(str(label), LABEL_BYTES), truncate(str(value), VALUE_BYTES)) for label, value in labels.items())

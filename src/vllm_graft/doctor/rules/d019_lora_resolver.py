@@ -37,7 +37,7 @@ def _own(env: Environment, name: str, source: str) -> Iterator[Finding]:
         yield Finding(CODE, _level(env, name, source), f"plugin {name!r}", what, where, fix)
     folder = env.variables.get(source)
     if name == server.FILESYSTEM_RESOLVER and folder and server.is_let_in(env, name) and not Path(folder).is_dir():
-        fault = "is no folder" if Path(folder).exists() else "does not exist"
+        fault = "is not a folder" if Path(folder).exists() else "does not exist"
         what = f"{folder} {fault}, and the plugin raises ValueError for that, which stops every vLLM process"
         fix = f"make the folder, or correct {source}"
         yield Finding(CODE, "error", f"plugin {name!r}", what, source, fix)

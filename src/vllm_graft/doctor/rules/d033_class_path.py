@@ -78,7 +78,7 @@ def _lacking(env: Environment, path: str) -> str:
     """Say what is missing of a path; empty where it resolves, or where reading does not tell."""
     module, dot, name = path.rpartition(".")
     if not dot:
-        return "that is no dotted path"
+        return "that is not a dotted path"
     found = env.module(module)
     if isinstance(found, Missing):
         return found.why

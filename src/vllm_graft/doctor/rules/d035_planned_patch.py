@@ -91,7 +91,7 @@ def main(file: str) -> None:
 
 
 def _load(row: Mapping[str, str], names: list[str]) -> PlanItem | None:
-    """Load one planned patch; None where it is for other models, or ``*`` named it and it is no patch."""
+    """Load one planned patch; None where it is for other models, or ``*`` named it and it is not a patch."""
     from vllm_graft.plan.catalogue import load
 
     (point,) = (each for each in POINTS if each.name == "patch")

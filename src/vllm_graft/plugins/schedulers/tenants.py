@@ -17,7 +17,7 @@ LONGEST: Final = 128
 """Names are truncated to this length: they are clients' words, and are kept."""
 
 _MOST_BITS: Final = 256
-"""Longer integers are no names: Python refuses to convert those of more than 4300 digits to text."""
+"""Longer integers are not names: Python refuses to convert those of more than 4300 digits to text."""
 
 _KEPT: Final = 1024
 # vLLM puts the endpoint before an X-Request-Id, and a random part behind it.

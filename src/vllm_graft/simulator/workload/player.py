@@ -299,7 +299,7 @@ async def _play_by_clock(recording: Recording) -> None:
         if task is not None and task.cancelling():
             raise KeyboardInterrupt from None
         raise StartError(
-            f"the engine did not start: {error}", where="engine core", fix="mend what it says above"
+            f"the engine did not start: {error}", where="engine core", fix="fix what it says above"
         ) from error
     try:
         recording.measured["start_s"] = time.perf_counter() - began

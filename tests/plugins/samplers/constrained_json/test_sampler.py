@@ -166,7 +166,7 @@ class TestRefusals:
             ConstrainedJSONSampler().setup(model)
 
     def test_a_token_that_something_else_picked_is_said_once(self, request_of, sampler, caplog):
-        """Nothing can mend the document then: the answer goes on without it."""
+        """Nothing can fix the document then: the answer goes on without it."""
         writer = request_of(temperature=0.0)
         writer.generated += [sampler._masks._trie.tokens(1)[0]]
         logits = writer.logits()[None].clone()

@@ -48,7 +48,7 @@ class Matcher:
         self._clear(0)
 
     def catch_up(self, history: History, slot: int) -> None:
-        """Take in the slot's tokens since the last call; a text that is no continuation is read anew."""
+        """Take in the slot's tokens since the last call; a text that is not a continuation is read anew."""
         fresh = history.since(slot, self._seen - 1) if self._seen else ()
         if len(fresh) == 0 or fresh[0] != self._tokens[-1] or len(fresh) > self._window:
             start = max(0, history.length(slot) - self._window)
@@ -216,7 +216,7 @@ class DenseMatches:
         self._count += 1
 
     def measure(self, run: int) -> None:
-        """Find the lengths from scratch; ``run`` counts the tokens at the end that are no breakers."""
+        """Find the lengths from scratch; ``run`` counts the tokens at the end that are not breakers."""
         low, last, text, lengths = max(0, self._count - self._window), self._count - 1, self._text, self._lengths
         lengths[low : last + 1] = 0
         at = low + np.flatnonzero(text[low:last] == text[last])
