@@ -38,7 +38,7 @@ class Fields:
     """
 
     texts: ClassVar = False
-    """Whether numbers may be strings."""
+    """True if numbers may be strings."""
 
     def __init__(self, values: object, what: str, where: Callable[[str | None], str]) -> None:
         self._what = what

@@ -124,6 +124,12 @@ def test_a_class_that_cannot_work(kind: type, said: str):
     assert mistake.fix
 
 
+def test_a_switch_may_be_off_at_a_default_out_of_range():
+    """0 for "off" where 1 to 9 are allowed; no request can carry it, so no strategy ever gets it."""
+    assert find_mistake(strategy(keys=(Key("x", "int", 0, low=1, high=9, switch=True),))) is None
+    assert find_mistake(strategy(keys=(Key("x", "int", 0, low=1, high=9),))) is not None
+
+
 def test_what_fulfils_its_contract_passes():
     """Arguments have the author's own names, and defaults; a constructor may take the tokenizer."""
 

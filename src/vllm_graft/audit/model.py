@@ -62,9 +62,9 @@ class PatchDeclaration:
     releases: str = ""
     """The releases that this body is for, where a hook has several bodies."""
     marked: bool = False
-    """Whether the hook is marked ``@wrap``, ``@replace`` or ``@add``."""
+    """True if the hook is marked ``@wrap``, ``@replace`` or ``@add``."""
     locked: bool = False
-    """Whether it declares ``locked=True``."""
+    """True if it declares ``locked=True``."""
     why: str = ""
     upstream: str = ""
     remove_when: str = ""
@@ -74,7 +74,7 @@ class PatchDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether code runs in a release, None where that is unknown; ``asked``: the presence of a name decides it."""
+    """True if code runs in a release, None where that is unknown; ``asked``: the presence of a name decides it."""
 
     runs: bool | None
     asked: bool = False
@@ -85,7 +85,7 @@ class Condition(Protocol):
 
     @property
     def alternative(self) -> bool:
-        """Whether the code does something else where it does not hold."""
+        """True if the code does something else where it does not hold."""
         ...
 
     def outcome(self, facts: ReleaseFacts) -> Outcome:
@@ -132,7 +132,7 @@ Branch = tuple[Condition, int, int]
 """A test, and the first and last line behind it."""
 
 Standing = Literal["runs", "caught", "unsure", "skipped", "unmet"]
-"""Whether code runs in a release.
+"""True if code runs in a release.
 
 runs:     it runs, and fails where a name that it needs is missing
 caught:   it runs, and a handler catches a missing name
@@ -268,12 +268,12 @@ class Use:
 
     @property
     def guarded(self) -> bool:
-        """Whether the code provides for the name's absence, or restricts the releases it runs in."""
+        """True if the code provides for the name's absence, or restricts the releases it runs in."""
         return bool(self.guard) or bool(self.alternatives) or self.fallback
 
     @property
     def changes_vllm(self) -> bool:
-        """Whether it is a patch of some kind."""
+        """True if it is a patch of some kind."""
         return self.way in PATCHES
 
 
@@ -309,7 +309,7 @@ class Verdict:
     detail: str = ""
     now: str = ""
     standing: Standing = "runs"
-    """Whether the code itself runs in the newer release."""
+    """True if the code itself runs in the newer release."""
     fitted: bool = True
     """Where the code does not work: whether it did in a known release."""
 

@@ -138,7 +138,7 @@ class Params:
 
     @property
     def greedy(self) -> bool:
-        """Whether vLLM takes the most probable token of this request."""
+        """True if vLLM takes the most probable token of this request."""
         return self.temperature < GREEDY_BELOW
 
     @property

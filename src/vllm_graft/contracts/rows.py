@@ -20,7 +20,7 @@ class History(Protocol):
 
     @property
     def on_host(self) -> bool:
-        """Whether the tokens are in host memory."""
+        """True if the tokens are in host memory."""
         ...
 
     def length(self, slot: int) -> int:

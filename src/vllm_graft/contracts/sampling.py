@@ -204,7 +204,7 @@ class Sampler(OptInSampler):
     """
 
     syncs_device: ClassVar[bool] = True
-    """Whether ``sample`` looks at values on the host, and so waits for the device. The wait for the model then happens
+    """True if ``sample`` looks at values on the host, and so waits for the device. The wait for the model then happens
     before the call and is not held against the budget; set it to False where ``sample`` only queues work."""
 
     def sample(self, logits: torch.Tensor, params: Sequence[Params]) -> Sequence[int] | torch.Tensor:

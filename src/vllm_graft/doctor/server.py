@@ -104,7 +104,7 @@ class ProcessorSetting:
 
     @property
     def is_installed(self) -> bool:
-        """Whether a package registers it, so that every engine loads it."""
+        """True if a package registers it, so that every engine loads it."""
         return isinstance(self.target, EntryPoint)
 
     @property

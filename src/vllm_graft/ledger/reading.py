@@ -114,7 +114,7 @@ class RunView:
 
     @property
     def running(self) -> bool:
-        """Whether any of its processes lives."""
+        """True if any of its processes lives."""
         return any(process.life == "running" for process in self.processes)
 
     def rows(self) -> list[ProcessRow]:

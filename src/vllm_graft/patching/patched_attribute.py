@@ -186,7 +186,7 @@ class PatchedAttribute:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the target still holds what was put there."""
+        """True if the target still holds what was put there."""
         return checks.own(self.owner, self.attribute) is self.placed[self.attribute]
 
     def check_ownership(self, where: str) -> None:

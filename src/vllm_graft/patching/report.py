@@ -76,7 +76,7 @@ class PatchEntry:
 
     @property
     def is_active(self) -> bool:
-        """Whether the patch is on its target, or armed; a refused one is neither."""
+        """True if the patch is on its target, or armed; a refused one is neither."""
         refused = any(hook.state == "refused" for hook in self.hooks.values())
         return self.owner is not None or (self.awaited and not refused)
 

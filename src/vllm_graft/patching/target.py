@@ -41,7 +41,7 @@ class Target:
 
     @property
     def is_class(self) -> bool:
-        """Whether a class is meant; a name without a colon is a module."""
+        """True if a class is meant; a name without a colon is a module."""
         return bool(self.qualname)
 
     def inside(self, attribute: str) -> str:

@@ -41,7 +41,7 @@ class GeneralPlugin:
 
     @property
     def registers_patches(self) -> bool:
-        """Whether it may register patches; vLLM's own plugins in this group are resolvers, and ours registers none."""
+        """True if it may register patches; vLLM's own plugins in this group are resolvers, and ours registers none."""
         return self.module.partition(".")[0] not in ("vllm", "vllm_graft")
 
     def modules(self) -> Iterator[ModuleType]:

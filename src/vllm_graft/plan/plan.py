@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def strict(self) -> bool:
-        """Whether a missing item stops the start."""
+        """True if a missing item stops the start."""
         return self.on_failure == "stop"
 
     @property

@@ -48,7 +48,7 @@ class EngineRequest:
             self._headers.setdefault(name.lower(), []).append(value)
         self.body: dict[str, Any] = {}
         self.disconnected = False
-        """Whether the client disconnected before its body was complete."""
+        """True if the client disconnected before its body was complete."""
 
     @classmethod
     def of(cls, scope: Message) -> EngineRequest | None:
@@ -57,7 +57,7 @@ class EngineRequest:
 
     @property
     def is_work(self) -> bool:
-        """Whether the request gives the engine work."""
+        """True if the request gives the engine work."""
         if self._scope["type"] == "websocket":
             return True
         return self._scope["method"] == "POST" and self.path in PATHS
@@ -70,7 +70,7 @@ class EngineRequest:
 
     @property
     def is_preflight(self) -> bool:
-        """Whether this is a browser's CORS preflight, which carries no key."""
+        """True if this is a browser's CORS preflight, which carries no key."""
         return self._scope.get("method") == "OPTIONS"
 
     async def read(self, receive: Receive) -> Receive:

@@ -439,12 +439,12 @@ class Model:
 
     @property
     def shipped(self) -> bool:
-        """Whether the configuration ships with the package."""
+        """True if the configuration ships with the package."""
         return self.folder.parent == _SHIPPED
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether a tokenizer lies beside the file."""
+        """True if a tokenizer lies beside the file."""
         return any((self.folder / name).is_file() for name in _TOKENIZERS)
 
 

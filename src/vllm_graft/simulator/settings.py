@@ -54,7 +54,7 @@ class SimulationSettings:
     name: str = INSTANT
     """The device's name."""
     named: bool = False
-    """Whether the file or the environment names it."""
+    """True if the file or the environment names it."""
     device: Device | None = None
     """Its numbers; None where steps take no time."""
     speed: float = 1.0
@@ -68,7 +68,7 @@ class SimulationSettings:
 
     @property
     def virtual(self) -> bool:
-        """Whether time is virtual."""
+        """True if time is virtual."""
         return math.isinf(self.speed)
 
     def as_dict(self) -> dict[str, Any]:

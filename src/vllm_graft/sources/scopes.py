@@ -147,7 +147,7 @@ class Namespace:
 
     @cached_property
     def is_closed(self) -> bool:
-        """Whether ``bound`` has all names: there is no star import, nothing computed, no ``__getattr__``."""
+        """True if ``bound`` has all names: there is no star import, nothing computed, no ``__getattr__``."""
         return "*" not in self.bound and "__getattr__" not in self.bound and not self.uses(_COMPUTED)
 
     def uses(self, names: Collection[str]) -> bool:

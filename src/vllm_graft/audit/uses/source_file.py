@@ -49,7 +49,7 @@ class SourceFile:
 
     @property
     def is_package(self) -> bool:
-        """Whether it is the ``__init__.py`` of a package."""
+        """True if it is the ``__init__.py`` of a package."""
         return self.path.name == "__init__.py"
 
     @property
@@ -59,7 +59,7 @@ class SourceFile:
 
     @cached_property
     def names_vllm(self) -> bool:
-        """Whether it has the word "vllm", and not only as part of a longer one such as ``vllm_ascend``."""
+        """True if it has the word "vllm", and not only as part of a longer one such as ``vllm_ascend``."""
         return _WORD.search(self.data) is not None
 
     @cached_property

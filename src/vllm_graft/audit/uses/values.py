@@ -35,7 +35,7 @@ class Name:
 
     @property
     def is_vllm(self) -> bool:
-        """Whether it is vLLM's; ``vllm_ascend`` is another package."""
+        """True if it is vLLM's; ``vllm_ascend`` is another package."""
         return self.module.partition(".")[0] == TOP
 
     @property

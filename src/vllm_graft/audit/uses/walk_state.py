@@ -106,7 +106,7 @@ class MethodCall:
     owner: str
     guard: UseGuard
     above: bool
-    """Whether it goes to ``super()``."""
+    """True if it goes to ``super()``."""
 
 
 @dataclass(slots=True)

@@ -111,12 +111,12 @@ class GuardedSampler:
 
     @property
     def listens(self) -> bool:
-        """Whether its ``sampled`` is called with the tokens that were picked."""
+        """True if its ``sampled`` is called with the tokens that were picked."""
         return "sampled" in self._guards and not self.aside
 
     @property
     def aside(self) -> bool:
-        """Whether it is put aside: a strategy of which one method has failed is of no use."""
+        """True if it is put aside: a strategy of which one method has failed is of no use."""
         return bool(self._broken) or any(guard.aside for guard in self._guards.values())
 
     def put_aside(self, reason: str) -> None:

@@ -25,7 +25,7 @@ class SamplerPipeline:
         """How many of a request's last tokens the samplers look at, at most."""
         self.seeds = model.per_slot(0, integer=True)
         self.overrides = False
-        """Whether ``after`` is called with the tokens that vLLM picked; otherwise picks are forced by the logits."""
+        """True if ``after`` is called with the tokens that vLLM picked; otherwise picks are forced by the logits."""
         self._unowned = model.slots
         self._seed = seed
         self._entered = 0

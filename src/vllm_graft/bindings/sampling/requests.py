@@ -90,7 +90,7 @@ class SamplerInfo:
 
     @property
     def by_default(self) -> bool:
-        """Whether requests without its keys are its own."""
+        """True if requests without its keys are its own."""
         return self.always or (bool(self.defaults) and self.kind.is_requested(self.defaults))
 
     def is_requested(self, found: Mapping[str, KeyValue]) -> bool:

@@ -209,7 +209,7 @@ class WorkloadReport:
 
     @property
     def sound(self) -> bool:
-        """Whether every planned item was active until the end, so that the figures are the plan's."""
+        """True if every planned item was active until the end, so that the figures are the plan's."""
         return not any(finding.level == "error" or finding.code in _ASIDE for finding in self.findings)
 
     @property

@@ -63,7 +63,7 @@ class WorkloadRequest:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """vLLM's ``extra_args`` for plugins, ``vllm_xargs`` over HTTP."""
     ignore_eos: bool | None = None
-    """Whether it goes on to ``max_tokens``; None for yes, unless answers have a natural length."""
+    """True if it goes on to ``max_tokens``; None for yes, unless answers have a natural length."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the request as a line of a workload's file."""
@@ -105,7 +105,7 @@ class Workload:
 
     @property
     def has_text(self) -> bool:
-        """Whether a prompt is text, which needs a tokenizer."""
+        """True if a prompt is text, which needs a tokenizer."""
         return any(request.prompt is not None for request in self.requests)
 
     def lines(self) -> Iterator[str]:
