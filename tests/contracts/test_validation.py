@@ -125,7 +125,7 @@ def test_a_class_that_cannot_work(kind: type, said: str):
 
 
 def test_a_switch_may_be_off_at_a_default_out_of_range():
-    """0 for "off" where 1 to 9 are allowed; no request can carry it, so no strategy ever gets it."""
+    """0 for "off" where 1 to 9 are allowed: a request says so by leaving the key out."""
     assert find_mistake(strategy(keys=(Key("x", "int", 0, low=1, high=9, switch=True),))) is None
     assert find_mistake(strategy(keys=(Key("x", "int", 0, low=1, high=9),))) is not None
 
