@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from vllm_graft import ledger
+from vllm_graft.bindings.attention import patches as attention_patches
 from vllm_graft.bindings.sampling import patches as sampler_patches
 from vllm_graft.boot.role import named_role
 from vllm_graft.errors import GraftError, PatchError, StartError, join
@@ -161,6 +162,8 @@ class Process:
                 )
         if plan.of("sampler"):
             sampler_patches.install(self.engine)
+        if plan.of("attention"):
+            attention_patches.install(self.engine)
         return refused
 
     def _patch_class(self, item: PlanItem, refused: list[ItemRefusal]) -> Patch | None:

@@ -4,6 +4,8 @@
 - ``SchedulingPolicy``: decides each step which requests start and which are preempted
 - ``SamplingStrategy``: changes the logits of the requests that ask for it; ``Truncation`` by a limit per row
 - ``Sampler``: picks the tokens of the requests that ask for it
+- ``KVPolicy``: decides which part of a request's KV cache stays
+- ``AttentionKernel``: computes attention over the paged KV cache
 - ``StatSink``: receives every finished request
 - ``ConfigError``: an item that cannot work as it is configured
 - ``OptionError``: refuses the value of an option (``OptionValue``); ``nearest`` suggests a name in its message
@@ -13,6 +15,7 @@
 Contracts of further points join as their bindings land; ``vllm-graft points`` shows which are bound.
 """
 
+from vllm_graft.contracts.attention import AttentionBatch, AttentionKernel, KVPolicy, LayerView, RequestBlocks, Window
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.policy import KVState, RequestView, Schedule, SchedulerBase, SchedulingPolicy
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params
@@ -26,19 +29,24 @@ from vllm_graft.errors import ConfigError, OptionError, nearest
 __all__ = [
     "STAGES",
     "AdmissionQueue",
+    "AttentionBatch",
+    "AttentionKernel",
     "BatchRecord",
     "ConfigError",
     "History",
     "Item",
+    "KVPolicy",
     "KVState",
     "Key",
     "KeyValue",
+    "LayerView",
     "Load",
     "OptionError",
     "OptionValue",
     "Params",
     "PerSlot",
     "Refusal",
+    "RequestBlocks",
     "RequestRecord",
     "RequestView",
     "Rows",
@@ -54,5 +62,6 @@ __all__ = [
     "Truncation",
     "WaitingHeap",
     "WaitingRequest",
+    "Window",
     "nearest",
 ]

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from vllm_graft.contracts.attention import AttentionKernel, KVPolicy
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.policy import SchedulingPolicy
 from vllm_graft.contracts.request_keys import KINDS, Key
@@ -25,6 +26,8 @@ REQUIRED: Final[Mapping[type[Item], Sequence[str]]] = {
     AdmissionQueue: ("push(request)", "peek()", "pop()", "remove(request)"),
     SchedulingPolicy: ("schedule(waiting, running, kv_cache)",),
     StatSink: ("finished(requests, batch)",),
+    AttentionKernel: ("forward(query, key, value, kv_cache, batch)",),
+    KVPolicy: (),
 }
 """What a class must implement, by its contract; of two that fit the first one counts."""
 
@@ -36,6 +39,8 @@ OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
         "ready()", "labels(request)", "rank(request)",
     ),
     StatSink: ("close()",),
+    KVPolicy: ("window(layer)", "evict(request)"),
+    AttentionKernel: ("store(key, value, kv_cache, slots)",),
 }  # fmt: skip
 """What a class may override, with the arguments that it is called with."""
 

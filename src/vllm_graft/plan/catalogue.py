@@ -30,6 +30,8 @@ SHIPPED: Final[Mapping[str, str]] = {
     "no-repeat-ngram": "vllm_graft.plugins.samplers.no_repeat_ngram:NoRepeatNgram",
     "top-n-sigma": "vllm_graft.plugins.samplers.top_n_sigma:TopNSigma",
     "xtc": "vllm_graft.plugins.samplers.xtc:Xtc",
+    "compact-window": "vllm_graft.plugins.attention.compact_window:CompactWindow",
+    "sink-window": "vllm_graft.plugins.attention.sink_window:SinkWindow",
     "priority-fairness": "vllm_graft.plugins.schedulers.priority_fairness:PriorityFairness",
     "tenant-fairness": "vllm_graft.plugins.schedulers.tenant_fairness:TenantFairness",
     "request-log": "vllm_graft.plugins.stats.request_log:RequestLog",

@@ -1,0 +1,166 @@
+"""Stock attention backends with a metadata builder that compacts the rows of each step.
+
+vLLM chooses a backend for a layer; ``compacting_backend`` derives one from it that differs in its builder alone. The
+stock builder is called with compacted rows and makes its own metadata from them, so that everything a release adds to
+it is inherited. The kernel is the stock one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm_graft.bindings.attention.compaction import Rows, WindowShape, cut, rows_after_cut, shift, without_empty
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
+
+SERVED: Final = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
+"""The stock backends whose metadata is made of rows alone. Others plan their work on the host from lengths that a
+compaction does not have there."""
+
+_OF_ROWS: Final = (
+    "seq_lens_cpu_upper_bound", "is_prefilling", "req_idx", "_seq_lens_cpu", "_num_computed_tokens_cpu",
+    "_num_computed_tokens_cache", "_token_to_req_indices_cache",
+)  # fmt: skip
+"""Fields of vLLM's metadata that speak of the rows before the compaction. Each release has some of them, none of the
+served backends reads one, and all may be None."""
+
+
+@functools.cache
+def compacting_backend(
+    stock: type[AttentionBackend], on_builder: Callable[[Sequence[str]], None]
+) -> type[AttentionBackend]:
+    """Derive a backend whose builder compacts rows; the same stock backend gives the same class.
+
+    ``on_builder`` is called with the names of the layers that a builder is made for.
+    """
+    builder = _compacting_builder(stock.get_builder_cls(), on_builder)
+
+    class CompactingBackend(stock):
+        """A stock backend with another builder. It keeps the name, which vLLM looks up among its own."""
+
+        compacts = True
+
+        @staticmethod
+        def get_builder_cls() -> type:
+            return builder
+
+    CompactingBackend.__name__ = CompactingBackend.__qualname__ = f"Compacting{stock.__name__}"
+    return CompactingBackend
+
+
+def _compacting_builder(stock: Any, on_builder: Callable[[Sequence[str]], None]) -> type:
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    class CompactingBuilder(stock):
+        """A stock builder that is given compacted rows."""
+
+        # A step with drafts or prompts has another number of rows than of requests, so only steps of single tokens are
+        # captured whole; the others run with piecewise graphs.
+        _cudagraph_support = min(
+            stock._cudagraph_support, AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE, key=lambda each: each.value
+        )
+        # Metadata of one group of layers with the block table of another would miss the compaction.
+        supports_update_block_table = False
+        supports_draft_decode_metadata_update = False
+
+        def __init__(
+            self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any, **kw: Any
+        ) -> None:
+            super().__init__(kv_cache_spec, layer_names, vllm_config, device, **kw)
+            self.supports_draft_decode_metadata_update = False
+            self._compactor = Compactor(kv_cache_spec, vllm_config, device)
+            on_builder(layer_names)
+
+        def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+            compacted = self._compactor.compact(common_attn_metadata)
+            # FlashAttention 3 plans its work in a buffer for as many rows as there can be requests.
+            more = compacted.num_reqs > common_attn_metadata.num_reqs
+            return super().build(0, compacted, fast_build or more)
+
+        def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
+            # Up to 0.31: a common prefix is attended to apart, with the stock tables.
+            return False
+
+        @classmethod
+        def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+            return cls._cudagraph_support
+
+        @classmethod
+        def get_varlen_cudagraph_max_query_len(cls, *args: Any, **kwargs: Any) -> None:
+            return None
+
+    CompactingBuilder.__name__ = CompactingBuilder.__qualname__ = f"Compacting{stock.__name__}"
+    return CompactingBuilder
+
+
+class Compactor:
+    """Compacts the rows of each step for one group of layers, all of which have one window.
+
+    Steps of single tokens are written into buffers that stay where they are, because CUDA graphs read them there.
+    """
+
+    def __init__(self, spec: Any, config: Any, device: torch.device) -> None:
+        import torch
+
+        self.block_size: int = spec.block_size
+        self.shape: WindowShape | None = getattr(spec, "shape", None)
+        """The window that the plan gave these layers; None for a window of the model's own."""
+        self.sliding = 0 if self.shape else int(spec.sliding_window)
+        self.most = self.shape.most if self.shape else self.sliding + self.block_size - 1
+        """The most tokens of a row of one query."""
+        self.on_cpu = torch.device(device).type == "cpu"
+        if self.on_cpu:
+            return
+        width = -(-self.most // self.block_size)
+        captured = config.compilation_config.max_cudagraph_capture_size or 0
+        rows = max(config.scheduler_config.max_num_seqs, captured)
+        self._blocks = torch.zeros((rows, width), dtype=torch.int32, device=device)
+        self._lengths = torch.zeros(rows, dtype=torch.int32, device=device)
+
+    def compact(self, metadata: CommonAttentionMetadata) -> CommonAttentionMetadata:
+        """Return the metadata of a step with compacted rows."""
+        if metadata.causal is not True:
+            raise NotImplementedError("a window is for causal attention, and this step has rows that see the future")
+        rows = Rows(metadata.query_start_loc, metadata.seq_lens, metadata.block_table_tensor)
+        starts_cpu, longest, most = metadata.query_start_loc_cpu, metadata.max_query_len, self.most
+        if longest == 1 and not self.on_cpu:
+            rows = self._compact_single_tokens(rows)
+        elif self.shape is None:
+            rows, most = shift(rows, self.sliding, self.block_size), most + longest
+        else:
+            rows = cut(rows, self.shape, self.block_size, rows_after_cut(starts_cpu, self.shape.step))
+            longest = min(longest, self.shape.step)
+            if self.on_cpu:
+                rows = without_empty(rows)
+                starts_cpu = rows.starts
+        return _replace_rows(metadata, rows, starts_cpu, longest, min(metadata.max_seq_len, most))
+
+    def _compact_single_tokens(self, rows: Rows) -> Rows:
+        from vllm_graft.bindings.attention.triton_kernels import compact_single_tokens
+
+        number = len(rows.lengths)
+        blocks, lengths = self._blocks[:number], self._lengths[:number]
+        compact_single_tokens(rows.lengths, rows.blocks, lengths, blocks, self.block_size, self.shape, self.sliding)
+        return Rows(rows.starts, lengths, blocks)
+
+
+def _replace_rows(
+    metadata: CommonAttentionMetadata, rows: Rows, starts_cpu: torch.Tensor, longest: int, most: int
+) -> CommonAttentionMetadata:
+    known = {field.name for field in dataclasses.fields(metadata)}
+    return dataclasses.replace(
+        metadata,
+        query_start_loc=rows.starts,
+        query_start_loc_cpu=starts_cpu,
+        seq_lens=rows.lengths,
+        block_table_tensor=rows.blocks,
+        num_reqs=len(rows.lengths),
+        max_query_len=longest,
+        max_seq_len=most,
+        **{name: None for name in _OF_ROWS if name in known},
+    )

@@ -1,0 +1,140 @@
+"""Rewrite the rows of a step, so that a stock kernel attends to the blocks of a window alone.
+
+A kernel walks a row's block table from the first entry to the row's length, and masks nothing but the future. So a row
+whose table lacks the blocks between the first tokens and the window, and whose length lacks their tokens, is attention
+over that window: the keys carry their positions already. A window moves in steps of ``step`` tokens, so that every
+query of a step sees the same blocks. A row with the queries of several steps (a prompt, or drafts across a border) is
+cut into one row for each step, which is what the kernel would see if they came one after another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+SMALLEST_STEP = 64
+"""Tokens by which a window moves at least. Kernels work on tiles of queries: a shorter step would cut prompts into rows
+that fill a part of a tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowShape:
+    """A window in whole blocks, with which a kernel and the KV-cache manager agree on what is seen.
+
+    first:  tokens at the start of the sequence that stay, a multiple of the block size
+    before: tokens before the step of a query that it sees, a multiple of ``step``
+    step:   tokens by which the window moves, a multiple of the block size
+    """
+
+    first: int
+    before: int
+    step: int
+
+    @classmethod
+    def fit(cls, first: int, last: int, block_size: int) -> WindowShape:
+        """Fit a window to whole blocks: ``first`` is rounded up, ``last`` is the most that a query sees.
+
+        Raises ValueError for a window that does not hold two steps, or is not larger than ``first``.
+        """
+        step = -(-SMALLEST_STEP // block_size) * block_size
+        if last < 2 * step:
+            raise ValueError(
+                f"a window of {last} tokens is too small: with KV-cache blocks of {block_size} tokens it moves by {step} "
+                f"tokens at a time, and takes at least {2 * step}"
+            )
+        if first > last:
+            raise ValueError(
+                f"the first {first} tokens are more than the window of {last}, which would slide over them"
+            )
+        return cls(-(-first // block_size) * block_size, (last // step - 1) * step, step)
+
+    @property
+    def most(self) -> int:
+        """The most tokens that a query sees."""
+        return self.first + self.before + self.step
+
+    def start(self, position: int) -> int:
+        """Return the first token of the window of a query, which also sees the first tokens of the sequence."""
+        return max(0, position // self.step * self.step - self.before)
+
+
+class Rows(NamedTuple):
+    """The rows of a step: the fields of vLLM's metadata that a compaction replaces."""
+
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    blocks: torch.Tensor
+
+
+def cut(rows: Rows, shape: WindowShape, block_size: int, most: torch.Tensor) -> Rows:
+    """Return the rows cut at the steps of the window, each with the blocks that its queries see.
+
+    ``most`` is how many rows each row may become, on the host (``rows_after_cut``). Rows that turn out to be fewer are
+    left empty, at the end of their row's tokens: how many they are is known on the device alone.
+    """
+    import torch
+
+    device = rows.lengths.device
+    row = torch.repeat_interleave(torch.arange(len(most)), most)
+    number = torch.arange(len(row)) - (torch.cumsum(most, 0) - most)[row]
+    row, number = row.to(device, non_blocking=True), number.to(device, non_blocking=True)
+    begins, lengths = rows.starts[:-1].long(), rows.lengths.long()
+    context = lengths - (rows.starts[1:].long() - begins)
+    context, length = context[row], lengths[row]
+    group = torch.div(context, shape.step, rounding_mode="floor") + number
+    low = torch.minimum(torch.maximum(context, group * shape.step), length)
+    high = torch.maximum(torch.minimum(length, (group + 1) * shape.step), low)
+    window = (group * shape.step - shape.before).clamp(min=0)
+    starts = torch.empty(len(row) + 1, dtype=rows.starts.dtype, device=device)
+    starts[:-1] = begins[row] + low - context
+    starts[-1] = rows.starts[-1]
+    gap = (window - shape.first).clamp(min=0)
+    compacted = torch.where(high > low, high - gap, 0).to(rows.lengths.dtype)
+    return Rows(starts, compacted, _without_gap(rows.blocks, row, gap, shape.first, shape.most, block_size))
+
+
+def rows_after_cut(starts: torch.Tensor, step: int) -> torch.Tensor:
+    """Return how many rows each row may become, from the queries' starts on the host.
+
+    Where a row's context ends inside a step is not known there, so that a row of n tokens may touch one step more.
+    """
+    tokens = starts[1:] - starts[:-1]
+    return ((tokens + step - 2) // step + 1).clamp(min=1)
+
+
+def without_empty(rows: Rows) -> Rows:
+    """Return the rows that have queries. On the host: a device would have to be asked how many they are."""
+    import torch
+
+    full = (rows.starts[1:] > rows.starts[:-1]).nonzero().flatten()
+    return Rows(torch.cat((rows.starts[full], rows.starts[-1:])), rows.lengths[full], rows.blocks[full])
+
+
+def shift(rows: Rows, window: int, block_size: int) -> Rows:
+    """Return the rows without the blocks before a sliding window of the model's own; the kernel masks the rest.
+
+    The window of a row's first query counts, so a row stays one row.
+    """
+    import torch
+
+    context = rows.lengths.long() - (rows.starts[1:].long() - rows.starts[:-1].long())
+    skipped = torch.div((context - window + 1).clamp(min=0), block_size, rounding_mode="floor") * block_size
+    row = torch.arange(len(context), device=context.device)
+    width = rows.blocks.shape[1] * block_size
+    blocks = _without_gap(rows.blocks, row, skipped, 0, width, block_size)
+    return Rows(rows.starts, (rows.lengths - skipped).to(rows.lengths.dtype), blocks)
+
+
+def _without_gap(
+    blocks: torch.Tensor, row: torch.Tensor, gap: torch.Tensor, first: int, most: int, block_size: int
+) -> torch.Tensor:
+    """Return block tables that leave out ``gap`` tokens after the first ones, as wide as ``most`` tokens need."""
+    import torch
+
+    width = min(-(-most // block_size), blocks.shape[1])
+    column = torch.arange(width, device=blocks.device)
+    source = column + torch.where(column < first // block_size, 0, (gap // block_size)[:, None])
+    return blocks[row[:, None], source.clamp(max=blocks.shape[1] - 1)].contiguous()

@@ -1,0 +1,193 @@
+"""KV-cache specs and managers for layers with a window: what is freed, and what the prefix cache may answer.
+
+A spec is made in the worker, pickled to engine core and back, and names its manager there, so both classes stand at
+the top of this module; importing it registers them. The managers of vLLM's sliding window kept their shape from 0.26
+to 0.32. They know one window that ends at the last token; what is added here is the first tokens, which stay too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.kv_cache_utils import resolve_block_hashes
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+from vllm_graft.bindings.attention.compaction import WindowShape
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkWindowSpec(SlidingWindowSpec):
+    """The KV cache of a layer that keeps its first tokens and a window.
+
+    ``sliding_window`` is what the base class reckons with. It is so much larger than the window that the base frees a
+    block only after the window has left it, wherever inside a step the last token is.
+    """
+
+    first: int
+    before: int
+    step: int
+
+    @classmethod
+    def of(cls, spec: FullAttentionSpec, shape: WindowShape) -> SinkWindowSpec:
+        """Return the spec of a layer with full attention, with a window instead."""
+        # Each release has other fields in common to the two specs: a padded page, the size of a value, quantization.
+        own = {field.name for field in fields(SlidingWindowSpec) if field.init} - {"sliding_window"}
+        shared = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name in own}
+        reach = shape.before + shape.step - spec.block_size + 1
+        return cls(**shared, sliding_window=reach, first=shape.first, before=shape.before, step=shape.step)
+
+    @property
+    def shape(self) -> WindowShape:
+        """The window in whole blocks."""
+        return WindowShape(self.first, self.before, self.step)
+
+    @property
+    def first_blocks(self) -> int:
+        """The blocks at the start of a sequence that stay."""
+        return self.first // self.block_size
+
+    def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
+        """Return the most blocks that a request holds at a time: those of the window, and the first ones."""
+        sliding: int = super().max_admission_blocks_per_request(max_in_flight_tokens, max_model_len)
+        return min(sliding + self.first_blocks, -(-max_model_len // self.block_size))
+
+    def is_uniform_with_collection(self, kv_cache_specs: dict[str, KVCacheSpec]) -> bool:
+        """Return whether all layers have this window, and can share one group of blocks."""
+        return all(isinstance(spec, SinkWindowSpec) and spec.shape == self.shape for spec in kv_cache_specs.values())
+
+
+class SinkWindowManager(SlidingWindowManager):
+    """Frees the blocks between a request's first tokens and its window."""
+
+    def __init__(self, kv_cache_spec: SinkWindowSpec, **kwargs: Any) -> None:
+        super().__init__(kv_cache_spec, **kwargs)
+        self.first_blocks = kv_cache_spec.first_blocks
+        self.freed = 0
+        """The blocks that were freed while their requests ran."""
+
+    def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int, *args: Any, **kwargs: Any) -> None:
+        """Free what has left the window; called before each step of a request takes blocks."""
+        blocks = self.req_to_blocks.get(request_id)
+        if not blocks:
+            return
+        end = min(self.get_num_skipped_tokens(processed_computed_tokens) // self.block_size, len(blocks))
+        # Those of earlier steps are null already, up to the first.
+        gone = itertools.takewhile(
+            lambda block: block is not self._null_block, reversed(blocks[self.first_blocks : end])
+        )
+        self.freed += sum(1 for _ in gone)
+        self._remove_blocks_in_range(request_id, self.first_blocks, end)
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        total_computed_tokens: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> int:
+        """Return how many free blocks a request takes; a cached first block that nobody uses is one of them."""
+        number: int = super().get_num_blocks_to_allocate(
+            request_id, num_tokens, new_computed_blocks, total_computed_tokens, *args, **kwargs
+        )
+        if request_id in self.num_cached_block:
+            return number
+        return number + self._get_num_evictable_blocks(self._first_hits(new_computed_blocks, total_computed_tokens))
+
+    def add_local_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Give a request the blocks of a cache hit; the base class drops all before the window, the first ones too."""
+        computed = num_local_computed_tokens + num_external_computed_tokens
+        first = list(self._first_hits(new_computed_blocks, computed))
+        super().add_local_computed_blocks(
+            request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens, *args, **kwargs
+        )
+        if first:
+            self.block_pool.touch(first)
+            self.req_to_blocks[request_id][: len(first)] = first
+
+    def _first_hits(self, hits: Sequence[KVCacheBlock], computed: int) -> Sequence[KVCacheBlock]:
+        """Return the blocks of a cache hit that stay though the window has left them."""
+        return hits[: min(self.first_blocks, self.get_num_skipped_tokens(computed) // self.block_size)]
+
+    @classmethod
+    def find_longest_cache_hit(
+        cls,
+        block_hashes: Any,
+        max_length: int,
+        kv_cache_group_ids: list[int],
+        block_pool: BlockPool,
+        kv_cache_spec: SinkWindowSpec,
+        drop_eagle_block: bool,
+        alignment_tokens: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+        """Find the longest prefix in the cache of which the window and the first blocks are all there."""
+        blocks, length = super().find_longest_cache_hit(
+            block_hashes,
+            max_length,
+            kv_cache_group_ids,
+            block_pool,
+            kv_cache_spec,
+            drop_eagle_block,
+            alignment_tokens,
+            *args,
+            **kwargs,
+        )
+        # Hashes of blocks of this group's size, which may be a multiple of the size that is hashed.
+        hashes = resolve_block_hashes(
+            block_hashes,
+            block_pool.hash_block_size,
+            kv_cache_spec.block_size,
+            supports_fine_grained_hash_lookup=False,
+            alignment_tokens=alignment_tokens,
+        )
+        for index in range(min(kv_cache_spec.first_blocks, len(blocks[0]))):
+            if blocks[0][index] is not block_pool.null_block:
+                continue
+            cached = block_pool.get_cached_block(hashes[index], kv_cache_group_ids)
+            if not cached:
+                # What comes before it is a hit of its own: all of its blocks are first blocks.
+                length = index * kv_cache_spec.block_size // alignment_tokens * alignment_tokens
+                for found in blocks:
+                    del found[length // kv_cache_spec.block_size :]
+                return blocks, length
+            for found, block in zip(blocks, cached, strict=True):
+                found[index] = block
+        return blocks, length
+
+    @classmethod
+    def reachable_block_mask(
+        cls, start_block: int, end_block: int, *args: Any, kv_cache_spec: SinkWindowSpec, **kwargs: Any
+    ) -> list[bool] | None:
+        """Return which blocks a later hit can use: the base class names the ends of windows, the first stay besides."""
+        mask: list[bool] | None = super().reachable_block_mask(
+            start_block, end_block, *args, kv_cache_spec=kv_cache_spec, **kwargs
+        )
+        if mask is not None:
+            for index in range(start_block, min(kv_cache_spec.first_blocks, end_block)):
+                mask[index - start_block] = True
+        return mask
+
+
+# The registry fills itself with vLLM's own specs on first use, but only while it is empty (0.26 to 0.32).
+KVCacheSpecRegistry._ensure_registered()
+KVCacheSpecRegistry.register(SinkWindowSpec, SinkWindowManager, SinkWindowSpec)
