@@ -1,0 +1,1 @@
+"""What attention over a window costs and frees."""
