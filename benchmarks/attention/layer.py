@@ -52,11 +52,11 @@ def main() -> None:
 
 
 def copy_bandwidth() -> float:
-    """Bytes read and written per second by a copy of 4 GB."""
-    source = torch.empty(1 << 31, dtype=torch.uint8, device=DEVICE)
+    """Bytes read and written per second by a copy of 2 GB."""
+    source = torch.zeros(1 << 29, dtype=torch.float32, device=DEVICE)
     target = torch.empty_like(source)
-    microseconds = replay(lambda: target.copy_(source), calls=4)
-    return 2 * source.numel() / (microseconds / 1e6)
+    microseconds = replay(lambda: target.copy_(source), calls=10)
+    return 2 * source.numel() * source.element_size() / (microseconds / 1e6)
 
 
 def replay(call: Callable[[], object], calls: int = 50) -> float:

@@ -197,8 +197,9 @@ def _item(item: ItemRow) -> str:
     tone = {"applied": "green", "armed": "green", "quarantined": "yellow", "drifted": "yellow"}.get(state, "red")
     number = "1 call" if item["calls"] == 1 else f"{item['calls']} calls"
     calls = f", {number}{_hooks(item)}" if item["calls"] else ""
+    figures = "".join(f", {number} {name}" for name, number in item.get("figures", {}).items())
     reason = f" ({item['reason']})" if item["reason"] and state not in ("applied", "armed") else ""
-    return f"{printable(item['name'])}: {paint(printable(state), tone)}{printable(calls + reason)}"
+    return f"{printable(item['name'])}: {paint(printable(state), tone)}{printable(calls + figures + reason)}"
 
 
 def _hooks(item: ItemRow) -> str:

@@ -182,6 +182,20 @@ class Meter:
         return read_block(self._cells.cells, self.cell, self.budget_us)
 
 
+class Figure:
+    """One number that an item reports, in the cell that a hook counts its calls in."""
+
+    __slots__ = ("_cells", "cell")
+
+    def __init__(self, cells: Cells, key: str) -> None:
+        self._cells = cells
+        self.cell = cells.allot(key)
+
+    def set(self, value: int) -> None:
+        """Report a number, 0 or more."""
+        self._cells.cells[self.cell] = value
+
+
 @dataclass(frozen=True, slots=True)
 class MeterReading:
     """What a meter has counted. Times are microseconds; percentiles are the upper edge of their histogram bucket."""

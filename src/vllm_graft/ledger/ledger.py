@@ -16,11 +16,11 @@ from vllm_graft.errors import LedgerError
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import counters, folder, queue_statistics, reading
 from vllm_graft.ledger.comparison import lost_folder
-from vllm_graft.ledger.counters import ASIDES, BEAT, CLOSED, ENDED, FAILED, UNSAVED, Cells, Meter, mark_ended
+from vllm_graft.ledger.counters import ASIDES, BEAT, CLOSED, ENDED, FAILED, UNSAVED, Cells, Figure, Meter, mark_ended
 from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.queue_statistics import StatisticsWriter
 from vllm_graft.ledger.reading import ProcessView
-from vllm_graft.ledger.record import HookRecord, ItemState, Record, Stall, State
+from vllm_graft.ledger.record import FigureRecord, HookRecord, ItemState, Record, Stall, State
 from vllm_graft.ledger.status import ProcessRow
 from vllm_graft.plan.carry import carried_plan
 from vllm_graft.plan.plan import Plan
@@ -166,6 +166,15 @@ class Ledger:
             state.hooks.append(HookRecord(name, cell, budget_us))
             self.save()
 
+    def figure(self, item: str, name: str) -> Figure:
+        """Return a figure that an item reports; a second one of the same name is the same."""
+        figure = Figure(self.cells, f"{item}\t{name}\tfigure")
+        state = self._items.get(item)
+        if state is not None and all(known.name != name for known in state.figures):
+            state.figures.append(FigureRecord(name, figure.cell))
+            self.save()
+        return figure
+
     def queue_statistics(self, item: str, engine: int = 0) -> StatisticsWriter:
         """Return the writer of a queue's load and statistics; in memory if there is no folder."""
         try:
@@ -260,6 +269,7 @@ class Ledger:
             statistics.snapshot() if statistics is not None else None,
             counted[BEAT] / 1000,
             self._unsaved,
+            reading.figures(self.record.items, counted),
         )
 
     def rows(self) -> list[ProcessRow]:

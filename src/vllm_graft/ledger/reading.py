@@ -46,6 +46,7 @@ class ProcessView:
     queue: QueueSnapshot | None = None
     beat: float = 0.0
     unsaved: str = ""
+    figures: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def calls(self, item: str) -> int:
         """Return the number of calls of all hooks of an item."""
@@ -90,6 +91,7 @@ class ProcessView:
             "reason": item.reason,
             "calls": self.calls(item.name),
             "hooks": {name: cast(HookRow, asdict(reading)) for name, reading in hooks.items()},
+            "figures": self.figures.get(item.name, {}),
         }
 
 
@@ -260,6 +262,7 @@ def _view(record: Record, counted: Sequence[int], queue: QueueSnapshot | None = 
         queue,
         counted[counters.BEAT] / 1000,
         os.strerror(min(unsaved, 2**15)) if unsaved else "",
+        figures(record.items, counted),
     )
 
 
@@ -268,6 +271,11 @@ def readings(items: Iterable[ItemState], counted: Sequence[int]) -> dict[str, di
     return {
         item.name: {hook.name: read_block(counted, hook.cell, hook.budget_us) for hook in item.hooks} for item in items
     }
+
+
+def figures(items: Iterable[ItemState], counted: Sequence[int]) -> dict[str, dict[str, int]]:
+    """Return the figures that items report."""
+    return {item.name: {figure.name: counted[figure.cell] for figure in item.figures} for item in items}
 
 
 def sweep(state: Path) -> None:

@@ -47,6 +47,18 @@ class HookRecord:
 
 
 @dataclass(slots=True)
+class FigureRecord:
+    """One figure that an item reports, such as blocks that it holds, and the cell of its value."""
+
+    name: str
+    cell: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cell <= LAST_BLOCK:
+            raise ValueError(f"the figure {self.name!r} has a cell out of bounds")
+
+
+@dataclass(slots=True)
 class ItemState:
     """The state of one planned item in this process."""
 
@@ -55,6 +67,7 @@ class ItemState:
     state: State
     reason: str = ""
     hooks: list[HookRecord] = field(default_factory=list)
+    figures: list[FigureRecord] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,11 @@ class HookRow(TypedDict):
 
 
 class ItemRow(TypedDict):
-    """A planned item in one process; ``calls`` are those of all its hooks."""
+    """A planned item in one process.
+
+    calls:   those of all its hooks
+    figures: what it reports of itself, as blocks that it holds
+    """
 
     point: str
     name: str
@@ -40,6 +44,7 @@ class ItemRow(TypedDict):
     reason: str
     calls: int
     hooks: dict[str, HookRow]
+    figures: NotRequired[dict[str, int]]
 
 
 class StallRow(TypedDict):

@@ -163,6 +163,13 @@ def _cost_families(views: Sequence[ProcessView]) -> Iterator[MetricFamily]:
     )
     for name, kind, words, values in families:
         yield _family(_ITEM + name, kind, words, ("point", "item", "role", "hook"), values.items())
+    reported = defaultdict[Key, float](int)
+    for view in views:
+        for item in view.record.items if view.life in ("running", "unknown") else ():
+            for figure, number in view.figures.get(item.name, {}).items():
+                reported[item.point, item.name, _role(view), figure] += number
+    words = "Figures that an item reports of itself."
+    yield _family(_ITEM + "figure", "gauge", words, ("point", "item", "role", "figure"), reported.items())
 
 
 Key = tuple[str, ...]

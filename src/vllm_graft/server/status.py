@@ -162,6 +162,8 @@ def _item(item: ItemRow) -> str:
     state = item["state"]
     reason = f"<br><span class=soft>{_text(item['reason'])}</span>" if item["reason"] else ""
     cost = "<br>".join(_cost(name, hook) for name, hook in item["hooks"].items() if hook["calls"])
+    figures = (_text(f"{number} {name}") for name, number in item.get("figures", {}).items())
+    cost = "<br>".join(filter(None, [cost, *figures]))
     shown = f"<span class={_STATES.get(state, 'bad')}>{_text(state)}</span>{reason}"
     calls = item["calls"] if item["name"] else ""
     return f"<td class=long>{_text(item['name'])}<td class=long>{shown}<td>{calls}<td class=long>{cost}"

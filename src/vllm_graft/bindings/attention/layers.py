@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from vllm_graft.bindings.attention.backends import SERVED, compacting_backend
@@ -22,6 +22,8 @@ class PlannedLayers:
         self._policy: KVPolicy | None = None
         self.windows: dict[str, Window | None] = {}
         """The policy's answer for each layer, by the layer's name."""
+        self.report_blocks: Callable[[], None] = lambda: None
+        """In engine core: report the blocks that are held and were freed."""
 
     def adapt(self, layer: Any, spec: Any, config: Any) -> Any:
         """Return the KV-cache spec of a layer, after giving the layer the backend that goes with it."""
@@ -51,8 +53,11 @@ class PlannedLayers:
         if missing:
             self._refuse(item, missing[0], f"vLLM put it into one group with {names[0]}, which has another window")
             return
-        current().set_item(item.point, item.name, "applied")
-        current().hook(item.name, f"{len(names)} layers: {names[0]} to {names[-1]}")
+        ledger = current()
+        ledger.set_item(item.point, item.name, "applied")
+        ledger.figure(item.name, "layers with a window").set(
+            sum(window is not None for window in self.windows.values())
+        )
 
     def prove_managers(self, manager: Any) -> None:
         """Record in engine core that blocks are freed, or that no group of layers has a window."""
@@ -66,6 +71,7 @@ class PlannedLayers:
             return
         current().set_item(item.point, item.name, "applied")
         current().save()
+        self.report_blocks = _block_reporter(manager, item.name)
 
     def _planned(self) -> tuple[PlanItem | None, KVPolicy | None]:
         """Return the planned item and its instance, which is made on first use."""
@@ -96,6 +102,25 @@ class PlannedLayers:
 
 planned_layers: Final = PlannedLayers()
 """The layers of this process."""
+
+
+def _block_reporter(manager: Any, name: str) -> Callable[[], None]:
+    """Have the managers of engine core report the blocks that are held and were freed, in each step."""
+    from vllm_graft.bindings.attention.retention import SinkWindowManager
+
+    managers = [each for each in manager.coordinator.single_type_managers if isinstance(each, SinkWindowManager)]
+    if not managers:
+        return lambda: None
+    pool = manager.block_pool
+    held, freed = current().figure(name, "KV blocks held"), current().figure(name, "KV blocks freed")
+
+    def report() -> None:
+        # The pool's own count, without the null block, which is never handed out.
+        held.set(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
+        freed.set(sum(each.freed for each in managers))
+
+    managers[0].report = report
+    return report
 
 
 def layer_view(layer: Any, spec: Any, config: Any) -> LayerView:

@@ -39,6 +39,12 @@ class PlannedManagers(
         call(*args, **kwargs)
         planned_layers.prove_managers(self)
 
+    @wrap
+    def free(self, call: Call, *args: Any, **kwargs: Any) -> None:
+        call(*args, **kwargs)
+        # The last request to end is followed by no step that would report it.
+        planned_layers.report_blocks()
+
 
 ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (PlannedWindows, PlannedManagers)
 

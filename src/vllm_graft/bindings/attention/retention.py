@@ -8,7 +8,7 @@ to 0.32. They know one window that ends at the last token; what is added here is
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,14 @@ class SinkWindowManager(SlidingWindowManager):
         self.first_blocks = kv_cache_spec.first_blocks
         self.freed = 0
         """The blocks that were freed while their requests ran."""
+        self.report: Callable[[], None] | None = None
+        """Called before each step of the engine."""
+
+    def new_step_starts(self) -> None:
+        """Report what is held, once for each step."""
+        super().new_step_starts()
+        if self.report is not None:
+            self.report()
 
     def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int, *args: Any, **kwargs: Any) -> None:
         """Free what has left the window; called before each step of a request takes blocks."""
