@@ -1,0 +1,181 @@
+"""Policies that evict blocks one by one: asked in engine core, followed by the block tables of the workers.
+
+``EvictingManager`` asks the policy whenever a request has filled a block, frees what it names, and keeps a note for the
+workers, which ``take_notes`` attaches to the step's schedule. A worker's block tables only ever grow; there
+``follow_v1`` and ``follow_v2`` write the null block over what is gone, and the metadata builder leaves null blocks out.
+
+What a token's keys and values are then depends on what was evicted before, not on its position alone. So nothing that
+was computed after a request's first eviction goes into the prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+from vllm_graft.contracts import RequestBlocks
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+NOTES: Final = "graft_evicted"
+"""The attribute of a step's schedule with the evicted blocks of each request, which vLLM pickles to its workers."""
+
+Ask = Callable[[RequestBlocks], "Collection[int] | None"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictingSpec(FullAttentionSpec):
+    """The KV cache of layers with full attention, out of which a policy evicts blocks."""
+
+    @classmethod
+    def of(cls, spec: FullAttentionSpec) -> EvictingSpec:
+        """Return the spec of a layer with full attention, with eviction."""
+        return cls(**{field.name: getattr(spec, field.name) for field in fields(spec) if field.init})
+
+
+class EvictingManager(FullAttentionManager):
+    """Frees the blocks that the policy names. Without one it is vLLM's own manager."""
+
+    def __init__(self, kv_cache_spec: EvictingSpec, **kwargs: Any) -> None:
+        super().__init__(kv_cache_spec, **kwargs)
+        self.ask: Ask | None = None
+        """Asks the policy, guarded; None as its answer once the policy is put aside."""
+        self.freed = 0
+        """The blocks that were freed while their requests ran."""
+        self.report: Callable[[], None] | None = None
+        """Called before each step of the engine."""
+        self.request: Request | None = None
+        """The request that slots are being allocated for."""
+        self._asked: dict[str, int] = {}
+        """The blocks that each request had filled when the policy was asked last."""
+        self._pure: dict[str, int] = {}
+        """The tokens of each request that were computed before its first eviction."""
+        self._notes: dict[str, list[int]] = {}
+
+    def new_step_starts(self) -> None:
+        """Report what is held, once for each step."""
+        super().new_step_starts()
+        if self.report is not None:
+            self.report()
+
+    def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int, *args: Any, **kwargs: Any) -> None:
+        """Ask the policy if the request has filled another block; called before each step of a request takes blocks."""
+        filled = processed_computed_tokens // self.block_size
+        request, blocks = self.request, self.req_to_blocks.get(request_id)
+        if self.ask is None or not blocks or request is None or request.request_id != request_id:
+            return
+        if filled <= self._asked.get(request_id, 0):
+            return
+        self._asked[request_id] = filled
+        held = [index for index, block in enumerate(blocks) if block is not self._null_block]
+        evictable = [index for index in held if index < filled]
+        gone = self.ask(
+            RequestBlocks(
+                request_id=request_id,
+                tokens=processed_computed_tokens,
+                block_size=self.block_size,
+                held=held,
+                evictable=evictable,
+                prompt=request.num_prompt_tokens,
+                keys=dict(getattr(request.sampling_params, "extra_args", None) or {}),
+            )
+        )
+        if gone:
+            self._evict(request_id, blocks, list(gone), processed_computed_tokens)
+
+    def _evict(self, request_id: str, blocks: list[Any], gone: list[int], computed: int) -> None:
+        self._pure.setdefault(request_id, computed)
+        freed = [blocks[index] for index in gone]
+        for index in gone:
+            blocks[index] = self._null_block
+        self.block_pool.free_blocks(freed)
+        self.freed += len(freed)
+        self._notes.setdefault(request_id, []).extend(gone)
+
+    def take_notes(self) -> dict[str, list[int]]:
+        """Return the blocks that were evicted since the last call, by request."""
+        notes, self._notes = self._notes, {}
+        return notes
+
+    def cache_blocks(self, request: Request, num_tokens: int, *args: Any, **kwargs: Any) -> None:
+        """Put whole blocks into the prefix cache, up to the request's first eviction."""
+        super().cache_blocks(request, min(num_tokens, self._pure.get(request.request_id, num_tokens)), *args, **kwargs)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[Any]:
+        """Forget a request that ends or is preempted; a preempted one is computed anew from its beginning."""
+        for known in (self._asked, self._pure, self._notes):
+            known.pop(request_id, None)
+        return super().pop_blocks_for_free(request_id)
+
+
+def validate(answer: object, request: RequestBlocks) -> list[int]:
+    """Return a policy's answer as a list; raise ValueError for a block that it may not evict."""
+    if not isinstance(answer, Collection) or isinstance(answer, str | bytes):
+        raise TypeError(f"evict() answered {answer!r}, which is no list of blocks")
+    allowed = set(request.evictable)
+    for index in answer:
+        if isinstance(index, bool) or not isinstance(index, int) or index not in allowed:
+            what = f"block {index!r}, which is not among the {len(allowed)} evictable ones of {request.request_id}"
+            raise ValueError(f"evict() answered {what}")
+    return sorted(set(answer))
+
+
+def evicting_managers(manager: Any) -> list[EvictingManager]:
+    """Return the managers of vLLM's ``KVCacheManager`` that ask a policy."""
+    return [each for each in manager.coordinator.single_type_managers if isinstance(each, EvictingManager)]
+
+
+def attach_notes(scheduler: Any, output: Any) -> None:
+    """Attach the evicted blocks of a step to its schedule."""
+    notes: dict[str, list[int]] = {}
+    for manager in evicting_managers(scheduler.kv_cache_manager):
+        notes |= manager.take_notes()
+    if notes:
+        setattr(output, NOTES, notes)
+
+
+def follow_v1(runner: Any, output: Any) -> None:
+    """Write the null block over evicted ones, in the V1 runner's batch and in its memory of the request."""
+    for request, gone in _running_notes(output):
+        state = runner.requests.get(request)
+        for group in state.block_ids if state is not None else ():
+            for index in gone:
+                group[index] = 0
+        row = runner.input_batch.req_id_to_index.get(request)
+        if row is not None:
+            for table in runner.input_batch.block_table.block_tables:
+                table.block_table.np[row, gone] = 0
+
+
+def follow_v2(runner: Any, output: Any) -> None:
+    """Write the null block over evicted ones, in the V2 runner's block tables on the device."""
+    for request, gone in _running_notes(output):
+        row = runner.req_states.req_id_to_index.get(request)
+        if row is not None:
+            for table in runner.block_tables.block_tables:
+                for index in gone:
+                    table.stage_write(row, index, [0])
+
+
+def _running_notes(output: Any) -> list[tuple[str, Sequence[int]]]:
+    """Return the notes of requests that a worker has block tables for.
+
+    One that is new in this step, or comes back after a preemption, is sent with its whole table, evicted blocks null.
+    """
+    notes: dict[str, list[int]] | None = getattr(output, NOTES, None)
+    if not notes:
+        return []
+    new = {request.req_id for request in output.scheduled_new_reqs}
+    resumed = set(getattr(output.scheduled_cached_reqs, "resumed_req_ids", ()))
+    return [(request, gone) for request, gone in notes.items() if request not in new and request not in resumed]
+
+
+# The registry fills itself with vLLM's own specs on first use, but only while it is empty (0.26 to 0.32).
+KVCacheSpecRegistry._ensure_registered()
+KVCacheSpecRegistry.register(EvictingSpec, EvictingManager, EvictingSpec)
