@@ -42,8 +42,8 @@ class WindowShape:
         step = -(-SMALLEST_STEP // block_size) * block_size
         if last < 2 * step:
             raise ValueError(
-                f"a window of {last} tokens is too small: with KV-cache blocks of {block_size} tokens it moves by {step} "
-                f"tokens at a time, and takes at least {2 * step}"
+                f"a window of {last} tokens is too small: with KV-cache blocks of {block_size} tokens it moves by "
+                f"{step} tokens at a time, and takes at least {2 * step}"
             )
         if first > last:
             raise ValueError(

@@ -25,6 +25,7 @@ class PlannedLayers:
         self._policy: KVPolicy | None = None
         self.windows: dict[str, Window | None] = {}
         """The policy's answer for each layer, by the layer's name."""
+        self._refused = False
 
     def adapt(self, layer: Any, spec: Any, config: Any) -> Any:
         """Return the KV-cache spec of a layer, after giving the layer the backend that goes with it."""
@@ -35,9 +36,7 @@ class PlannedLayers:
             layer.attn_backend = compacting_backend(layer.attn_backend, self.prove_builder)
         return planned
 
-    def adapt_spec(
-        self, view: LayerView, spec: Any, config: Any, unserved: Callable[[], str] = lambda: ""
-    ) -> Any:
+    def adapt_spec(self, view: LayerView, spec: Any, config: Any, unserved: Callable[[], str] = lambda: "") -> Any:
         """Return the KV-cache spec of a layer that may exist as a view alone, as on the simulated accelerator.
 
         ``unserved`` is called for a layer that is to have a window, and says why it cannot.
@@ -53,19 +52,35 @@ class PlannedLayers:
             self.windows.pop(view.name, None)
             self._refuse(item, view.name, failure_reason(error))
             return spec
+        if view.name not in self.windows:
+            self._note_answer(item, window)
         self.windows[view.name] = window
         return planned
 
+    def _note_answer(self, item: PlanItem, window: Window | None) -> None:
+        """Record a layer's first answer: a window has yet to be proven, layers without one are as they should be."""
+        if window is not None and not any(self.windows.values()):
+            current().set_item(item.point, item.name, "armed", "no layer runs with its window yet")
+        elif window is None and not self.windows:
+            # A pipeline stage may have none of the layers that are meant.
+            current().set_item(item.point, item.name, "applied")
+
     def prove_groups(self, groups: Iterable[Any]) -> None:
         """Record the groups of layers with a window, where no metadata builder is ever made."""
+        item, policy = self._planned()
+        if item is None or policy is None or self._refused:
+            return
+        current().set_item(item.point, item.name, "applied")
         for group in groups:
             if any(self.windows.get(name) is not None for name in group.layer_names):
                 self.prove_builder(group.layer_names)
+        current().save()
 
     def prove_builder(self, names: Sequence[str]) -> None:
         """Record that a group of layers runs with compacted rows; called once its metadata builder is made."""
         item, _ = self._planned()
-        if item is None:
+        # One layer's refusal stands, whatever the others have.
+        if item is None or self._refused:
             return
         missing = [name for name in names if self.windows.get(name) is None]
         if missing:
@@ -77,7 +92,7 @@ class PlannedLayers:
     def prove_managers(self, manager: Any) -> None:
         """Record in engine core that blocks are freed, or that no group of layers has a window."""
         item, policy = self._planned()
-        if item is None or policy is None:
+        if item is None or policy is None or self._refused:
             return
         groups = [group.kv_cache_spec for group in manager.kv_cache_config.kv_cache_groups]
         windows = [getattr(spec, "sliding_window", None) for spec in groups]
@@ -96,7 +111,7 @@ class PlannedLayers:
             return None, None
         item = planned[0]
         if self._plan != plan:
-            self._plan, self.windows = plan, {}
+            self._plan, self.windows, self._refused = plan, {}, False
             self._policy = instantiate(item, KVPolicy, plan, current())
             if self._policy is not None:
                 # Made is not active: each layer has to show that first.
@@ -106,8 +121,10 @@ class PlannedLayers:
     def _refuse(self, item: PlanItem, subject: str, reason: str) -> None:
         """Record that a layer cannot have what is planned; stop the start unless the plan is lenient."""
         ledger = current()
-        ledger.set_item(item.point, item.name, "refused", f"{subject}: {reason}")
-        ledger.save()
+        if not self._refused:
+            ledger.set_item(item.point, item.name, "refused", f"{subject}: {reason}")
+            ledger.save()
+        self._refused = True
         if self._plan is None or self._plan.strict:
             raise StartError(
                 f"attention {item.name!r} (from {item.origin}) cannot be used: {reason}",
@@ -151,6 +168,8 @@ def _planned_spec(spec: Any, view: LayerView, window: Window, config: Any, unser
                 f"Window(0, {view.window}) can be served"
             )
         return spec
+    if config.kv_transfer_config is not None:
+        raise ValueError("a KV connector brings the tokens of the window alone, and the first ones would be missing")
     if config.scheduler_config.disable_hybrid_kv_cache_manager:
         # vLLM then gives all layers one spec, and where they differ that of full attention.
         raise ValueError("vLLM's hybrid KV-cache manager is off, with which layers have no windows of their own")
