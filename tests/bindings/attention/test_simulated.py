@@ -59,9 +59,7 @@ def test_a_pipeline_stage_without_the_layers_that_are_meant_is_complete(graft: S
     graft.simulate()
     rows = rows_of(graft.script(GENERATE.replace("max_model_len", "pipeline_parallel_size=2, max_model_len")))
     found = {row["name"]: row["items"] for row in rows if "worker" in row["roles"]}
-    assert {name: [item["state"] for item in items] for name, items in found.items()} == dict.fromkeys(
-        found, ["applied"]
-    )
+    assert [item["state"] for (item,) in found.values()] == ["applied", "applied"]
     assert sorted(len(item["hooks"]) for (item,) in found.values()) == [0, 1]
 
 
