@@ -7,10 +7,11 @@ import pytest
 
 from vllm_graft.bindings.attention import layers
 from vllm_graft.contracts import LayerView, Window
+from vllm_graft.plan import PlanItem
 
 
-def view(window: int | None = None) -> LayerView:
-    return LayerView("model.layers.0.self_attn.attn", 0, 2, window, 4, 2, 32, 16, 2048)
+def view(window: int | None = None, index: int = 0) -> LayerView:
+    return LayerView(f"model.layers.{index}.self_attn.attn", index, 2, window, 4, 2, 32, 16, 2048)
 
 
 def config(*, transfer: object = None, hybrid: bool = True) -> Any:
@@ -51,3 +52,69 @@ def test_the_models_own_window_stays_as_it_is():
 )
 def test_quantized_caches_are_not_served(dtype: str, served: bool):
     assert bool(layers.unserved_cache(dtype)) is not served
+
+
+class Book:
+    """A ledger that remembers an item's state alone."""
+
+    def set_item(self, point: str, name: str, state: str, reason: str = "") -> None:
+        self.state, self.reason = state, reason
+
+    def save(self) -> None:
+        pass
+
+    def hook(self, item: str, name: str) -> None:
+        pass
+
+
+class TestStates:
+    """The state of an item in a worker, under a plan that goes on without what it cannot have."""
+
+    @pytest.fixture
+    def book(self, monkeypatch: pytest.MonkeyPatch) -> Book:
+        book = Book()
+        monkeypatch.setattr(layers, "current", lambda: book)
+        return book
+
+    def planned(self, *answers: Window | str | None) -> layers.PlannedLayers:
+        """Layers of which each gets its answer; a word is raised."""
+
+        class Policy:
+            def window(self, layer: LayerView) -> Window | None:
+                answer = answers[layer.index]
+                if isinstance(answer, str):
+                    raise RuntimeError(answer)
+                return answer
+
+        made = layers.PlannedLayers()
+        made._plan = SimpleNamespace(strict=False)  # type: ignore[assignment]
+        item = PlanItem("attention", "p", "m:P", "pkg", ("worker",))
+        made._planned = lambda: (item, Policy())  # type: ignore[method-assign, assignment, return-value]
+        for index in range(len(answers)):
+            # Their own window, which needs no other spec.
+            made.adapt_spec(view(256, index), SimpleNamespace(block_size=16), config())
+        return made
+
+    def test_a_window_is_not_in_use_before_it_is_proven(self, book: Book):
+        made = self.planned(None, Window(0, 256), None)
+        assert (book.state, book.reason) == ("armed", "no layer runs with its window yet")
+        made.prove_builder([view(index=1).name])
+        assert book.state == "applied"
+
+    def test_a_stage_whose_layers_all_stay_as_they_are_is_complete(self, book: Book):
+        self.planned(None, None)
+        assert book.state == "applied"
+
+    @pytest.mark.parametrize("rest", [(None,), (Window(0, 256), None), ("and again",)])
+    def test_the_first_refusal_stands(self, book: Book, rest: tuple[Window | str | None, ...]):
+        made = self.planned("no idea", *rest)
+        made.prove_builder([view(index=1).name])
+        made.prove_groups([SimpleNamespace(layer_names=[view(index=1).name])])
+        assert book.state == "refused"
+        assert book.reason.startswith("model.layers.0.self_attn.attn: RuntimeError: no idea")
+
+    def test_layers_of_one_group_have_one_window(self, book: Book):
+        made = self.planned(Window(0, 256), None)
+        made.prove_builder([view().name, view(index=1).name])
+        assert book.state == "refused"
+        assert "vLLM put it into one group with model.layers.0.self_attn.attn" in book.reason

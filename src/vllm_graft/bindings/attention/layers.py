@@ -52,7 +52,7 @@ class PlannedLayers:
             self.windows.pop(view.name, None)
             self._refuse(item, view.name, failure_reason(error))
             return spec
-        if view.name not in self.windows:
+        if view.name not in self.windows and not self._refused:
             self._note_answer(item, window)
         self.windows[view.name] = window
         return planned
