@@ -1,5 +1,6 @@
 """What a layer gets of a planned policy, without an engine: windows that cannot be served are refused by name."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,7 +77,7 @@ class TestStates:
         monkeypatch.setattr(layers, "current", lambda: book)
         return book
 
-    def planned(self, *answers: Window | str | None) -> layers.PlannedLayers:
+    def planned(self, answers: Sequence[Window | str | None]) -> layers.PlannedLayers:
         """Layers of which each gets its answer; a word is raised."""
 
         class Policy:
@@ -90,31 +91,44 @@ class TestStates:
         made._plan = SimpleNamespace(strict=False)  # type: ignore[assignment]
         item = PlanItem("attention", "p", "m:P", "pkg", ("worker",))
         made._planned = lambda: (item, Policy())  # type: ignore[method-assign, assignment, return-value]
-        for index in range(len(answers)):
-            # Their own window, which needs no other spec.
-            made.adapt_spec(view(256, index), SimpleNamespace(block_size=16), config())
+        self.ask(made, len(answers))
         return made
 
+    def ask(self, made: layers.PlannedLayers, number: int) -> None:
+        engine = config()
+        for index in range(number):
+            # Their own window, which needs no other spec.
+            made.adapt_spec(view(256, index), SimpleNamespace(block_size=16), engine)
+
     def test_a_window_is_not_in_use_before_it_is_proven(self, book: Book):
-        made = self.planned(None, Window(0, 256), None)
+        made = self.planned([None, Window(0, 256), None])
         assert (book.state, book.reason) == ("armed", "no layer runs with its window yet")
         made.prove_builder([view(index=1).name])
         assert book.state == "applied"
 
     def test_a_stage_whose_layers_all_stay_as_they_are_is_complete(self, book: Book):
-        self.planned(None, None)
+        self.planned([None, None])
         assert book.state == "applied"
 
     @pytest.mark.parametrize("rest", [(None,), (Window(0, 256), None), ("and again",)])
     def test_the_first_refusal_stands(self, book: Book, rest: tuple[Window | str | None, ...]):
-        made = self.planned("no idea", *rest)
+        made = self.planned(["no idea", *rest])
         made.prove_builder([view(index=1).name])
         made.prove_groups([SimpleNamespace(layer_names=[view(index=1).name])])
         assert book.state == "refused"
         assert book.reason.startswith("model.layers.0.self_attn.attn: RuntimeError: no idea")
 
+    def test_the_next_engine_of_a_process_begins_anew(self, book: Book):
+        answers: list[Window | str | None] = ["no idea", Window(0, 256)]
+        made = self.planned(answers)
+        assert book.state == "refused"
+        answers[0] = Window(0, 256)
+        self.ask(made, 2)
+        made.prove_builder([view().name, view(index=1).name])
+        assert book.state == "applied"
+
     def test_layers_of_one_group_have_one_window(self, book: Book):
-        made = self.planned(Window(0, 256), None)
+        made = self.planned([Window(0, 256), None])
         made.prove_builder([view().name, view(index=1).name])
         assert book.state == "refused"
         assert "vLLM put it into one group with model.layers.0.self_attn.attn" in book.reason

@@ -26,6 +26,7 @@ class PlannedLayers:
         self.windows: dict[str, Window | None] = {}
         """The policy's answer for each layer, by the layer's name."""
         self._refused = False
+        self._config: Any = None
 
     def adapt(self, layer: Any, spec: Any, config: Any) -> Any:
         """Return the KV-cache spec of a layer, after giving the layer the backend that goes with it."""
@@ -44,6 +45,9 @@ class PlannedLayers:
         item, policy = self._planned()
         if item is None or policy is None:
             return spec
+        if config is not self._config:
+            # Another engine of this process, as in a notebook: what was refused may be corrected.
+            self._config, self.windows, self._refused = config, {}, False
         try:
             window = policy.window(view)
             planned = _planned_spec(spec, view, window, config, unserved) if window is not None else spec
