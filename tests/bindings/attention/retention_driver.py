@@ -19,8 +19,9 @@ BLOCK = 16
 SHAPE = WindowShape.fit(20, 128, BLOCK)
 """The window of the plan: two first blocks, and up to eight more."""
 MOST = SHAPE.most // BLOCK
-DENSE = {"prefix_cache_retention_interval": None} if hasattr(EngineArgs, "prefix_cache_retention_interval") else {}
-"""Caches every block. Where vLLM has the argument it caches the ends of prompts alone, and other groups' blocks."""
+INTERVAL = "prefix_cache_retention_interval"
+DENSE = {INTERVAL: None} if INTERVAL in EngineArgs.__dataclass_fields__ else {}
+"""Has vLLM cache every block, as it does up to 0.28. From 0.29 on it caches the ends of prompts where layers slide."""
 
 
 class Engine:
