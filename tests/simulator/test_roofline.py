@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 from model_configs import DEEPSEEK, LLAMA, MIXTRAL
 
+from vllm_graft.bindings.attention.compaction import WindowShape
 from vllm_graft.simulator.devices import Device
 from vllm_graft.simulator.model_shape import read_shape
 from vllm_graft.simulator.roofline import Roofline
@@ -42,6 +43,29 @@ class TestRoofline:
         model = Roofline(read_shape({**LLAMA, "sliding_window": 1000}), device)
         assert model.seconds([Work(1, 50_000)]) == model.seconds([Work(1, 1000)])
         assert model.seconds([Work(1, 900)]) < model.seconds([Work(1, 1000)])
+
+    def test_a_planned_window_bounds_it_too(self, device):
+        """First tokens and window: 64 and 1024, which move by 64 tokens at a time."""
+        window = WindowShape.fit(64, 1024, 16)
+        shape = read_shape(LLAMA)
+        layers = tuple(
+            replace(layer, window=window if index < 16 else None) for index, layer in enumerate(shape.layers)
+        )
+        some = Roofline(replace(shape, layers=layers), device)
+        every = Roofline(replace(shape, layers=tuple(replace(layer, window=window) for layer in shape.layers)), device)
+        full = Roofline(shape, device)
+        # The last query of a step sees all of them.
+        assert window.most == 1088
+        assert every.seconds([Work(1, 64 * 1000)]) == full.seconds([Work(1, 1088)])
+        assert every.seconds([Work(1, 64 * 1000 + 1)]) == full.seconds([Work(1, 1088 - 63)])
+        assert every.seconds([Work(1, 900)]) == full.seconds([Work(1, 900)])
+        long = [Work(1, 64 * 1000)] * 8
+        assert some.seconds(long) == pytest.approx((every.seconds(long) + full.seconds(long)) / 2)
+        # A prompt is arithmetic: each token with what it sees.
+        pairs = sum(min(place + 1, place + 1 - window.gap(place)) for place in range(8192))
+        assert full.seconds([Work(8192, 8192)]) - every.seconds([Work(8192, 8192)]) == pytest.approx(
+            4 * 32 * 4096 * (8192 * 8193 / 2 - pairs) / 1e14, rel=1e-6
+        )
 
     def test_latent_attention_multiplies_a_prompt_out(self):
         shape = read_shape(DEEPSEEK)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft import ledger
+from vllm_graft.bindings.attention import arguments as attention
 from vllm_graft.bindings.sampling import arguments as sampling
 from vllm_graft.bindings.scheduling import scheduler
 from vllm_graft.boot import disabled, platforms, startup_error
@@ -70,7 +71,7 @@ def engine_config(
         run = _begin(plan, args.worker_extension_cls or "", headless=bool(keywords.get("headless")))
         with _injected(args, plan):
             config = call(*positional, **keywords)
-        left_out = sampling.unusable_samplers(config, plan)
+        left_out = sampling.unusable_samplers(config, plan) | attention.unusable_kernels(plan)
     except BaseException:
         if first:
             # A corrected configuration may be tried again in this process, as in a notebook.
@@ -204,8 +205,9 @@ def _note_engine(plan: Plan, run: Run, config: VllmConfig, left_out: dict[str, s
         run, runner=runner, speculative=speculative, left_out=left_out, processors=sampling.user_processors(config)
     )
     carry(plan, process.run)
-    for name, reason in left_out.items():
-        LOG.warning("vllm-graft: S011: sampler %s is left out: %s", name, reason)
+    for item in plan:
+        if item.name in left_out:
+            LOG.warning("vllm-graft: S011: %s %s is left out: %s", item.point, item.name, left_out[item.name])
     record = ledger.current().record
     if record is not None:
         record.runner = runner

@@ -337,10 +337,11 @@ def _headline(facts: Mapping[str, Any]) -> str:
     factor = facts["modelled_per_wall"]
     if facts["speed"] == "virtual":
         pace += f", {factor:.1f} times faster than the time it models"
+    policy = f"attention: {facts['attention']}; " if facts["attention"] else ""
     how = "asynchronous" if facts["async_scheduling"] else "synchronous"
     return (
         f"{state}{facts['model']} on a modelled {facts['device']}, vLLM {facts['vllm']}, {how} scheduling, "
-        f"KV cache of {facts['kv_tokens']} tokens\nscheduler: {facts['scheduler']}; "
+        f"KV cache of {facts['kv_tokens']} tokens\nscheduler: {facts['scheduler']}; {policy}"
         f"{'plan ' + facts['plan'] if facts['plan'] else 'no plan'}\n{facts['workload']}: {pace}"
     )
 

@@ -6,8 +6,13 @@ is that of a real device: its memory, times the share for vLLM, less weights, ac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from vllm_graft.bindings.attention.compaction import WindowShape
+from vllm_graft.bindings.attention.layers import planned_layers, unserved_cache
+from vllm_graft.contracts import LayerView
 from vllm_graft.errors import ConfigError
 from vllm_graft.simulator.model_shape import FILE, ConfigFields, ModelShape, read_shape, read_windows
 from vllm_graft.simulator.roofline import Roofline
@@ -27,8 +32,15 @@ _LARGEST_GRAPH = 512
 _WHERE = "simulated accelerator"
 
 
-def build_roofline(vllm_config: VllmConfig, settings: SimulationSettings) -> Roofline | None:
-    """Build the modelled device of a configuration; None for the instant one."""
+def build_roofline(
+    vllm_config: VllmConfig,
+    settings: SimulationSettings,
+    windows: Sequence[int | WindowShape | None] | None = None,
+) -> Roofline | None:
+    """Build the modelled device of a configuration; None for the instant one.
+
+    ``windows`` are those of each layer under the plan; without them the model's own count.
+    """
     if settings.device is None:
         return None
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -36,8 +48,12 @@ def build_roofline(vllm_config: VllmConfig, settings: SimulationSettings) -> Roo
     drafting = vllm_config.speculative_config
     decode = 1 + (drafting.num_speculative_tokens if drafting else 0)
     largest = 0 if model.enforce_eager else 2 * decode * vllm_config.scheduler_config.max_num_seqs
+    shape = _model_shape(model)
+    if windows is not None:
+        layers = zip(shape.layers, windows, strict=True)
+        shape = replace(shape, layers=tuple(replace(layer, window=window) for layer, window in layers))
     return Roofline(
-        _model_shape(model),
+        shape,
         settings.device,
         tensor=parallel.tensor_parallel_size,
         pipeline=parallel.pipeline_parallel_size,
@@ -137,6 +153,18 @@ def _remaining_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> i
 
 def kv_cache_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
     """Return what each attention layer of this rank keeps per token, by the layer's name."""
+    start, end = vllm_config.model_config.get_layers_start_end_indices(vllm_config.parallel_config)
+    return dict(list(_layer_specs(vllm_config).items())[start:end])
+
+
+def attention_windows(vllm_config: VllmConfig) -> list[int | WindowShape | None]:
+    """Return the tokens that attention sees in each layer of the model, on all ranks; None for all tokens."""
+    specs = _layer_specs(vllm_config).values()
+    return [getattr(spec, "shape", None) or getattr(spec, "sliding_window", None) for spec in specs]
+
+
+def _layer_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
+    """Return what each attention layer of the model keeps per token, by the plan where one names a KV policy."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
@@ -150,18 +178,35 @@ def kv_cache_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
     window = model.get_sliding_window()
     config = ConfigFields(model.hf_text_config.to_dict(), FILE)
     windows = read_windows(config, model.get_total_num_hidden_layers())
-    start, end = model.get_layers_start_end_indices(parallel)
     specs: dict[str, KVCacheSpec] = {}
-    for layer in range(start, end):
-        slides = window and windows[layer] is not None
+    for index, own in enumerate(windows):
+        slides = bool(window and own is not None)
         if model.use_mla:
             spec: KVCacheSpec = MLAAttentionSpec(**common)
         elif slides:
             spec = SlidingWindowSpec(**common, sliding_window=window)
         else:
             spec = FullAttentionSpec(**common)
-        specs[f"model.layers.{layer}.self_attn.attn"] = spec
+        view = LayerView(
+            name=f"model.layers.{index}.self_attn.attn",
+            index=index,
+            layers=len(windows),
+            window=window if slides else None,
+            heads=model.get_num_attention_heads(parallel),
+            kv_heads=common["num_kv_heads"],
+            head_size=common["head_size"],
+            block_size=common["block_size"],
+            max_tokens=model.max_model_len,
+        )
+        specs[view.name] = planned_layers.adapt_spec(view, spec, vllm_config, lambda: _unserved(vllm_config))
     return specs
+
+
+def _unserved(vllm_config: VllmConfig) -> str:
+    """Return why the layers of a real device could not have a window; empty if they could."""
+    if vllm_config.model_config.use_mla:
+        return "its attention is latent (MLA), and windows are for plain causal self-attention"
+    return unserved_cache(str(vllm_config.cache_config.cache_dtype))
 
 
 def _kv_dtype(vllm_config: VllmConfig) -> Any:

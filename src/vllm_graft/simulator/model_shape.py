@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from vllm_graft.bindings.attention.compaction import WindowShape
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.fields import Fields
 
@@ -106,8 +107,8 @@ class LayerShape:
     experts: int = 0
     active: int = 0
     """Experts per token."""
-    window: int | None = None
-    """Tokens that attention sees; None for all."""
+    window: int | WindowShape | None = None
+    """Tokens that attention sees, the last ones or a planned window; None for all."""
 
     def chosen(self, tokens: int) -> float:
         """Return the parameters of the experts that a batch of tokens touches, each token choosing at random."""

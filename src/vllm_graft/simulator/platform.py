@@ -43,6 +43,9 @@ class SimulatedPlatform(Platform):
     # To this platform what CUDA_VISIBLE_DEVICES is to CUDA; vLLM sets it.
     device_control_env_var = "GRAFT_SIMULATED_DEVICES"
 
+    computes_attention = False
+    """Tells a planned attention kernel that it would never be called."""
+
     worker_cls = "vllm_graft.simulator.worker.SimulatedWorker"
     """The worker that vLLM starts; a platform that extends this one names its own."""
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
+from vllm_graft.bindings.attention.compaction import WindowShape
 from vllm_graft.simulator.devices import Device
 from vllm_graft.simulator.model_shape import LayerShape, ModelShape
 
@@ -122,7 +123,7 @@ class Roofline:
             multiplied / self._tensor / (1e12 * self.device.tflops * self.device.compute),
         )
 
-    def _attention(self, window: int | None, works: list[Work]) -> float:
+    def _attention(self, window: int | WindowShape | None, works: list[Work]) -> float:
         """Return the seconds of one layer's attention."""
         # More devices than KV heads replicate the heads, as in vLLM.
         shared = min(self._tensor, self.shape.kv_heads)
@@ -136,6 +137,10 @@ class Roofline:
             multiply = decode if count <= FEW else prefill
             if window is None:
                 seconds += max(work.context * read, count * (work.context - (count - 1) / 2) * multiply)
+            elif isinstance(window, WindowShape):
+                # Rows of one request share what they see of the window, which the device's cache holds between them.
+                keys = work.context - window.gap(work.context - count)
+                seconds += max(keys * read, window.pairs(work.context - count, work.context) * multiply)
             else:
                 seen = min(work.context - (count - 1) / 2, window)
                 seconds += max(min(work.context, window + count - 1) * read, count * seen * multiply)

@@ -16,11 +16,12 @@ import torch
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
+from vllm_graft.bindings.attention.layers import planned_layers
 from vllm_graft.errors import ConfigError
 from vllm_graft.simulator.batch import Batch, RequestTable
 from vllm_graft.simulator.clock import VIRTUAL_CLOCK, RealClock, Timeline
 from vllm_graft.simulator.logprobs import LogprobModel
-from vllm_graft.simulator.memory import build_roofline, kv_cache_bytes, kv_cache_specs
+from vllm_graft.simulator.memory import attention_windows, build_roofline, kv_cache_bytes, kv_cache_specs
 from vllm_graft.simulator.outputs import Drafter, StepOutput, build_output, draft_tokens
 from vllm_graft.simulator.settings import carried_settings
 from vllm_graft.simulator.tokens import HashedTokens, LengthModel, TokenSource, read_vocabulary
@@ -143,7 +144,11 @@ class SimulatedWorker(WorkerBase):
         return size
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate nothing for the blocks."""
+        """Allocate nothing for the blocks; the groups of layers with a planned window are in use from here on."""
+        planned_layers.prove_groups(kv_cache_config.kv_cache_groups)
+        if any(planned_layers.windows.values()):
+            # Once more, with what the queries really read.
+            self._roofline = build_roofline(self.vllm_config, self.settings, attention_windows(self.vllm_config))
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Report that nothing took time: there is nothing to compile."""

@@ -42,8 +42,8 @@ class WindowShape:
         step = -(-SMALLEST_STEP // block_size) * block_size
         if last < 2 * step:
             raise ValueError(
-                f"a window of {last} tokens is too small: with blocks of {block_size} tokens it moves by {step} at a "
-                f"time, and takes at least {2 * step}"
+                f"a window of {last} tokens is too small: with KV-cache blocks of {block_size} tokens it moves by "
+                f"{step} tokens at a time, and takes at least {2 * step}"
             )
         if first > last:
             raise ValueError(
@@ -59,6 +59,23 @@ class WindowShape:
     def start(self, position: int) -> int:
         """Return the first token of the window of a query, which also sees the first tokens of the sequence."""
         return max(0, position // self.step * self.step - self.before)
+
+    def gap(self, position: int) -> int:
+        """Return how many tokens before a query it does not see: those between the first tokens and its window."""
+        return max(0, self.start(position) - self.first)
+
+    def pairs(self, begin: int, end: int) -> int:
+        """Return how many pairs of a query and a token that it sees there are, for the queries of these positions."""
+        return (end * (end + 1) - begin * (begin + 1)) // 2 - self._gaps(end) + self._gaps(begin)
+
+    def _gaps(self, end: int) -> int:
+        """Return the sum of the gaps of all queries before a position."""
+        steps, rest = divmod(end, self.step)
+        kept = self.first + self.before
+        # The gap grows by a step with every step, from the first one that has any.
+        without = min(kept // self.step + 1, steps)
+        whole = self.step * (without + steps - 1) * (steps - without) // 2 - kept * (steps - without)
+        return self.step * whole + rest * self.gap(end)
 
 
 class Rows(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from vllm_graft.bindings.attention.backends import SERVED, compacting_backend
@@ -11,7 +11,10 @@ from vllm_graft.bindings.instantiate import failure_reason, instantiate
 from vllm_graft.contracts import KVPolicy, LayerView, Window
 from vllm_graft.errors import StartError
 from vllm_graft.ledger import current
-from vllm_graft.plan import Plan, PlanItem, carried_plan
+from vllm_graft.plan import Plan, PlanItem, carried_plan, carried_run
+
+_QUANTIZED: Final = ("fp8", "nvfp4", "int")
+"""How the types of quantized KV caches begin."""
 
 
 class PlannedLayers:
@@ -24,30 +27,66 @@ class PlannedLayers:
         """The policy's answer for each layer, by the layer's name."""
         self.report_blocks: Callable[[], None] = lambda: None
         """In engine core: report the blocks that are held and were freed."""
+        self._refused = False
+        self._config: Any = None
 
     def adapt(self, layer: Any, spec: Any, config: Any) -> Any:
         """Return the KV-cache spec of a layer, after giving the layer the backend that goes with it."""
+        view = layer_view(layer, spec, config)
+        planned = self.adapt_spec(view, spec, config, lambda: _unserved(layer))
+        # vLLM asks for the spec more than once: when it sizes the KV cache, and when it makes it.
+        if self.windows.get(view.name) is not None and not getattr(layer.attn_backend, "compacts", False):
+            layer.attn_backend = compacting_backend(layer.attn_backend, self.prove_builder)
+        return planned
+
+    def adapt_spec(self, view: LayerView, spec: Any, config: Any, unserved: Callable[[], str] = lambda: "") -> Any:
+        """Return the KV-cache spec of a layer that may exist as a view alone, as on the simulated accelerator.
+
+        ``unserved`` is called for a layer that is to have a window, and says why it cannot.
+        """
         item, policy = self._planned()
         if item is None or policy is None:
             return spec
-        view = layer_view(layer, spec, config)
+        if config is not self._config:
+            # Another engine of this process, as in a notebook: what was refused may be corrected.
+            self._config, self.windows, self._refused = config, {}, False
         try:
             window = policy.window(view)
-            planned = _planned_spec(layer, spec, view, window) if window is not None else spec
+            planned = _planned_spec(spec, view, window, config, unserved) if window is not None else spec
         # SystemExit too, as for every other method of an item.
         except BaseException as error:
+            self.windows.pop(view.name, None)
             self._refuse(item, view.name, failure_reason(error))
             return spec
+        if view.name not in self.windows and not self._refused:
+            self._note_answer(item, window)
         self.windows[view.name] = window
-        # vLLM asks for the spec more than once: when it sizes the KV cache, and when it makes it.
-        if window is not None and not getattr(layer.attn_backend, "compacts", False):
-            layer.attn_backend = compacting_backend(layer.attn_backend, self.prove_builder)
         return planned
+
+    def _note_answer(self, item: PlanItem, window: Window | None) -> None:
+        """Record a layer's first answer: a window has yet to be proven, layers without one are as they should be."""
+        if window is not None and not any(self.windows.values()):
+            current().set_item(item.point, item.name, "armed", "no layer runs with its window yet")
+        elif window is None and not self.windows:
+            # A pipeline stage may have none of the layers that are meant.
+            current().set_item(item.point, item.name, "applied")
+
+    def prove_groups(self, groups: Iterable[Any]) -> None:
+        """Record the groups of layers with a window, where no metadata builder is ever made."""
+        item, policy = self._planned()
+        if item is None or policy is None or self._refused:
+            return
+        current().set_item(item.point, item.name, "applied")
+        for group in groups:
+            if any(self.windows.get(name) is not None for name in group.layer_names):
+                self.prove_builder(group.layer_names)
+        current().save()
 
     def prove_builder(self, names: Sequence[str]) -> None:
         """Record that a group of layers runs with compacted rows; called once its metadata builder is made."""
         item, _ = self._planned()
-        if item is None:
+        # One layer's refusal stands, whatever the others have.
+        if item is None or self._refused:
             return
         missing = [name for name in names if self.windows.get(name) is None]
         if missing:
@@ -62,7 +101,7 @@ class PlannedLayers:
     def prove_managers(self, manager: Any) -> None:
         """Record in engine core that blocks are freed, or that no group of layers has a window."""
         item, policy = self._planned()
-        if item is None or policy is None:
+        if item is None or policy is None or self._refused:
             return
         groups = [group.kv_cache_spec for group in manager.kv_cache_config.kv_cache_groups]
         windows = [getattr(spec, "sliding_window", None) for spec in groups]
@@ -75,12 +114,14 @@ class PlannedLayers:
 
     def _planned(self) -> tuple[PlanItem | None, KVPolicy | None]:
         """Return the planned item and its instance, which is made on first use."""
-        plan = carried_plan()
-        if plan is None or not plan.of("attention"):
+        plan, run = carried_plan(), carried_run()
+        planned = plan.of("attention") if plan is not None else ()
+        if plan is None or not planned or (run is not None and planned[0].name in run.left_out):
+            self._plan, self._policy, self.windows = None, None, {}
             return None, None
-        item = plan.of("attention")[0]
+        item = planned[0]
         if self._plan != plan:
-            self._plan, self.windows = plan, {}
+            self._plan, self.windows, self._refused = plan, {}, False
             self._policy = instantiate(item, KVPolicy, plan, current())
             if self._policy is not None:
                 # Made is not active: each layer has to show that first.
@@ -90,8 +131,10 @@ class PlannedLayers:
     def _refuse(self, item: PlanItem, subject: str, reason: str) -> None:
         """Record that a layer cannot have what is planned; stop the start unless the plan is lenient."""
         ledger = current()
-        ledger.set_item(item.point, item.name, "refused", f"{subject}: {reason}")
-        ledger.save()
+        if not self._refused:
+            ledger.set_item(item.point, item.name, "refused", f"{subject}: {reason}")
+            ledger.save()
+        self._refused = True
         if self._plan is None or self._plan.strict:
             raise StartError(
                 f"attention {item.name!r} (from {item.origin}) cannot be used: {reason}",
@@ -140,12 +183,12 @@ def layer_view(layer: Any, spec: Any, config: Any) -> LayerView:
     )
 
 
-def _planned_spec(layer: Any, spec: Any, view: LayerView, window: Window) -> Any:
+def _planned_spec(spec: Any, view: LayerView, window: Window, config: Any, unserved: Callable[[], str]) -> Any:
     """Return the spec of a layer with this window; raise ValueError or TypeError for what cannot be served."""
     if not isinstance(window, Window):
         raise TypeError(f"window() answered {window!r}, which is no Window")
-    if unserved := _unserved(layer):
-        raise ValueError(unserved)
+    if reason := unserved():
+        raise ValueError(reason)
     if view.window is not None:
         # The model was trained with it: narrower is another model, wider has no blocks to read.
         if window != Window(0, view.window):
@@ -154,6 +197,11 @@ def _planned_spec(layer: Any, spec: Any, view: LayerView, window: Window) -> Any
                 f"Window(0, {view.window}) can be served"
             )
         return spec
+    if config.kv_transfer_config is not None:
+        raise ValueError("a KV connector brings the tokens of the window alone, and the first ones would be missing")
+    if config.scheduler_config.disable_hybrid_kv_cache_manager:
+        # vLLM then gives all layers one spec, and where they differ that of full attention.
+        raise ValueError("vLLM's hybrid KV-cache manager is off, with which layers have no windows of their own")
     from vllm_graft.bindings.attention.retention import SinkWindowSpec
 
     return SinkWindowSpec.of(spec, WindowShape.fit(window.first, window.last, spec.block_size))
@@ -168,6 +216,9 @@ def _unserved(layer: Any) -> str:
         return f"vLLM chose the backend {name} for it, and windows are served on {', '.join(SERVED)}"
     if getattr(layer.impl, "alibi_slopes", None) is not None:
         return "it has ALiBi, whose biases count the tokens between, and those are left out"
-    if str(layer.kv_cache_dtype).startswith(("fp8", "nvfp4", "int")):
-        return f"its KV cache is quantized ({layer.kv_cache_dtype}), which is not served yet"
-    return ""
+    return unserved_cache(str(layer.kv_cache_dtype))
+
+
+def unserved_cache(dtype: str) -> str:
+    """Return why a KV cache of this type cannot have a window; empty if it can."""
+    return f"its KV cache is quantized ({dtype}), which is not served yet" if dtype.startswith(_QUANTIZED) else ""

@@ -88,11 +88,11 @@ class SinkWindowManager(SlidingWindowManager):
         if not blocks:
             return
         end = min(self.get_num_skipped_tokens(processed_computed_tokens) // self.block_size, len(blocks))
-        # Those of earlier steps are null already, up to the first.
-        gone = itertools.takewhile(
-            lambda block: block is not self._null_block, reversed(blocks[self.first_blocks : end])
+        # Backwards: those of earlier steps are null already. By index, because a slice of a long request is long.
+        leaving = itertools.takewhile(
+            lambda index: blocks[index] is not self._null_block, range(end - 1, self.first_blocks - 1, -1)
         )
-        self.freed += sum(1 for _ in gone)
+        self.freed += sum(1 for _ in leaving)
         self._remove_blocks_in_range(request_id, self.first_blocks, end)
 
     def get_num_blocks_to_allocate(
@@ -173,8 +173,10 @@ class SinkWindowManager(SlidingWindowManager):
                 continue
             cached = block_pool.get_cached_block(hashes[index], kv_cache_group_ids)
             if not cached:
-                # What comes before it is a hit of its own: all of its blocks are first blocks.
-                length = index * kv_cache_spec.block_size // alignment_tokens * alignment_tokens
+                # What comes before it is a hit of its own: all of its blocks are first blocks. Of every hit the last
+                # block is dropped where a drafter has to compute it again.
+                found_blocks = max(index - 1, 0) if drop_eagle_block else index
+                length = found_blocks * kv_cache_spec.block_size // alignment_tokens * alignment_tokens
                 for found in blocks:
                     del found[length // kv_cache_spec.block_size :]
                 return blocks, length

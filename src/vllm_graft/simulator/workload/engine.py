@@ -109,7 +109,7 @@ def engine_config(engine_args: AsyncEngineArgs | Mapping[str, Any], *, text: boo
 
 
 def describe_plan(config: VllmConfig, began: float) -> dict[str, Any]:
-    """Return a report's fields about the plan: its hash, the scheduler, and the items not active until the end.
+    """Return a report's fields about the plan: its hash, scheduler, KV policy, and items not active until the end.
 
     ``began`` is the time of the run's start: a program may play several, and earlier engines left records too.
     """
@@ -127,6 +127,7 @@ def describe_plan(config: VllmConfig, began: float) -> dict[str, Any]:
     return {
         "plan": plan.hash,
         "scheduler": planned[0] if planned else f"vLLM's own, {config.scheduler_config.policy}",
+        "attention": next((item.name for item in plan.of("attention")), ""),
         "findings": tuple(findings_of(rows, plan)),
     }
 

@@ -204,6 +204,8 @@ class WorkloadReport:
     """The hash of the plan; empty where nothing is planned."""
     scheduler: str = ""
     """The planned scheduler's name, or vLLM's own."""
+    attention: str = ""
+    """The planned KV policy's name; empty where none is planned."""
     findings: tuple[Finding, ...] = ()
     """Planned items that were not active, or were quarantined during the run."""
 
@@ -253,9 +255,9 @@ class WorkloadReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data with stable keys."""
         counts = self.all.as_dict()
-        names = ("workload", "model", "device", "vllm", "plan", "scheduler", "async_scheduling", "engines", "kv_tokens")
+        names = ("workload", "model", "device", "vllm", "plan", "scheduler", "attention", "async_scheduling", "engines")
         return {
-            **{name: getattr(self, name) for name in (*names, "interrupted", "sound")},
+            **{name: getattr(self, name) for name in (*names, "kv_tokens", "interrupted", "sound")},
             "findings": [finding.as_dict() for finding in self.findings],
             "speed": "virtual" if self.speed == float("inf") else self.speed,
             **counts,
