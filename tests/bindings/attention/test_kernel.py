@@ -1,5 +1,6 @@
 """Attention kernels: the tutorial's against vLLM's own, which layers are refused, and what a failure does."""
 
+import importlib
 import inspect
 import json
 import os
@@ -12,9 +13,11 @@ import pytest
 from vllm_graft.bindings.attention.kernel import KernelMetadata, LayerKernel, kernel_backend
 from vllm_graft.bindings.attention.kernel_layers import unserved
 from vllm_graft.bindings.attention.kernel_trial import try_kernel
+from vllm_graft.bindings.attention.patches import PlannedKernels, RefusedKernels
 from vllm_graft.contracts import AttentionKernel, LayerView
 from vllm_graft.errors import ServingError
 from vllm_graft.ledger import Ledger
+from vllm_graft.patching import Engine
 from vllm_graft.plan import PlanItem
 from vllm_graft.testing import Session
 
@@ -212,6 +215,20 @@ class TestInterface:
         parameters = inspect.signature(Attention.__init__).parameters
         assert set(plain_layer()) <= set(parameters)
         assert parameters["extra_impl_args"].kind is inspect.Parameter.VAR_KEYWORD
+
+    @pytest.mark.parametrize("patch", [PlannedKernels, RefusedKernels])
+    def test_the_constructors_of_layers_can_be_wrapped(self, patch):
+        engine = Engine()
+        module, _, name = str(patch.declaration.target).partition(":")
+        kind = getattr(importlib.import_module(module), name)
+        stock = kind.__init__
+        engine.apply([patch])
+        try:
+            assert [hook.state for hook in engine.report()] == ["applied"]
+            assert "prefix" in inspect.signature(stock).parameters
+        finally:
+            engine.revert(patch)
+        assert kind.__init__ is stock
 
     def test_a_step_goes_through_builder_and_implementation(self):
         """Two requests, one of which decodes; their tokens are padded, as in a captured graph."""
