@@ -842,7 +842,9 @@ class TestSamplers:
         assert logits.tolist() == [[1.5] * 5, [1] * 5]
 
 
-TUTORIALS = {name: DOCS / "tutorial" / f"first-{name}.md" for name in ("patch", "sampler", "scheduler")}
+TUTORIALS = {
+    name: DOCS / "tutorial" / f"first-{name}.md" for name in ("patch", "sampler", "scheduler", "attention-kernel")
+}
 
 
 def install(session: Session, tutorial: Path) -> None:
@@ -899,6 +901,31 @@ class TestTutorials:
             assert status == 400
             assert "favourite must be a whole number" in body
             assert_called(server.run_view(), "favourite")
+
+    @pytest.mark.compiled
+    @pytest.mark.server
+    def test_the_kernel_answers_as_vllms_own_and_a_wrong_one_is_refused_as_quoted(self, graft: Session):
+        tutorial = TUTORIALS["attention-kernel"]
+        install(graft, tutorial)
+        (block,) = blocks("json", tutorial)
+        request = json.loads(block.text)
+        tokens = []
+        for disabled in (None, "1"):
+            graft.env["GRAFT_DISABLE"] = disabled
+            with graft.server("--served-model-name", request["model"]) as server:
+                status, body = server.post("/v1/completions", request)
+                assert status == 200, body
+                tokens.append(json.loads(body)["choices"][0]["token_ids"])
+                if not disabled:
+                    assert_called(server.run_view(), "plain-attention")
+        assert tokens[0] == tokens[1]
+        graft.env["GRAFT_DISABLE"] = None
+        module = graft.site / "acme_attention.py"
+        module.write_text(module.read_text(encoding="utf-8").replace("return output\n", "return output[:1]\n", 1))
+        with pytest.raises(GraftError) as refused:
+            graft.server("--served-model-name", request["model"]).start().wait_healthy()
+        (quoted,) = blocks("text", tutorial)
+        assert quoted.text.strip().replace("graft.toml:2", f"{graft.config}:2") in str(refused.value)
 
     @pytest.mark.engine
     def test_the_scheduler_shortens_the_wait_as_the_page_shows(self, graft: Session):

@@ -10,6 +10,7 @@
     │   ├── DriftError         upstream's code is not what a person reviewed for the patch
     │   └── ConflictError      two patches, or a patch and a stranger, want the same place
     ├── StartError             a process lacks what its plan names
+    ├── ServingError           an item failed while serving, and its engine cannot go on without it
     ├── LedgerError            the folder of records cannot be used
     └── SetupError             something this command needs is not installed or not reachable
 
@@ -93,6 +94,10 @@ class ConflictError(PatchError):
 
 class StartError(GraftError):
     """A process lacks what its plan names, so the server must not serve."""
+
+
+class ServingError(GraftError):
+    """An item failed while serving, and its engine cannot go on without it."""
 
 
 class LedgerError(GraftError):

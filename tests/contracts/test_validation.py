@@ -6,6 +6,7 @@ import pytest
 
 from vllm_graft.contracts import (
     AdmissionQueue,
+    AttentionKernel,
     Key,
     Sampler,
     SamplingStrategy,
@@ -196,3 +197,33 @@ def test_reserved_names_are_those_of_the_installed_vllm():
     requests = (ChatCompletionRequest, CompletionRequest, ResponsesRequest)
     fields = {name for kind in requests for name in kind.model_fields} | set(SamplingParams.__struct_fields__)
     assert {name for name in fields if not name.startswith("_")} <= RESERVED
+
+
+def kernel(**changed: object) -> type:
+    """A kernel that differs from a good one."""
+    return without(AttentionKernel, **{"forward": lambda self, query, key, value, kv_cache, batch: query, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"dtypes": "float32"}, "has the dtypes 'float32'"),
+        ({"dtypes": ()}, "has the dtypes ()"),
+        ({"dtypes": ("fp8",)}, "has the dtypes ('fp8',)"),
+        ({"head_sizes": 64}, "has the head sizes 64"),
+        ({"head_sizes": ("64",)}, "has the head sizes ('64',)"),
+        ({"block_multiple": 0}, "has the block multiple 0"),
+        ({"block_multiple": "16"}, "has the block multiple '16'"),
+        ({"forward": AttentionKernel.forward}, "has no method forward(query, key, value, kv_cache, batch)"),
+        (
+            {"forward": lambda self, query, key, value: query},
+            "is called as forward(query, key, value, kv_cache, batch)",
+        ),
+        ({"store": lambda self, key, value: None}, "is called as store(key, value, kv_cache, slots)"),
+    ],
+)
+def test_a_kernel_says_what_it_serves_in_values_that_can_be_compared(changed, what):
+    mistake = find_mistake(kernel(**changed))
+    assert mistake is not None
+    assert what in mistake.what
+    assert find_mistake(kernel(dtypes=["float32"], head_sizes=[64], block_multiple=32)) is None

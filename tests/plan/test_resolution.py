@@ -621,3 +621,24 @@ class Another(VLLMPatch["json.decoder:JSONDecoder"]):
     @wrap
     def decode(self, call, *args, **kwargs):
         return call(*args, **kwargs)
+
+
+def test_a_kernel_is_needed_by_workers_alone_and_its_mistakes_are_refused(tmp_path: Path, monkeypatch):
+    """A policy frees blocks in engine core too; a kernel has no part there."""
+    text = (
+        "from vllm_graft.contracts import AttentionKernel, KVPolicy\n"
+        "class Keeps(KVPolicy): ...\n"
+        "class Computes(AttentionKernel):\n"
+        "    def forward(self, query, key, value, kv_cache, batch): ...\n"
+        "class Vague(Computes):\n"
+        "    block_multiple = 0\n"
+    )
+    entries = {"keeps": "acme_layers:Keeps", "computes": "acme_layers:Computes", "vague": "acme_layers:Vague"}
+    lay_out(tmp_path / "layers", "acme-layers", {"vllm_graft.plugins": entries}, {"acme_layers": text})
+    monkeypatch.syspath_prepend(str(tmp_path / "layers"))
+    for name, roles in (("keeps", ("engine", "worker")), ("computes", ("worker",))):
+        write(f'[defaults]\nattention = "{name}"\n')
+        assert plan_for().items[0].roles == roles
+    write('[defaults]\nattention = "vague"\n')
+    with pytest.raises(ConfigError, match=r"acme_layers.py:5: .+ has the block multiple 0\. Next: make it a whole"):
+        plan_for()

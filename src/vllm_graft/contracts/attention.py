@@ -109,26 +109,23 @@ class KVPolicy(Item):
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """The rows of a step: which tokens belong to which request, and where their keys and values are.
+    """The requests of a step: which tokens are theirs, and where their keys and values are.
 
-    starts:       where each request's tokens begin among the step's; one entry more than there are requests
-    lengths:      each request's tokens in the KV cache, those of this step included
-    blocks:       each request's block table: entry i is the number of the block with the tokens from ``i * block_size``
-    tokens:       tokens of the step; the tensors may be longer, and the rest is padding
-    max_query:    the most tokens that a request has in this step; 1 in a step that only decodes
-    max_length:   an upper bound of ``lengths``
-    block_size:   tokens in a block
-    causal:       whether a token sees only itself and earlier ones
+    starts:     where each request's tokens begin in ``query``; one entry more than there are requests
+    lengths:    each request's tokens in the KV cache, those of this step included
+    blocks:     each request's block table: entry i is the block with the tokens from ``i * block_size`` on, where
+                ``block_size`` is ``kv_cache.shape[2]``
+    max_query:  the most tokens that a request has in this step; 1 in a step that only decodes
+    max_length: an upper bound of ``lengths``
+
+    The tensors are on the device. A batch may be padded with requests that have no tokens.
     """
 
     starts: torch.Tensor
     lengths: torch.Tensor
     blocks: torch.Tensor
-    tokens: int
     max_query: int
     max_length: int
-    block_size: int
-    causal: bool = True
 
 
 class AttentionKernel(Item):
@@ -140,10 +137,13 @@ class AttentionKernel(Item):
 
     ``query`` is ``[tokens, heads, head_size]``; ``key`` and ``value`` have the layer's ``kv_heads``. ``kv_cache`` is
     ``[blocks, kv_heads, block_size, 2 * head_size]``, keys in the first half of the last dimension and values in the
-    second; ``store`` has put this step's there. It may be strided: use it through its strides. Prompts, single tokens
-    and drafts come in one batch.
+    second; ``store`` has put this step's there. It may be strided: use it through its strides. A token sees itself and
+    earlier ones of its request. Prompts, parts of prompts, single tokens and drafts come in one batch.
 
-    The class says what it serves; a model that needs more is refused at the start, by the name of what is missing.
+    The class says what it serves; a model that needs more is refused at the start, by the name of what is missing. Each
+    layer's kernel is tried on two small batches then, and one that raises, answers with another shape or with NaN stops
+    the start. No other kernel could read what it has stored, so one that raises later ends its engine, with an error
+    that names it. Time over the budget is counted, and has no other consequence.
     """
 
     dtypes: ClassVar[Sequence[str]] = ("float32", "float16", "bfloat16")
@@ -153,10 +153,11 @@ class AttentionKernel(Item):
     block_multiple: ClassVar[int] = 16
     """The block size must be a multiple of this."""
     windows: ClassVar[bool] = False
-    """Whether it serves layers with a sliding window, found in ``layer.window``."""
+    """Whether it serves layers with a sliding window: a token then sees the last ``layer.window`` tokens, itself
+    included. The blocks before are given back, and their entries in the block table are 0."""
     cuda_graphs: ClassVar[bool] = False
     """Whether ``forward`` may be captured in a CUDA graph for steps that only decode: no copy to the host, and no shape
-    or launch that depends on ``lengths``."""
+    or launch that depends on ``lengths`` or ``max_length``."""
 
     layer: LayerView
     """The layer of this instance, set before the first call; there is one instance for each layer."""
@@ -183,5 +184,5 @@ class AttentionKernel(Item):
         # Block 0 is vLLM's null block, which nobody reads: the place for padding.
         slots = slots.clamp(min=0)
         block, offset = slots // block_size, slots % block_size
-        kv_cache[block, :, offset, :head_size] = key[: len(slots)]
-        kv_cache[block, :, offset, head_size:] = value[: len(slots)]
+        kv_cache[block, :, offset, :head_size] = key
+        kv_cache[block, :, offset, head_size:] = value

@@ -108,6 +108,8 @@ def _mistakes(kind: type, options: Mapping[str, OptionValue]) -> Iterator[Mistak
         yield from _keys(kind, options)
         for method in _ON_THE_CLASS:
             yield from _method(kind, OptInSampler, method, on_class=True)
+    if issubclass(kind, AttentionKernel):
+        yield from _capabilities(kind)
     if issubclass(kind, SamplingStrategy) and kind.stage not in STAGES:
         yield Mistake(f"has the stage {kind.stage!r}{nearest(str(kind.stage), STAGES)}", "name one of the stages")
 
@@ -144,6 +146,22 @@ def _method(
         signature.bind(*(["self"] if bound else []), *arguments)
     except TypeError as error:
         yield Mistake(f"is called as {written} and cannot take that: {error}", f"declare it as {written}")
+
+
+def _capabilities(kind: type[AttentionKernel]) -> Iterator[Mistake]:
+    known = AttentionKernel.dtypes
+    dtypes: object = kind.dtypes
+    sizes: object = kind.head_sizes
+    if isinstance(dtypes, str) or not isinstance(dtypes, Collection) or not dtypes or not set(dtypes) <= set(known):
+        yield Mistake(f"has the dtypes {dtypes!r}", f"list some of {', '.join(known)}")
+    if not isinstance(sizes, Collection) or not all(_is_count(size) for size in sizes):
+        yield Mistake(f"has the head sizes {sizes!r}", "list whole numbers, or none for any size")
+    if not _is_count(kind.block_multiple):
+        yield Mistake(f"has the block multiple {kind.block_multiple!r}", "make it a whole number, such as 16")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _constructor(kind: type) -> Iterator[Mistake]:

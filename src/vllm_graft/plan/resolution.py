@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from vllm_graft import points
+from vllm_graft.contracts.attention import AttentionKernel
 from vllm_graft.contracts.item import Item, OptionValue
 from vllm_graft.contracts.validation import find_mistake, shared_key, source_location
 from vllm_graft.errors import ConfigError, GraftError, OptionError, nearest
@@ -315,10 +316,17 @@ def _item(
             fix=f"name it under the key of its own point, or a {point.name} here",
         )
     values = _check_options(named.value, kind, given)
-    declaration = getattr(kind, "declaration", None) if point.name == "patch" else None
-    roles = point.roles if declaration is None else tuple(r for r in points.ROLES if r in declaration.processes)
     _validate(named, kind, values, given)
-    return PlanItem(point.name, named.value, entry.target, entry.package, roles, values, named.origin)
+    return PlanItem(point.name, named.value, entry.target, entry.package, _roles(kind, point), values, named.origin)
+
+
+def _roles(kind: type, point: points.Point) -> tuple[points.Role, ...]:
+    """Return the processes that need an item of this class."""
+    declaration = getattr(kind, "declaration", None) if point.name == "patch" else None
+    if declaration is not None:
+        return tuple(role for role in points.ROLES if role in declaration.processes)
+    # The other contract of its point frees blocks in engine core, where a kernel has no part.
+    return ("worker",) if issubclass(kind, AttentionKernel) else point.roles
 
 
 def fits(kind: type, point: points.Point) -> bool:

@@ -245,7 +245,11 @@ print(json.dumps(dict(tokens=first, equal=[reference(p, a, 32) for p, a in zip(a
 @pytest.mark.parametrize(
     ("plan", "arguments", "reason"),
     [
-        ("window = 100", "", "a window of 100 tokens is too small: with KV-cache blocks of 32 tokens it moves by 64 tokens at a time"),
+        (
+            "window = 100",
+            "",
+            "a window of 100 tokens is too small: with KV-cache blocks of 32 tokens it moves by 64 tokens at a time",
+        ),
         ("window = 128", "kv_cache_dtype='fp8_e5m2'", "its KV cache is quantized (fp8_e5m2)"),
         ("window = 128\nlayers = '7'", "", "no group of layers has a window, so no block is ever freed"),
     ],

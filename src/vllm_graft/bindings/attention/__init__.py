@@ -4,7 +4,8 @@ By ``patches``, each attention layer of vLLM asks the planned item about itself 
 two things: another KV-cache spec, whose manager in engine core frees the blocks that have left the window
 (``retention``); and a backend derived from the one that vLLM chose, whose metadata builder hands the stock kernel a
 block table without those blocks (``backends``, by the arithmetic of ``compaction``). A policy that evicts blocks by
-other rules is asked by the manager itself. A kernel takes the place of the stock one (``kernel``).
+other rules is asked by the manager itself. A kernel takes the place of the stock one: it is passed to the constructor
+of every layer (``kernel_layers``), as a backend of vLLM's (``kernel``).
 
 - ``arguments``   which engines cannot have a planned item
 - ``patches``     the places in vLLM where layers and managers ask
@@ -13,4 +14,6 @@ other rules is asked by the manager itself. A kernel takes the place of the stoc
 - ``compaction``  the rows of a step rewritten: which blocks each query sees, as block tables
 - ``backends``    stock backends with a metadata builder that compacts
 - ``kernel``      an ``AttentionKernel`` as a backend of vLLM's
+- ``kernel_layers``  the layers that get it, refused or proven
+- ``kernel_trial``   its trial at the start
 """

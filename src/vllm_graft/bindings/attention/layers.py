@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from vllm_graft.bindings.attention.backends import SERVED, compacting_backend
 from vllm_graft.bindings.attention.compaction import WindowShape
+from vllm_graft.bindings.attention.kernel import kernel_class
 from vllm_graft.bindings.instantiate import failure_reason, instantiate
 from vllm_graft.contracts import KVPolicy, LayerView, Window
 from vllm_graft.errors import StartError
@@ -120,6 +121,9 @@ class PlannedLayers:
             self._plan, self._policy, self.windows = None, None, {}
             return None, None
         item = planned[0]
+        if kernel_class(item) is not None:
+            # Its layers are those of PlannedKernel.
+            return None, None
         if self._plan != plan:
             self._plan, self.windows, self._refused = plan, {}, False
             self._policy = instantiate(item, KVPolicy, plan, current())

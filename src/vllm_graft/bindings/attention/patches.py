@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from vllm_graft.bindings.attention.kernel_layers import planned_kernel
 from vllm_graft.bindings.attention.layers import planned_layers
 from vllm_graft.patching import Engine, Patch, VLLMPatch, wrap
 
@@ -26,7 +27,29 @@ class PlannedWindows(
     @wrap
     def get_kv_cache_spec(self, call: Call, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         spec = call(vllm_config, *args, **kwargs)
+        if spec is not None:
+            planned_kernel.settle_layer(self, spec, vllm_config)
         return planned_layers.adapt(self, spec, vllm_config) if spec is not None else None
+
+
+class PlannedKernels(
+    VLLMPatch["vllm.model_executor.layers.attention.attention:Attention"], name="graft.attention-kernel", why=_WHY
+):
+    """Give a layer the planned kernel when it is made."""
+
+    @wrap
+    def __init__(self, call: Call, *args: Any, **kwargs: Any) -> None:
+        planned_kernel.make_layer(self, call, args, kwargs)
+
+
+class RefusedKernels(
+    VLLMPatch["vllm.model_executor.layers.attention.mla_attention:MLAAttention"], name="graft.attention-mla", why=_WHY
+):
+    """Refuse the planned kernel to a layer with multi-head latent attention, which has a class of its own."""
+
+    @wrap
+    def __init__(self, call: Call, *args: Any, **kwargs: Any) -> None:
+        planned_kernel.make_layer(self, call, args, kwargs)
 
 
 class PlannedManagers(
@@ -46,7 +69,7 @@ class PlannedManagers(
         planned_layers.report_blocks()
 
 
-ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (PlannedWindows, PlannedManagers)
+ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers)
 
 
 def install(engine: Engine) -> None:
