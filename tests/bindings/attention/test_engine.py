@@ -1,7 +1,5 @@
 """KV windows on a real engine: the tokens of an explicit mask, whatever happens to a request on its way."""
 
-import json
-
 import pytest
 
 from vllm_graft.testing import Session
@@ -10,60 +8,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.compiled]
 
 PLAN = '[defaults]\nattention = "sink-window"\n[options.sink-window]\nsink_tokens = 4\nwindow = 128\n'
 
-ANSWERS = """
-import json, torch
-from vllm import LLM, SamplingParams
-from vllm_graft.bindings.attention.compaction import WindowShape
 
-def prompts(lengths, vocabulary=250):
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(5, vocabulary, (n,), generator=generator).tolist() for n in lengths]
-
-def answers(llm, prompts, tokens=80):
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=0)
-    found = llm.generate([dict(prompt_token_ids=each) for each in prompts], params, use_tqdm=False)
-    return [list(each.outputs[0].token_ids) for each in found], [each.num_cached_tokens for each in found]
-
-def engine(**arguments):
-    usual = dict(dtype="float32", enforce_eager=True, max_model_len=1024, max_num_batched_tokens=256, block_size=32)
-    return LLM(MODEL, **{**usual, **arguments})
-
-def core(llm):
-    return llm.llm_engine.engine_core.engine_core
-
-def reference(prompt, answer, block_size, windows=None, sinks=4, window=128):
-    '''The share of tokens that a forward pass with the mask written out would choose too.'''
-    from transformers import AutoModelForCausalLM
-    network = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="eager")
-    shape = WindowShape.fit(sinks, window, block_size)
-    ids = torch.tensor([prompt + answer])
-    query, key = torch.arange(ids.shape[1])[:, None], torch.arange(ids.shape[1])[None]
-    seen = (key <= query) & ((key < shape.first) | (key >= query // shape.step * shape.step - shape.before))
-    def mask(seen):
-        return torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
-    for index, layer in enumerate(network.model.layers):
-        if windows is not None and index not in windows:
-            def full(module, args, kwargs):
-                return args, {**kwargs, "attention_mask": mask(key <= query)}
-            layer.register_forward_pre_hook(full, with_kwargs=True)
-    with torch.no_grad():
-        chosen = network(ids, attention_mask=mask(seen)).logits[0].argmax(-1)[len(prompt) - 1:-1].tolist()
-    return sum(a == b for a, b in zip(chosen, answer)) / len(answer)
-"""
-
-
-def run(session: Session, script: str, *, inside: bool = True) -> dict:
-    """What a script printed last."""
-    session.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if inside else "1"
-    session.env["VLLM_CPU_KVCACHE_SPACE"] = "1"
-    session.env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if "tensor_parallel_size" in script else "auto"
-    done = session.script(ANSWERS + script)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    # With worker processes, their last words come after ours.
-    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
-
-
-def test_tokens_are_those_of_the_explicit_mask(graft: Session):
+def test_tokens_are_those_of_the_explicit_mask(run, graft: Session):
     """For several block sizes, prefix caching on and off, prompts read in parts, drafts and preemption."""
     graft.plan(PLAN)
     found = run(
@@ -111,7 +57,7 @@ print(json.dumps(found))
     assert found["blocks of 64, no prefix cache"]["cached"] == [0] * 4
 
 
-def test_only_chosen_layers_have_the_window(graft: Session):
+def test_only_chosen_layers_have_the_window(run, graft: Session):
     """The others keep full attention, in a group of blocks of their own."""
     graft.plan(PLAN + 'layers = "1"\n')
     found = run(
@@ -137,7 +83,7 @@ print(json.dumps(dict(
     assert found["cached"][1] > 0
 
 
-def test_memory_per_request_is_constant_and_freed_blocks_are_not_read(graft: Session):
+def test_memory_per_request_is_constant_and_freed_blocks_are_not_read(run, graft: Session):
     """By the block pool's own count. Freed blocks are filled with NaN, which a single read would carry to the end."""
     graft.plan(PLAN)
     found = run(
@@ -198,12 +144,12 @@ print(json.dumps(dict(
     assert found["finished"] >= 40
     (item,) = found["items"]
     assert item["state"] == "applied"
-    assert item["figures"]["layers with a window"] == 2
+    assert item["figures"]["attention layers"] == 2
     assert item["figures"]["KV blocks freed"] > 50
     assert item["figures"]["KV blocks held"] == 0
 
 
-def test_a_window_of_the_model_itself_is_compacted_with_the_same_tokens(graft: Session):
+def test_a_window_of_the_model_itself_is_compacted_with_the_same_tokens(run, graft: Session):
     """compact-window changes the work of the kernel, not its result."""
     graft.plan('[defaults]\nattention = "compact-window"\n')
     script = """
@@ -224,7 +170,7 @@ print(json.dumps(dict(first=first, second=second, cached=cached, items=view.as_d
     assert stock["items"] == []
 
 
-def test_two_workers_give_the_same_tokens(graft: Session):
+def test_two_workers_give_the_same_tokens(run, graft: Session):
     """Tensor parallel: each worker has half of the heads, and the block tables of all."""
     graft.plan(PLAN)
     script = """
@@ -254,7 +200,7 @@ print(json.dumps(dict(tokens=first, equal=[reference(p, a, 32) for p, a in zip(a
         ("window = 128\nlayers = '7'", "", "no group of layers has a window, so no block is ever freed"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(graft: Session, plan, arguments, reason):
+def test_what_is_not_served_is_refused_by_name(run, graft: Session, plan, arguments, reason):
     """Before the server serves, with the layer and the reason."""
     graft.plan(f'[defaults]\nattention = "sink-window"\n[options.sink-window]\n{plan}\n'.replace("'", '"'))
     found = run(

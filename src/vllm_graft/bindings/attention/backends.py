@@ -12,7 +12,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from vllm_graft.bindings.attention.compaction import Rows, WindowShape, cut, rows_after_cut, shift, without_empty
+from vllm_graft.bindings.attention.compaction import (
+    Rows,
+    WindowShape,
+    cut,
+    rows_after_cut,
+    shift,
+    without_empty,
+    without_null,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -106,12 +114,17 @@ class Compactor:
 
     def __init__(self, spec: Any, config: Any, device: torch.device) -> None:
         import torch
+        from vllm.v1.kv_cache_interface import FullAttentionSpec
 
         self.block_size: int = spec.block_size
+        self.evicts = isinstance(spec, FullAttentionSpec)
+        """Whether blocks are evicted one by one, and are null in the tables."""
         self.shape: WindowShape | None = getattr(spec, "shape", None)
         """The window that the plan gave these layers; None for a window of the model's own."""
-        self.sliding = 0 if self.shape else int(spec.sliding_window)
+        self.sliding = 0 if self.shape or self.evicts else int(spec.sliding_window)
         self.most = self.shape.most if self.shape else self.sliding + self.block_size - 1
+        if self.evicts:
+            self.most = config.model_config.max_model_len + config.scheduler_config.max_num_batched_tokens
         """The most tokens of a row of one query."""
         self.on_cpu = torch.device(device).type == "cpu"
         if self.on_cpu:
@@ -128,7 +141,9 @@ class Compactor:
             raise NotImplementedError("a window is for causal attention, and this step has rows that see the future")
         rows = Rows(metadata.query_start_loc, metadata.seq_lens, metadata.block_table_tensor)
         starts_cpu, longest, most = metadata.query_start_loc_cpu, metadata.max_query_len, self.most
-        if longest == 1 and not self.on_cpu:
+        if self.evicts:
+            rows = self._compact_evicted(rows)
+        elif longest == 1 and not self.on_cpu:
             rows = self._compact_single_tokens(rows)
         elif self.shape is None:
             rows, most = shift(rows, self.sliding, self.block_size), most + longest
@@ -139,6 +154,16 @@ class Compactor:
                 rows = without_empty(rows)
                 starts_cpu = rows.starts
         return _replace_rows(metadata, rows, starts_cpu, longest, min(metadata.max_seq_len, most))
+
+    def _compact_evicted(self, rows: Rows) -> Rows:
+        if self.on_cpu:
+            return without_null(rows, self.block_size)
+        from vllm_graft.bindings.attention.triton_kernels import compact_evicted
+
+        number, width = rows.blocks.shape
+        blocks, lengths = self._blocks[:number, :width], self._lengths[:number]
+        compact_evicted(rows.lengths, rows.blocks, lengths, blocks, self.block_size)
+        return Rows(rows.starts, lengths, blocks)
 
     def _compact_single_tokens(self, rows: Rows) -> Rows:
         from vllm_graft.bindings.attention.triton_kernels import compact_single_tokens

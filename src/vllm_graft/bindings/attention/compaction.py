@@ -145,6 +145,19 @@ def shift(rows: Rows, window: int, block_size: int) -> Rows:
     return Rows(rows.starts, (rows.lengths - skipped).to(rows.lengths.dtype), blocks)
 
 
+def without_null(rows: Rows, block_size: int) -> Rows:
+    """Return the rows without the null blocks in their tables, which stand where blocks were evicted."""
+    import torch
+
+    width = rows.blocks.shape[1]
+    inside = torch.arange(width, device=rows.blocks.device) * block_size < rows.lengths[:, None]
+    gone = inside & (rows.blocks == 0)
+    # Stable, so that blocks stay in their order and the last one, which may be part full, is last.
+    order = torch.argsort((gone | ~inside).to(torch.int8), dim=1, stable=True)
+    lengths = rows.lengths - gone.sum(1, dtype=rows.lengths.dtype) * block_size
+    return Rows(rows.starts, lengths, rows.blocks.gather(1, order).contiguous())
+
+
 def _without_gap(
     blocks: torch.Tensor, row: torch.Tensor, gap: torch.Tensor, first: int, most: int, block_size: int
 ) -> torch.Tensor:

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from vllm_graft.bindings.attention.backends import SERVED, compacting_backend
 from vllm_graft.bindings.attention.compaction import WindowShape
 from vllm_graft.bindings.attention.kernel import kernel_class
-from vllm_graft.bindings.instantiate import failure_reason, instantiate
-from vllm_graft.contracts import KVPolicy, LayerView, Window
+from vllm_graft.bindings.instantiate import failure_reason, guard_method, instantiate
+from vllm_graft.contracts import KVPolicy, LayerView, RequestBlocks, Window
 from vllm_graft.errors import StartError
 from vllm_graft.ledger import current
 from vllm_graft.plan import Plan, PlanItem, carried_plan, carried_run
+from vllm_graft.points import point
+
+if TYPE_CHECKING:
+    from vllm_graft.bindings.attention.eviction import EvictingManager
 
 _QUANTIZED: Final = ("fp8", "nvfp4", "int")
 """How the types of quantized KV caches begin."""
 
 
+Answer = Window | Literal["evict"] | None
+"""What a layer has from the policy: a window, blocks that are evicted one by one, or nothing."""
+
+
 class PlannedLayers:
-    """The planned policy of this process, and the layers that have a window from it."""
+    """The planned policy of this process, and the layers that have a window from it, or whose blocks it evicts."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self._policy: KVPolicy | None = None
-        self.windows: dict[str, Window | None] = {}
+        self.windows: dict[str, Answer] = {}
         """The policy's answer for each layer, by the layer's name."""
+        self.evicting: list[EvictingManager] = []
+        """In engine core: the managers that ask the policy which blocks to evict."""
         self.report_blocks: Callable[[], None] = lambda: None
         """In engine core: report the blocks that are held and were freed."""
         self._refused = False
         self._config: Any = None
+
+    @property
+    def evicts(self) -> bool:
+        """True if the policy evicts blocks of this worker's layers one by one."""
+        return "evict" in self.windows.values()
 
     def adapt(self, layer: Any, spec: Any, config: Any) -> Any:
         """Return the KV-cache spec of a layer, after giving the layer the backend that goes with it."""
@@ -52,7 +67,9 @@ class PlannedLayers:
             # Another engine of this process, as in a notebook: what was refused may be corrected.
             self._config, self.windows, self._refused = config, {}, False
         try:
-            window = policy.window(view)
+            window: Answer = policy.window(view)
+            if window is None and view.window is None and type(policy).evict is not KVPolicy.evict:
+                window = "evict"
             planned = _planned_spec(spec, view, window, config, unserved) if window is not None else spec
         # SystemExit too, as for every other method of an item.
         except BaseException as error:
@@ -64,7 +81,7 @@ class PlannedLayers:
         self.windows[view.name] = window
         return planned
 
-    def _note_answer(self, item: PlanItem, window: Window | None) -> None:
+    def _note_answer(self, item: PlanItem, window: Answer) -> None:
         """Record a layer's first answer: a window has yet to be proven, layers without one are as they should be."""
         if window is not None and not any(self.windows.values()):
             current().set_item(item.point, item.name, "armed", "no layer runs with its window yet")
@@ -95,7 +112,7 @@ class PlannedLayers:
             return
         ledger = current()
         ledger.set_item(item.point, item.name, "applied")
-        ledger.figure(item.name, "layers with a window").set(
+        ledger.figure(item.name, "attention layers").set(
             sum(window is not None for window in self.windows.values())
         )
 
@@ -106,11 +123,18 @@ class PlannedLayers:
             return
         groups = [group.kv_cache_spec for group in manager.kv_cache_config.kv_cache_groups]
         windows = [getattr(spec, "sliding_window", None) for spec in groups]
-        if not any(windows):
+        self.evicting = _evicting_managers(manager)
+        if not any(windows) and not self.evicting:
             self._refuse(item, "engine core", "no group of layers has a window, so no block is ever freed")
+            return
+        if self.evicting and len(groups) > 1:
+            what = f"the model has {len(groups)} groups of layers, and blocks are evicted for all layers at once"
+            self._refuse(item, "engine core", what)
             return
         current().set_item(item.point, item.name, "applied")
         current().save()
+        for each in self.evicting:
+            each.ask = _guarded_evict(item, policy)
         self.report_blocks = _block_reporter(manager, item.name)
 
     def _planned(self) -> tuple[PlanItem | None, KVPolicy | None]:
@@ -151,11 +175,30 @@ planned_layers: Final = PlannedLayers()
 """The layers of this process."""
 
 
+def _evicting_managers(manager: Any) -> list[EvictingManager]:
+    from vllm_graft.bindings.attention.eviction import evicting_managers
+
+    return evicting_managers(manager)
+
+
+def _guarded_evict(item: PlanItem, policy: KVPolicy) -> Callable[[RequestBlocks], Collection[int] | None]:
+    """Return the policy's ``evict``, guarded: an answer that cannot be followed costs the policy, not the engine."""
+    from vllm_graft.bindings.attention.eviction import validate
+
+    def evict(request: RequestBlocks) -> list[int]:
+        return validate(policy.evict(request), request)
+
+    # Asked once for each block that a request fills, so seldom: the scheduler's budget, not that of a layer.
+    return guard_method(item, "evict", evict, current(), budget_us=point("scheduler").budget_us)
+
+
 def _block_reporter(manager: Any, name: str) -> Callable[[], None]:
     """Have the managers of engine core report the blocks that are held and were freed, in each step."""
+    from vllm_graft.bindings.attention.eviction import EvictingManager
     from vllm_graft.bindings.attention.retention import SinkWindowManager
 
-    managers = [each for each in manager.coordinator.single_type_managers if isinstance(each, SinkWindowManager)]
+    ours = (SinkWindowManager, EvictingManager)
+    managers = [each for each in manager.coordinator.single_type_managers if isinstance(each, ours)]
     if not managers:
         return lambda: None
     pool = manager.block_pool
@@ -187,8 +230,16 @@ def layer_view(layer: Any, spec: Any, config: Any) -> LayerView:
     )
 
 
-def _planned_spec(spec: Any, view: LayerView, window: Window, config: Any, unserved: Callable[[], str]) -> Any:
+def _planned_spec(spec: Any, view: LayerView, window: Answer, config: Any, unserved: Callable[[], str]) -> Any:
     """Return the spec of a layer with this window; raise ValueError or TypeError for what cannot be served."""
+    if window == "evict":
+        if reason := unserved():
+            raise ValueError(reason)
+        if config.kv_transfer_config is not None:
+            raise ValueError("a KV connector brings whole prefixes, and evicted blocks would be missing")
+        from vllm_graft.bindings.attention.eviction import EvictingSpec
+
+        return EvictingSpec.of(spec)
     if not isinstance(window, Window):
         raise TypeError(f"window() answered {window!r}, which is no Window")
     if reason := unserved():

@@ -55,12 +55,19 @@ class RefusedKernels(
 class PlannedManagers(
     VLLMPatch["vllm.v1.core.kv_cache_manager:KVCacheManager"], name="graft.attention-managers", why=_WHY
 ):
-    """Record in engine core which groups of layers free what has left their window."""
+    """Record in engine core which groups of layers free blocks, and whose blocks they are asked about."""
 
     @wrap
     def __init__(self, call: Call, *args: Any, **kwargs: Any) -> None:
         call(*args, **kwargs)
         planned_layers.prove_managers(self)
+
+    @wrap
+    def allocate_slots(self, call: Call, request: Any, *args: Any, **kwargs: Any) -> Any:
+        # Managers are told the name of a request alone.
+        for manager in planned_layers.evicting:
+            manager.request = request
+        return call(request, *args, **kwargs)
 
     @wrap
     def free(self, call: Call, *args: Any, **kwargs: Any) -> None:
@@ -69,7 +76,48 @@ class PlannedManagers(
         planned_layers.report_blocks()
 
 
-ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers)
+class EvictionNotes(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="graft.eviction-notes", why=_WHY):
+    """Send the blocks that a policy evicted to the workers, with the step in which they are gone."""
+
+    @wrap
+    def schedule(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        output = call(*args, **kwargs)
+        if planned_layers.evicting:
+            from vllm_graft.bindings.attention.eviction import attach_notes
+
+            attach_notes(self, output)
+        return output
+
+
+class V1Evictions(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], name="graft.v1-evictions", why=_WHY):
+    """On the V1 runner, take evicted blocks out of the block tables."""
+
+    @wrap
+    def _update_states(self, call: Call, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        result = call(scheduler_output, *args, **kwargs)
+        if planned_layers.evicts:
+            from vllm_graft.bindings.attention.eviction import follow_v1
+
+            follow_v1(self, scheduler_output)
+        return result
+
+
+class V2Evictions(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], name="graft.v2-evictions", why=_WHY):
+    """On the V2 runner, take evicted blocks out of the block tables."""
+
+    @wrap
+    def update_requests(self, call: Call, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        result = call(scheduler_output, *args, **kwargs)
+        if planned_layers.evicts:
+            from vllm_graft.bindings.attention.eviction import follow_v2
+
+            follow_v2(self, scheduler_output)
+        return result
+
+
+ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (
+    PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, EvictionNotes, V1Evictions, V2Evictions,
+)  # fmt: skip
 
 
 def install(engine: Engine) -> None:

@@ -57,6 +57,45 @@ def _compact_kernel(
         tl.store(compacted_lengths + row, left)
 
 
+@triton.jit
+def _evicted_kernel(
+    lengths, blocks, row_step, compacted_lengths, compacted, compacted_step, BLOCK: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """A row's block table without its null blocks, piece by piece."""
+    row = tl.program_id(0).to(tl.int64)
+    length = tl.load(lengths + row)
+    used = (length + BLOCK - 1) // BLOCK
+    kept = 0
+    for begin in range(0, used, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)
+        number = tl.load(blocks + row * row_step + column, mask=column < used, other=0)
+        there = (number != 0).to(tl.int32)
+        at = kept + tl.cumsum(there, 0) - there
+        tl.store(compacted + row * compacted_step + at, number, mask=there != 0)
+        kept += tl.sum(there, 0)
+    tl.store(compacted_lengths + row, length - (used - kept) * BLOCK)
+
+
+def compact_evicted(
+    lengths: torch.Tensor,
+    blocks: torch.Tensor,
+    compacted_lengths: torch.Tensor,
+    compacted: torch.Tensor,
+    block_size: int,
+) -> None:
+    """Write the lengths and block tables of rows without the null blocks that stand for evicted ones."""
+    _evicted_kernel[(len(lengths),)](
+        lengths,
+        blocks,
+        blocks.stride(0),
+        compacted_lengths,
+        compacted,
+        compacted.stride(0),
+        BLOCK=block_size,
+        COLUMNS=_COLUMNS,
+    )
+
+
 def compact_single_tokens(
     lengths: torch.Tensor,
     blocks: torch.Tensor,

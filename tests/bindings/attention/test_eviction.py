@@ -1,0 +1,148 @@
+"""Policies that evict blocks one by one, on a real engine: what is gone is gone, and a policy that lies costs itself."""
+
+import pytest
+
+from vllm_graft.contracts import RequestBlocks
+from vllm_graft.testing import Session
+
+POLICIES = """
+import json, os
+from vllm_graft.contracts import KVPolicy
+
+class EveryOther(KVPolicy):
+    '''Keeps the first block and the last four; of the others every second one.'''
+    def evict(self, request):
+        gone = [block for block in request.evictable[1:-4] if block % 2]
+        with open(os.environ["EVICTED"], "a") as file:
+            print(json.dumps([request.request_id, request.tokens, gone]), file=file)
+        return gone
+
+class InUse(KVPolicy):
+    def evict(self, request):
+        return [request.held[-1] + 1] if request.tokens > 100 else []
+
+class Foreign(KVPolicy):
+    def evict(self, request):
+        return ["0"]
+
+class Raises(KVPolicy):
+    def evict(self, request):
+        raise RuntimeError("on purpose")
+
+class Late(KVPolicy):
+    def evict(self, request):
+        raise SystemExit(3)
+"""
+NAMES = {"every-other": "EveryOther", "in-use": "InUse", "foreign": "Foreign", "raises": "Raises", "exits": "Late"}
+
+
+@pytest.fixture
+def policies(graft: Session) -> Session:
+    entries = {name: f"evicting:{kind}" for name, kind in NAMES.items()}
+    graft.package("evicting-policies", {"vllm_graft.plugins": entries}, {"evicting": POLICIES})
+    graft.env["EVICTED"] = str(graft.folder / "evicted")
+    return graft
+
+
+@pytest.mark.engine
+@pytest.mark.compiled
+def test_tokens_are_those_of_a_mask_without_the_evicted_blocks(run, policies: Session):
+    """Each query sees what was left when its step began; a second request gets no block computed after an eviction."""
+    policies.plan('[defaults]\nattention = "every-other"\n')
+    found = run(
+        policies,
+        """
+import os
+from transformers import AutoModelForCausalLM
+llm = engine(max_num_batched_tokens=128)
+manager = core(llm).scheduler.kv_cache_manager
+(asked,), equal, cached, most = prompts((400,)), [], [], 0
+for _ in range(2):
+    open(os.environ["EVICTED"], "w").close()
+    (answer,), (hit,) = answers(llm, [asked], 100)
+    evicted = [json.loads(line) for line in open(os.environ["EVICTED"])]
+    ids = torch.tensor([asked + answer])
+    size = ids.shape[1]
+    seen = torch.tril(torch.ones(size, size, dtype=torch.bool))
+    for position in range(hit, size):
+        start = position if position >= len(asked) else hit + (position - hit) // 128 * 128
+        for _, tokens, gone in evicted:
+            for block in gone if tokens <= start else ():
+                seen[position, block * 32:(block + 1) * 32] = False
+    network = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="eager")
+    mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
+    with torch.no_grad():
+        chosen = network(ids, attention_mask=mask).logits[0].argmax(-1)[len(asked) - 1:-1].tolist()
+        full = network(ids).logits[0].argmax(-1)[len(asked) - 1:-1].tolist()
+    equal.append(sum(a == b for a, b in zip(chosen, answer)) / len(answer))
+    equal.append(sum(a == b for a, b in zip(full, answer)) / len(answer))
+    cached.append(hit)
+pool = manager.block_pool
+from vllm_graft.ledger import current
+print(json.dumps(dict(
+    equal=equal, cached=cached, first=next(tokens for _, tokens, gone in evicted if gone),
+    left=pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), items=current().view().as_dict()["items"],
+)))
+""",
+    )
+    masked, full, masked_again, _ = found["equal"]
+    assert masked == masked_again == 1.0
+    assert full < 1.0
+    # The hit ends where the first request had its first eviction.
+    assert 0 < found["cached"][1] <= 256
+    assert found["left"] == 0
+    (item,) = found["items"]
+    assert item["state"] == "applied"
+    assert item["hooks"]["evict"]["calls"] >= 8
+    assert item["figures"]["KV blocks freed"] > 8
+
+
+@pytest.mark.engine
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("in-use", "which is not among the"),
+        ("foreign", "block '0', which is not among the"),
+        ("raises", "RuntimeError: on purpose"),
+        ("exits", "SystemExit: 3"),
+    ],
+)
+def test_a_policy_that_lies_costs_itself(run, policies: Session, name, reason):
+    """It is put aside with the reason; requests keep what they hold and end with the tokens of full attention."""
+    policies.plan(f'[defaults]\nattention = "{name}"\n')
+    found = run(
+        policies,
+        """
+from transformers import AutoModelForCausalLM
+llm = engine()
+asked = prompts((200, 60))
+given, _ = answers(llm, asked, 60)
+network = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="eager")
+equal = []
+for prompt, answer in zip(asked, given):
+    with torch.no_grad():
+        chosen = network(torch.tensor([prompt + answer])).logits[0].argmax(-1)[len(prompt) - 1:-1].tolist()
+    equal.append(chosen == answer)
+from vllm_graft.ledger import current
+print(json.dumps(dict(equal=equal, items=current().view().as_dict()["items"])))
+""",
+    )
+    assert found["equal"] == [True, True]
+    (item,) = found["items"]
+    assert item["state"] == "quarantined"
+    assert reason in item["reason"]
+
+
+def test_what_may_be_evicted_is_checked():
+    """Indices of evictable blocks alone, each once."""
+    validate = pytest.importorskip("vllm_graft.bindings.attention.eviction").validate
+    request = RequestBlocks("a", 100, 16, held=[0, 1, 2, 5], evictable=[0, 1, 2], prompt=50, keys={})
+    assert validate([2, 0, 2], request) == [0, 2]
+    assert validate((), request) == []
+    for wrong in ([5], [7], [-1], ["1"], [True], [1.0]):
+        with pytest.raises(ValueError, match="which is not among the 3 evictable ones"):
+            validate(wrong, request)
+    for wrong in (None, 3, "1"):
+        with pytest.raises(TypeError, match="which is no list of blocks"):
+            validate(wrong, request)
