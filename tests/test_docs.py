@@ -922,10 +922,11 @@ class TestTutorials:
         graft.env["GRAFT_DISABLE"] = None
         module = graft.site / "acme_attention.py"
         module.write_text(module.read_text(encoding="utf-8").replace("return output\n", "return output[:1]\n", 1))
-        with pytest.raises(GraftError) as refused:
-            graft.server("--served-model-name", request["model"]).start().wait_healthy()
+        server = graft.server("--served-model-name", request["model"])
+        with pytest.raises(GraftError):
+            server.start().wait_healthy()
         (quoted,) = blocks("text", tutorial)
-        assert quoted.text.strip().replace("graft.toml:2", f"{graft.config}:2") in str(refused.value)
+        assert quoted.text.strip() in server.log.read_text(encoding="utf-8")
 
     @pytest.mark.engine
     def test_the_scheduler_shortens_the_wait_as_the_page_shows(self, graft: Session):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from vllm_graft.bindings.attention.kernel import wrong_output
 from vllm_graft.contracts import AttentionBatch, AttentionKernel
+from vllm_graft.errors import StartError
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,7 @@ class TrialRequest:
 
 
 def try_kernel(kernel: AttentionKernel, dtype: torch.dtype, device: torch.device) -> None:
-    """Run the kernel on a batch of everything and on one that only decodes; raise what it raises, or ValueError."""
+    """Run the kernel on a batch of everything and on one that only decodes; raise what it raises, or StartError."""
     import torch
 
     block = kernel.layer.block_size
@@ -73,9 +74,9 @@ def _try_batch(
     )
     made = kernel.forward(query, key[step], value[step], cache, batch)
     if problem := wrong_output(made, query):
-        raise ValueError(problem)
+        raise StartError(problem)
     if not bool(made.isfinite().all()):
-        raise ValueError("forward() returned NaN or infinity")
+        raise StartError("forward() returned NaN or infinity")
 
 
 def _rows_of_step(requests: Sequence[TrialRequest]) -> list[int]:
