@@ -27,8 +27,10 @@ def test_the_public_names_are_exact():
     """A name appears or goes only on purpose; each has a docstring and is what the tour says."""
     assert vllm_graft.__all__ == [
         "AdmissionQueue",
+        "AttentionKernel",
         "Finding",
         "GraftError",
+        "KVPolicy",
         "Key",
         "PatchManager",
         "Plan",
@@ -40,6 +42,7 @@ def test_the_public_names_are_exact():
         "StatSink",
         "Truncation",
         "VLLMPatch",
+        "Window",
         "__version__",
         "add",
         "min_vllm_version",

@@ -4,9 +4,9 @@ A guided tour, in the order an author meets the names:
 
 - ``VLLMPatch``, ``wrap``, ``replace``, ``add``, ``min_vllm_version``: declare a surgical change to a vLLM class
 - ``PatchManager``: register and apply patches by hand
-- ``SamplingStrategy``, ``Truncation``, ``Sampler``, ``AdmissionQueue``, ``SchedulingPolicy``, ``StatSink``: the
-  contracts of the extension points that are bound; ``Key`` declares what a request may carry;
-  ``vllm_graft.contracts`` has what they are given
+- ``SamplingStrategy``, ``Truncation``, ``Sampler``, ``AdmissionQueue``, ``SchedulingPolicy``, ``KVPolicy``,
+  ``AttentionKernel``, ``StatSink``: the contracts of the extension points that are bound; ``Key`` declares what a
+  request may carry, ``Window`` what a layer keeps; ``vllm_graft.contracts`` has what they are given
 - ``Plan``, ``resolve``: what is to be active for a model, and why
 - ``Finding``, ``GraftError``: what tools report, and the base of all errors
 
@@ -24,7 +24,9 @@ TYPE_CHECKING = False  # typing's own costs more to import than all of this file
 if TYPE_CHECKING:
     from vllm_graft.contracts import (
         AdmissionQueue,
+        AttentionKernel,
         Key,
+        KVPolicy,
         Sampler,
         SamplerBase,
         SamplingStrategy,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
         SchedulingPolicy,
         StatSink,
         Truncation,
+        Window,
     )
     from vllm_graft.errors import GraftError
     from vllm_graft.findings import Finding
@@ -40,8 +43,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdmissionQueue",
+    "AttentionKernel",
     "Finding",
     "GraftError",
+    "KVPolicy",
     "Key",
     "PatchManager",
     "Plan",
@@ -53,6 +58,7 @@ __all__ = [
     "StatSink",
     "Truncation",
     "VLLMPatch",
+    "Window",
     "__version__",
     "add",
     "min_vllm_version",
@@ -63,8 +69,10 @@ __all__ = [
 
 _HOMES = {
     "AdmissionQueue": "contracts",
+    "AttentionKernel": "contracts",
     "Finding": "findings",
     "GraftError": "errors",
+    "KVPolicy": "contracts",
     "Key": "contracts",
     "PatchManager": "patching",
     "Plan": "plan",
@@ -76,6 +84,7 @@ _HOMES = {
     "StatSink": "contracts",
     "Truncation": "contracts",
     "VLLMPatch": "patching",
+    "Window": "contracts",
     "add": "patching",
     "min_vllm_version": "patching",
     "replace": "patching",

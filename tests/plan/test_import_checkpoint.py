@@ -99,3 +99,21 @@ def test_a_signal_ends_both_processes(tmp_path: Path):
     assert len(children) == 1
     assert not Path(f"/proc/{children[0]}").exists()
     assert process.returncode == -signal.SIGTERM, (out, err)
+
+
+def test_a_signal_right_after_the_fork_is_not_lost(tmp_path: Path):
+    """Before the parent is ready to hand it on: it is handed on a moment later, and no child is left behind."""
+    script = """
+import os, signal, time
+from vllm_graft.plan import import_checkpoint
+wait = import_checkpoint._wait
+import_checkpoint._wait = lambda *args: (time.sleep(1), wait(*args))[1]
+import_checkpoint.checkpoint.start()
+with import_checkpoint.checkpoint.importing("some_module"):
+    print(os.getpid(), flush=True)
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(600)
+"""
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == -signal.SIGTERM
+    assert not Path(f"/proc/{done.stdout.strip()}").exists()

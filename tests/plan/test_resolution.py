@@ -168,8 +168,8 @@ MISTAKES = {
         "vllm-graft) is not a stats: it fulfils none of vllm_graft.contracts:StatSink",
     ),
     "point that is not bound": (
-        '[defaults]\nattention = "my-sink"\n',
-        "graft.toml:2: attention items cannot be planned: this version of vllm-graft does not bind that point yet",
+        '[defaults]\nio_processor = "my-sink"\n',
+        "graft.toml:2: io-processor items cannot be planned: this version of vllm-graft does not bind that point yet",
     ),
     "star for a point that is not bound": (
         '[defaults]\nmodels = ["*"]\n',

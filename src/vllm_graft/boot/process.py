@@ -177,6 +177,9 @@ class Process:
 
     def _patch_refused(self, patch: Patch, error: PatchError) -> None:
         """Handle an armed patch whose module turned out not to fit: raise if it is planned strictly or was by hand."""
+        if patch in attention_patches.ATTENTION_PATCHES:
+            self._attention_refused(error)
+            return
         if patch.declaration.name.startswith(OWN_PREFIX):
             sampler_patches.log_refusal(patch, error)
             return
@@ -184,6 +187,15 @@ class Process:
         if planned:
             self._patch_changed(patch)
         if not planned or self.plan is None or self.plan.strict:
+            raise error
+
+    def _attention_refused(self, error: PatchError) -> None:
+        """Record the planned attention as refused: without one of its patches a layer would be left out in silence."""
+        book, planned = ledger.current(), self.plan.of("attention") if self.plan is not None else ()
+        for item in planned:
+            book.set_item(item.point, item.name, "refused", str(error))
+            book.save()
+        if planned and self.plan is not None and self.plan.strict:
             raise error
 
     def _patch_changed(self, patch: Patch) -> None:

@@ -57,11 +57,14 @@ class ImportCheckpoint:
         while module not in self._endings:
             sys.stdout.flush()
             sys.stderr.flush()
+            # A signal between the fork and the parent's handlers would end the parent alone, and orphan the child.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_OUTSIDE)
             child = os.fork()
             if child == 0:
                 self._forked = True
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 return
-            status = _wait(child)
+            status = _wait(child, mask)
             ended_in = self._read()
             if not ended_in or -status in _FROM_OUTSIDE:
                 _end_like(status)
@@ -78,8 +81,11 @@ class ImportCheckpoint:
         return self._note[:].partition(b"\0")[0].decode(errors="replace")
 
 
-def _wait(child: int) -> int:
-    """Wait for a child and return its status as ``subprocess`` writes it; hand a SIGTERM on to it."""
+def _wait(child: int, mask: set[signal.Signals] | set[int]) -> int:
+    """Wait for a child and return its status as ``subprocess`` writes it; hand a SIGTERM on to it.
+
+    Signals are blocked until that is set up; ``mask`` is what was blocked before.
+    """
 
     def hand_on(signum: int, frame: FrameType | None) -> None:
         os.kill(child, signum)
@@ -87,6 +93,7 @@ def _wait(child: int) -> int:
     # A terminal sends SIGINT to both; how the command ends then is the child's to say.
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     before[signal.SIGTERM] = signal.signal(signal.SIGTERM, hand_on)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     finally:

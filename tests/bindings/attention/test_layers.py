@@ -64,7 +64,10 @@ class Book:
     def save(self) -> None:
         pass
 
-    def hook(self, item: str, name: str) -> None:
+    def figure(self, item: str, name: str) -> "Book":
+        return self
+
+    def set(self, number: int) -> None:
         pass
 
 

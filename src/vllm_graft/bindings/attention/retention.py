@@ -185,17 +185,13 @@ class SinkWindowManager(SlidingWindowManager):
         return blocks, length
 
     @classmethod
-    def reachable_block_mask(
-        cls, start_block: int, end_block: int, *args: Any, kv_cache_spec: SinkWindowSpec, **kwargs: Any
-    ) -> list[bool] | None:
-        """Return which blocks a later hit can use: the base class names the ends of windows, the first stay besides."""
-        mask: list[bool] | None = super().reachable_block_mask(
-            start_block, end_block, *args, kv_cache_spec=kv_cache_spec, **kwargs
-        )
-        if mask is not None:
-            for index in range(start_block, min(kv_cache_spec.first_blocks, end_block)):
-                mask[index - start_block] = True
-        return mask
+    def reachable_block_mask(cls, *args: Any, **kwargs: Any) -> list[bool] | None:
+        """Let every whole block into the prefix cache, as full attention does.
+
+        From 0.29 on the base class caches the ends of prompts alone, so that requests with a common beginning and
+        different questions would share nothing.
+        """
+        return None
 
 
 # The registry fills itself with vLLM's own specs on first use, but only while it is empty (0.26 to 0.32).
