@@ -120,6 +120,21 @@ BROKEN = {
             def make(cls):
                 return cls(rank=1)  # breaks
     """,
+    "a class method that calls another": """
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls.stays(), cls.gone()  # breaks
+        class More(Mine):
+            pass
+    """,
+    "a patch of a class method": """
+        from vllm_graft import VLLMPatch
+        class Patch(VLLMPatch["vllm.m:Config"], name="p"):
+            @classmethod
+            def from_vllm_config(cls, other):
+                return cls.gone()  # breaks
+    """,
     "super() in a variable": """
         class Mine(Config):
             def call(self):
@@ -264,6 +279,61 @@ FINE = {
         class Other(Mine):
             def __init__(self, *args, **kwargs): ...
     """,
+    "cls.gone() that a subclass, a mixin or an assignment provides": """
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls.gone()
+        class Mixin:
+            def gone(self): ...
+        class Other(Mixin, Mine): ...
+        class Assigned(Config):
+            @classmethod
+            def make(cls):
+                return cls.gone()
+        Assigned.gone = classmethod(lambda cls: 1)
+    """,
+    "cls.gone() that setattr provides": """
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls.gone()
+        setattr(Mine, "gone", classmethod(lambda cls: 1))
+    """,
+    "cls.gone() with a base of another package somewhere": """
+        from elsewhere import Mixin
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls.gone()
+        class Other(Mixin, Mine): ...
+    """,
+    "cls.gone() with a metaclass": """
+        class Mine(Config, metaclass=type(Engine)):
+            @classmethod
+            def make(cls):
+                return cls.gone()
+    """,
+    "cls.gone() behind a test or a handler": """
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls.gone() if hasattr(cls, "gone") else 1
+            @classmethod
+            def find(cls):
+                if getattr(cls, "gone", None):
+                    cls.gone()
+            @classmethod
+            def try_it(cls):
+                try:
+                    cls.gone()
+                except AttributeError:
+                    pass
+            @classmethod
+            def other(cls):
+                cls = cls.__base__
+                cls.gone()
+    """,
     "one base of several that has the method": """
         import os
         Base = Wide if os.environ.get("WIDE") else Config
@@ -385,6 +455,35 @@ def uses_of(tmp_path):
         return read(folder)
 
     return uses_of
+
+
+KINDS = """
+from contextlib import contextmanager
+@contextmanager
+def managed(x): yield x
+def generator(x): yield x
+def plain(x): ...
+async def coroutine(x): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "refused"),
+    [
+        ("@replace\n    def managed(x):\n        yield x", True),
+        ("@replace\n    @contextmanager\n    def managed(x):\n        yield x", False),
+        ("@wrap\n    def managed(call, x):\n        return call(x)", False),
+        ("@replace\n    def generator(x):\n        return [x]", True),
+        ("@wrap\n    def generator(call, x):\n        yield from call(x)", False),
+        ("@replace\n    def plain(x):\n        yield x", True),
+        ("@replace\n    def coroutine(x):\n        return x", True),
+        ("@replace\n    async def coroutine(x):\n        return x", False),
+        ("@replace\n    @decorated\n    def plain(x):\n        yield x", False),
+    ],
+)
+def test_a_patch_of_another_kind_of_function_is_refused_as_a_start_refuses_it(hook, refused, findings):
+    package = "from contextlib import contextmanager\n" + PATCH.format(target="m", hook=hook)
+    assert [one[:2] for one in findings(package, KINDS, KINDS)] == ([("P222", "error")] if refused else [])
 
 
 SCHEDULER = "class Scheduler:\n    def __init__(self):\n        self.running = []\n    def schedule(self): ...\n"

@@ -135,7 +135,7 @@ def test_a_file_that_would_run_code_is_refused(tmp_path):
 def test_a_file_reaches_nothing_beyond_the_classes_of_a_report(module, name):
     """A dotted name, and what a permitted module imported, would lead to any code there is."""
     with pytest.raises(pickle.UnpicklingError, match="is not part of a report"):
-        _Unpickler(io.BytesIO(), {}).find_class(module, name)
+        _Unpickler(io.BytesIO()).find_class(module, name)
 
 
 def test_a_dotted_name_runs_nothing(tmp_path):

@@ -144,4 +144,4 @@ def test_a_file_that_would_run_code_is_refused(kept, catalogue, folder, tmp_path
 )
 def test_a_file_reaches_nothing_beyond_the_classes_of_the_uses(module, name):
     with pytest.raises(pickle.UnpicklingError, match="is not part of a report or of a package's uses"):
-        _Unpickler(io.BytesIO(), {}).find_class(module, name)
+        _Unpickler(io.BytesIO()).find_class(module, name)

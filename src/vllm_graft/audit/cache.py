@@ -17,7 +17,7 @@ import io
 import pickle
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from vllm_graft.audit.releases.source_release import SourceRelease
 from vllm_graft.audit.releases.wheels import CachedWheel
 from vllm_graft.audit.uses import PackageFiles, body_contents
 from vllm_graft.audit.uses.patches import lock_of
-from vllm_graft.audit.uses.source_file import SourceFile
+from vllm_graft.audit.uses.syntax import Outline
 from vllm_graft.audit.verdicts import ReleaseFacts
 from vllm_graft.files import cache_folder, replace_file
 
@@ -64,7 +64,7 @@ class ReportCache:
 
     def load(self, key: str) -> Report | None:
         """Return a stored report; None where there is none that can be read."""
-        report = _load(self.folder / key, {})
+        report = _load(self.folder / key)
         return report if isinstance(report, Report) else None
 
     def store(self, key: str, report: Report) -> None:
@@ -84,8 +84,8 @@ class UsesCache:
         known = {release.version for release in self._releases}
         if not all(isinstance(release, CatalogueRelease) and release.version in known for release in releases):
             return None
-        found = _load(self._folder / self._key(package), {file.shown: file for file in package.files})
-        return found if isinstance(found, PackageUses) else None
+        found = _load(self._folder / self._key(package))
+        return found if isinstance(found, PackageUses) and _bind_files(found, package) else None
 
     def store(self, package: PackageFiles, uses: PackageUses) -> None:
         """Store the uses; OSError where the folder cannot be written, ValueError where they cannot be pickled."""
@@ -197,14 +197,25 @@ class _Precomputation:
         return self._conditions[condition]
 
 
-def _load(path: Path, files: Mapping[str, SourceFile]) -> object:
+def _bind_files(uses: PackageUses, package: PackageFiles) -> bool:
+    """Give each outline the file of the package that it is cut from; False where the package has no such file."""
+    files = {file.shown: file for file in package.files}
+    for use in uses.uses:
+        if use.body is not None and isinstance(shown := use.body.__dict__.get("file"), str):
+            if shown not in files:
+                return False
+            use.body.__dict__["file"] = files[shown]
+    return True
+
+
+def _load(path: Path) -> object:
     """Return the object in a file; None where there is none that can be read."""
     try:
         data = path.read_bytes()
         checksum, body = data[:_CHECKSUM], data[_CHECKSUM:]
         if hashlib.sha256(body).digest() != checksum:
             return None
-        return _Unpickler(io.BytesIO(zlib.decompress(body)), files).load()
+        return _Unpickler(io.BytesIO(zlib.decompress(body))).load()
     except _BROKEN:
         return None
 
@@ -244,29 +255,20 @@ class _Compressor:
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what ``_Unpickler`` would refuse; writes a source file as its path in the package."""
-
-    def persistent_id(self, obj: object) -> str | None:
-        return obj.shown if isinstance(obj, SourceFile) else None
+    """Refuses what ``_Unpickler`` would refuse; an outline has the path of its file in the package for the file."""
 
     def reducer_override(self, obj: object) -> Any:
         """Leave permitted classes to pickle."""
         kind = obj if isinstance(obj, type) else type(obj)
         if not _is_permitted(kind):
             raise pickle.PicklingError(_refusal(kind.__module__, kind.__name__))
+        if isinstance(obj, Outline):
+            return kind, (), {**obj.__dict__, "file": obj.file.shown}
         return NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):
     """Instantiates the permitted classes only, because others may be able to write to the folder."""
-
-    def __init__(self, data: io.BytesIO, files: Mapping[str, SourceFile]) -> None:
-        super().__init__(data)
-        self._files = files
-
-    def persistent_load(self, pid: object) -> SourceFile:
-        """Return the file of the package with this path."""
-        return self._files[str(pid)]
 
     def find_class(self, module: str, name: str) -> object:
         """Return a permitted class.

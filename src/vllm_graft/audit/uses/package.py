@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from vllm_graft.audit.model import Condition, Use, UseGuard
 from vllm_graft.audit.uses import guards, patches
+from vllm_graft.audit.uses.bodies import body_contents, is_class_method
 from vllm_graft.audit.uses.classes import ClassHierarchy, OwnAttributes, upstream
 from vllm_graft.audit.uses.guards import AnyCondition
 from vllm_graft.audit.uses.patches import Locks
@@ -18,6 +20,8 @@ from vllm_graft.audit.uses.values import LocalDef, Name, Scope, Values, vllm_nam
 from vllm_graft.audit.uses.walk_state import FileUses, WalkState
 from vllm_graft.audit.uses.walker import Walker
 from vllm_graft.findings import Finding
+from vllm_graft.patching.functions import kind_in_source
+from vllm_graft.sources.fingerprint import Function
 
 _PUBLIC_SPECIAL: Final = frozenset({"__init__", "__call__", "__post_init__", "__new__"})
 """Methods of Python's own naming that upstream's classes define for their users."""
@@ -215,7 +219,8 @@ class PackageReader:
 
     def _opens(self, file: SourceFile) -> bool:
         try:
-            return file.data is not None
+            # Asked of every file later, and stored: so it is read once for both.
+            return file.names_vllm is not None
         except OSError as error:
             self._refuse(file, error)
             return False
@@ -250,7 +255,11 @@ class PackageReader:
             if one.patch is not None:
                 hook = f"{one.target.module}:{one.target.qualname}"
                 one.patch = replace(one.patch, reviewed=self.locks.reviewed(found.file, one.patch.name, hook))
-            yield replace(patches.use_of(one, found, self._resolver), own=own.of_target(one.target))
+            use = patches.use_of(one, found, self._resolver)
+            if use.patch is not None and isinstance(use.body, Function):
+                kind = kind_in_source(use.body, frozenset(patches.MARKS))
+                use = replace(use, patch=replace(use.patch, function=kind))
+            yield replace(use, own=own.of_target(one.target) | (_called_on_class(use.body) & own.anywhere))
 
     def _subclasses(self, found: FileUses, own: OwnAttributes, hierarchy: ClassHierarchy) -> Iterator[Use]:
         for one in found.subclasses:
@@ -274,7 +283,19 @@ class PackageReader:
             yield whole
             for name, (method, line, guard) in one.methods.items():
                 if name in _PUBLIC_SPECIAL or not (name.startswith("__") and name.endswith("__")):
-                    yield _override(whole, name, method, line, guard)
+                    override = _override(whole, name, method, line, guard)
+                    if called := _called_on_class(override.body):
+                        # ``cls`` may be a class that derives from this one, and has the name from anywhere.
+                        given = called & own.anywhere if hierarchy.is_sealed_below(one.cls) else called
+                        override = replace(override, own=override.own | given)
+                    yield override
+
+
+def _called_on_class(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None) -> frozenset[str]:
+    """Return the attributes that a class method calls on its class; empty for any other function."""
+    if body is None or not is_class_method(body):
+        return frozenset()
+    return frozenset(name for name, _ in body_contents(body).called)
 
 
 def _override(subclass: Use, name: str, method: LocalDef, line: int, guard: UseGuard) -> Use:

@@ -43,7 +43,7 @@ _WRAPPERS: Final = frozenset(
 _MULTIPLE: Final = frozenset({"spec", "create", "spec_set", "autospec", "new_callable"})
 """Keywords of ``patch.multiple`` that name no attribute."""
 
-_MARKS: Final[dict[str, Way]] = {"wrap": "wrap", "replace": "replace", "add": "add"}
+MARKS: Final[dict[str, Way]] = {"wrap": "wrap", "replace": "replace", "add": "add"}
 _OURS: Final = "VLLMPatch"
 _ORIGINALS: Final = frozenset({"call", "wrapped"})
 """Parameters by which a replacement gets the original."""
@@ -131,13 +131,15 @@ def compared_copies(state: WalkState, test: ast.expr) -> dict[AttributeSpelling,
     """
     found: dict[AttributeSpelling, Values] = {}
     for one in nodes(test):
-        if isinstance(one, ast.Compare) and len(one.ops) == 1 and isinstance(one.ops[0], ast.Is | ast.Eq):
+        if isinstance(one, ast.Compare) and len(one.ops) == 1 and isinstance(one.ops[0], (ast.Is, ast.Eq)):
             for place, other in ((one.left, one.comparators[0]), (one.comparators[0], one.left)):
                 spelled = _attribute_spelling(place)
+                if spelled is None:
+                    continue
                 # ``request.status == RequestStatus.WAITING`` compares a value; a copy has the name of its original.
-                last = spelled[1] if spelled is not None else ""
+                last = spelled[1]
                 names = tuple(one for one in vllm_names(state.value(other)) if one.qualname.rpartition(".")[2] == last)
-                if spelled is not None and names:
+                if names:
                     found[spelled] = names
     return found
 
@@ -216,6 +218,7 @@ def _record_setattr(state: WalkState, node: ast.Call, *, way: Way | None = None)
         target, value = _spelled(paths), name
     else:
         names = list(texts_in(state.value(name)))
+        state.found.spelled.update(names)
         target = attributes(state.value(owner), names)
         if not target and owner is not None:
             target = tuple(one for text in names for one in state.copies.get((dotted(owner), text), ()))
@@ -248,8 +251,8 @@ def _record_gorilla(state: WalkState, node: ast.Call, own: LocalDef | None) -> l
 
 def _record_mock(state: WalkState, node: ast.Call, called: str) -> list[ast.expr | None] | None:
     """Record mock's ``patch``, ``patch.object``, ``patch.multiple`` and ``patch.dict(sys.modules, {...})``."""
-    base = next((one for one in _MOCK if called == one or called.startswith(f"{one}.")), None)
-    if base is None:
+    base = next((one for one in _MOCK if called.startswith(one)), None)
+    if base is None or called.removeprefix(base)[:1] not in ("", "."):
         return None
     owner = _argument(node, 0, "target")
     held = state.value(owner)
@@ -321,7 +324,7 @@ def _hook(
 ) -> None:
     before = len(state.found.assignments)
     expr = member.expr
-    if isinstance(expr, ast.Call) and _last(expr.func) in _MARKS and expr.args:
+    if isinstance(expr, ast.Call) and _last(expr.func) in MARKS and expr.args:
         # Of ``limit = replace(5)`` the 5.
         expr = expr.args[0]
     state.assign(attributes(target, [member.name]), member.line, expr, way=way, value=member.value, by="call")
@@ -369,7 +372,7 @@ def _mark(member: ClassMember) -> tuple[Way | None, str]:
     if own is not None and isinstance(own.node, Function):
         given += own.node.decorator_list
     for one in given:
-        way = _MARKS.get(_last(one.func if isinstance(one, ast.Call) else one))
+        way = MARKS.get(_last(one.func if isinstance(one, ast.Call) else one))
         if way is not None and not (one is member.expr and not isinstance(one, ast.Call)):
             keywords = one.keywords if isinstance(one, ast.Call) else []
             ranges = [

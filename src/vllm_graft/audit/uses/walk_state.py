@@ -121,6 +121,7 @@ class FileUses:
     constructions: calls of the package's own classes; those of ``cls`` in a class method have it as their method
     starred:   names that star imports may bind, each with the others that it may stand for
     stored:    the attributes that the file gives to any object
+    spelled:   those that it sets by ``setattr``, which spells them as text
     made:      the classes of the package that the file instantiates
     imported:  other modules that it imports, each with the guard of the import
     branches:  the tests, each with the first and last line behind it
@@ -140,6 +141,7 @@ class FileUses:
     constructions: list[MethodCall] = field(default_factory=list)
     starred: dict[Name, tuple[Name, ...]] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
+    spelled: set[str] = field(default_factory=set)
     made: set[LocalDef] = field(default_factory=set)
 
     def forget(self) -> None:
@@ -147,7 +149,7 @@ class FileUses:
         for held in (self.assignments, self.subclasses, self.imported, self.calls, self.reads, self.methods):
             held.clear()
         self.constructions.clear()
-        for names in (self.mentions, self.saved, self.passed, self.stored, self.made, self.starred):
+        for names in (self.mentions, self.saved, self.passed, self.stored, self.spelled, self.made, self.starred):
             names.clear()
 
     def imports(self) -> list[Use]:
@@ -289,8 +291,11 @@ class WalkState:
         """
         if self.called_at:
             return
+        if not value:
+            self._call_of_method(node)
+            return
         self.found.made.update(one for one in local_defs(value) if one.function is None)
-        if len(value) == 1 and isinstance(value[0], LocalDef | ReceiverClass):
+        if len(value) == 1 and isinstance(value[0], (LocalDef, ReceiverClass)):
             self._construction(node, value[0])
         elif dotted_of(value) in _REPLACERS:
             self._replacement(node)
@@ -338,7 +343,7 @@ class WalkState:
         cls, above = None, False
         if isinstance(func.value, ast.Name):
             held = self.scope.find(func.value.id) or ()
-            cls = next((one.cls for one in held if isinstance(one, Receiver | ParentMethods)), None)
+            cls = next((one.cls for one in held if isinstance(one, (Receiver, ParentMethods))), None)
             above = len(held) == 1 and isinstance(held[0], ParentMethods)
         elif isinstance(func.value, ast.Call) and self.dotted(func.value.func) == "builtins.super":
             cls, above = self.scope.method() if not func.value.args else None, True
@@ -367,6 +372,8 @@ class WalkState:
     ) -> bool:
         """Record what replaces names; False where none of them is vLLM's."""
         names = [self.normal(one) for one in vllm_names(targets)]
+        if not names:
+            return False
         held = value or self.value(expr)
         for name in names:
             self.found.assignments.append(
@@ -385,7 +392,7 @@ class WalkState:
                     by=by,
                 )
             )
-        return bool(names)
+        return True
 
 
 def _passes_original(expr: ast.expr | None, target: Name, state: WalkState) -> bool:
