@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.audit.uses import read
+from vllm_graft.audit.uses import locate, read
+from vllm_graft.audit.uses.package import PackageReader
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,19 @@ def test_a_file_that_cannot_be_opened(write, monkeypatch):
     reading = read(folder)
     assert [(one.code, one.where) for one in reading.unread] == [("P220", "plug/closed.py")]
     assert [use.name for use in reading.uses] == ["vllm.a:x"]
+
+
+def test_a_file_is_searched_for_vllm_once(write, monkeypatch):
+    """A large package has thousands of them."""
+    folder = write("import vllm\n", other="x = 1\n")
+    opened = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(path.name) or read_bytes(path))
+    package = locate(folder)
+    opened.clear()
+    PackageReader(package.package, package.files)._walk_files()
+    # Once for the word, and once for its imports, which may lead to vLLM.
+    assert opened.count("other.py") == 2
 
 
 def test_declared_encodings(write):

@@ -42,6 +42,21 @@ def test_a_function_without_a_way_to_vllm_is_put_off(walked):
     assert walked(text) == {"caller"}
 
 
+def test_a_function_in_a_docstring_is_none(walked):
+    text = """
+        from vllm.a import f
+
+        def plain(x):
+            '''Call it like this:
+
+            def inner():
+                return plain(1)
+            '''
+            return x
+        """
+    assert walked(text) == set()
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from vllm_graft.audit.uses import locate
-from vllm_graft.audit.uses.syntax import Outline, whole
+from vllm_graft.audit.uses.syntax import Outline, returned_names, whole
 from vllm_graft.errors import ConfigError
 
 SOURCES = {
@@ -83,6 +83,14 @@ def test_what_functions_set_and_import_is_known_without_their_bodies(file):
     )
     assert source.imports == {"a", "a.b", "c"}
     assert source.stored == {"x", "y", "z", "w"}
+
+
+def test_what_a_function_returns_is_known_without_its_body(file):
+    """A call of it asks for that, and would have it parsed again each time; what inner functions return is theirs."""
+    source = file("def f(a):\n    def g():\n        return b\n    if a:\n        return g\n    return a.x\n")
+    (node,) = functions(source.tree, Outline)
+    source.path.unlink()
+    assert returned_names(node) == ("g",)
 
 
 @pytest.mark.parametrize("text", ["def g():\n    return 2\n", "", "import os\ndef f(:\n    return 1\n"])

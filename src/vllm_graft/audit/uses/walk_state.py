@@ -289,8 +289,11 @@ class WalkState:
         """
         if self.called_at:
             return
+        if not value:
+            self._call_of_method(node)
+            return
         self.found.made.update(one for one in local_defs(value) if one.function is None)
-        if len(value) == 1 and isinstance(value[0], LocalDef | ReceiverClass):
+        if len(value) == 1 and isinstance(value[0], (LocalDef, ReceiverClass)):
             self._construction(node, value[0])
         elif dotted_of(value) in _REPLACERS:
             self._replacement(node)
@@ -338,7 +341,7 @@ class WalkState:
         cls, above = None, False
         if isinstance(func.value, ast.Name):
             held = self.scope.find(func.value.id) or ()
-            cls = next((one.cls for one in held if isinstance(one, Receiver | ParentMethods)), None)
+            cls = next((one.cls for one in held if isinstance(one, (Receiver, ParentMethods))), None)
             above = len(held) == 1 and isinstance(held[0], ParentMethods)
         elif isinstance(func.value, ast.Call) and self.dotted(func.value.func) == "builtins.super":
             cls, above = self.scope.method() if not func.value.args else None, True
@@ -367,6 +370,8 @@ class WalkState:
     ) -> bool:
         """Record what replaces names; False where none of them is vLLM's."""
         names = [self.normal(one) for one in vllm_names(targets)]
+        if not names:
+            return False
         held = value or self.value(expr)
         for name in names:
             self.found.assignments.append(
@@ -385,7 +390,7 @@ class WalkState:
                     by=by,
                 )
             )
-        return bool(names)
+        return True
 
 
 def _passes_original(expr: ast.expr | None, target: Name, state: WalkState) -> bool:
