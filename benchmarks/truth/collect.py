@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -614,13 +614,14 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Context:
-    """Where a walk stands."""
+    """Where a walk stands; ``on_class``: ``self_name`` is the class, as in a class method."""
 
     scope: Scope
     guards: Guards = ()
     cls: OwnClass | None = None
     method: str = ""
     self_name: str = ""
+    on_class: bool = False
 
 
 class _Collector(_Blocks):
@@ -633,10 +634,10 @@ class _Collector(_Blocks):
 
     def block(self, body: Sequence[ast.stmt], context: _Context) -> None:
         for node, guards in self.guarded(body, context.scope, context.guards):
-            around = _Context(context.scope, guards, context.cls, context.method, context.self_name)
+            around = replace(context, guards=guards)
             self._statement(node, around)
             for block, inside in self.inner(node, context.scope, guards):
-                self.block(block, _Context(context.scope, inside, context.cls, context.method, context.self_name))
+                self.block(block, replace(context, guards=inside))
 
     def _use(self, kind: Kind, node: ast.AST, name: str, context: _Context, **more: object) -> None:
         line = getattr(node, "lineno", 0)
@@ -753,20 +754,15 @@ class _Collector(_Blocks):
         for name in {one.target.id for one in ast.walk(node) if isinstance(one, ast.NamedExpr)}:
             scope.names.setdefault(name, []).append(Unknown())
         if context.scope.kind == "class":
-            plain = not any(getattr(one, "id", "") in ("staticmethod", "classmethod") for one in node.decorator_list)
+            marks = {getattr(one, "id", "") for one in node.decorator_list}
             positional = [*node.args.posonlyargs, *node.args.args]
-            first = positional[0].arg if positional and plain else ""
+            first = positional[0].arg if positional and "staticmethod" not in marks else ""
             if first and len(scope.names[first]) > 1:
                 first = ""
-            inner = _Context(scope, guards, context.cls, node.name, first)
+            inner = _Context(scope, guards, context.cls, node.name, first, "classmethod" in marks)
         else:
-            inner = _Context(
-                scope,
-                guards,
-                context.cls,
-                context.method,
-                context.self_name if context.self_name not in scope.names else "",
-            )
+            name = context.self_name if context.self_name not in scope.names else ""
+            inner = replace(context, scope=scope, guards=guards, self_name=name)
         self.block(node.body, inner)
 
     def expression(self, node: ast.AST, context: _Context, call: ast.Call | None = None) -> None:
@@ -778,13 +774,13 @@ class _Collector(_Blocks):
         elif isinstance(node, ast.BoolOp):
             guards = context.guards
             for value in node.values:
-                self.expression(value, _Context(context.scope, guards, context.cls, context.method, context.self_name))
+                self.expression(value, replace(context, guards=guards))
                 guards = (*guards, Condition(value, isinstance(node.op, ast.And), context.scope))
         elif isinstance(node, ast.IfExp):
             self.expression(node.test, context)
             for value, branch in ((node.body, True), (node.orelse, False)):
                 guards = (*context.guards, Condition(node.test, branch, context.scope))
-                self.expression(value, _Context(context.scope, guards, context.cls, context.method, context.self_name))
+                self.expression(value, replace(context, guards=guards))
         elif isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
             self._comprehension(node, context)
         else:
@@ -802,7 +798,7 @@ class _Collector(_Blocks):
         guards = context.guards
         for one in getattr(node, "generators", []):
             guards = (*guards, *(Condition(test, True, scope) for test in one.ifs))
-        inner = _Context(scope, guards, context.cls, context.method, name)
+        inner = replace(context, scope=scope, guards=guards, self_name=name)
         for child in ast.iter_child_nodes(node):
             self.expression(child, inner)
 
@@ -817,6 +813,7 @@ class _Collector(_Blocks):
                 and context.cls is not None
                 and context.cls.derives
                 and context.self_name
+                and not context.on_class
             ):
                 name = f"super().{path[0]}"
                 self._use("super call", node, name, context, cls=context.cls, member=path[0], shape=shape_of(node))
@@ -854,6 +851,11 @@ class _Collector(_Blocks):
         if not path or not context.cls.derives:
             return
         called = call is not None and len(path) == 1
+        if context.on_class:
+            # What is called on a class and lacks an object binds otherwise; that the name is there is what counts.
+            if called:
+                self._use("self read", call or node, f"cls.{path[0]}", context, cls=context.cls, member=path[0])
+            return
         kind: Kind = "self call" if called else "self read"
         shape = shape_of(call) if call is not None and called else None
         self._use(kind, call or node, f"self.{path[0]}", context, cls=context.cls, member=path[0], shape=shape)

@@ -36,6 +36,9 @@ class Mine(Scheduler):
         self.kv.free(1)
         self.tidy(1, now=True)
         return super().schedule(throttle)
+    @classmethod
+    def make(cls):
+        return cls.build(1), cls.limit
 
 class Own:
     def run(self):
@@ -72,6 +75,7 @@ def test_each_kind_of_use_is_collected(uses):
         ("super call", "super().schedule"),
         ("self call", "self.tidy"),
         ("self read", "self.kv"),
+        ("self read", "cls.build"),
         ("field", "vllm_config.cache_config.block_size"),
     } <= found
 
