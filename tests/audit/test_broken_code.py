@@ -120,6 +120,21 @@ BROKEN = {
             def make(cls):
                 return cls(rank=1)  # breaks
     """,
+    "a class method that calls another": """
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls.stays(), cls.gone()  # breaks
+        class More(Mine):
+            pass
+    """,
+    "a patch of a class method": """
+        from vllm_graft import VLLMPatch
+        class Patch(VLLMPatch["vllm.m:Config"], name="p"):
+            @classmethod
+            def from_vllm_config(cls, other):
+                return cls.gone()  # breaks
+    """,
     "super() in a variable": """
         class Mine(Config):
             def call(self):
@@ -263,6 +278,61 @@ FINE = {
                 return cls(rank=1)
         class Other(Mine):
             def __init__(self, *args, **kwargs): ...
+    """,
+    "cls.gone() that a subclass, a mixin or an assignment provides": """
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls.gone()
+        class Mixin:
+            def gone(self): ...
+        class Other(Mixin, Mine): ...
+        class Assigned(Config):
+            @classmethod
+            def make(cls):
+                return cls.gone()
+        Assigned.gone = classmethod(lambda cls: 1)
+    """,
+    "cls.gone() that setattr provides": """
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls.gone()
+        setattr(Mine, "gone", classmethod(lambda cls: 1))
+    """,
+    "cls.gone() with a base of another package somewhere": """
+        from elsewhere import Mixin
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls.gone()
+        class Other(Mixin, Mine): ...
+    """,
+    "cls.gone() with a metaclass": """
+        class Mine(Config, metaclass=type(Engine)):
+            @classmethod
+            def make(cls):
+                return cls.gone()
+    """,
+    "cls.gone() behind a test or a handler": """
+        class Mine(Config):
+            @classmethod
+            def make(cls):
+                return cls.gone() if hasattr(cls, "gone") else 1
+            @classmethod
+            def find(cls):
+                if getattr(cls, "gone", None):
+                    cls.gone()
+            @classmethod
+            def try_it(cls):
+                try:
+                    cls.gone()
+                except AttributeError:
+                    pass
+            @classmethod
+            def other(cls):
+                cls = cls.__base__
+                cls.gone()
     """,
     "one base of several that has the method": """
         import os

@@ -283,7 +283,10 @@ def missing_methods(use: Use, before: Sequence[Release], new: Release) -> tuple[
 
 
 def vanished_attributes(use: Use, before: Sequence[Release], new: Release) -> Iterator[tuple[str, int, str]]:
-    """Yield the attributes that a body reads from ``self`` and the class lost, with the line and last release."""
+    """Yield the attributes that a body reads from ``self`` or calls on ``cls``, and that the class lost.
+
+    Each with its line, and the release that had it.
+    """
     if use.body is None or not use.container or use.mixed:
         return
     read = body_dependencies(use).attributes

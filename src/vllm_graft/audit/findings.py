@@ -9,7 +9,7 @@ from typing import Final
 from vllm_graft.audit.compatibility import refused_call, refuses_more, takes_every_call, vanished_attributes
 from vllm_graft.audit.model import Cell, PackageUses, PatchDeclaration, ReportRow, Use, VerdictState, Way
 from vllm_graft.audit.releases.release import FOREIGN, Release, Shape, alternatives
-from vllm_graft.audit.uses import body_dependencies
+from vllm_graft.audit.uses import body_dependencies, is_class_method
 from vllm_graft.audit.verdicts import ReleaseFacts, find_owner, find_shape, is_on_demand
 from vllm_graft.findings import Finding, Level
 from vllm_graft.patching.checks import ENUMS, refuse_enum_value
@@ -215,10 +215,11 @@ def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
 
 
 def _vanished(use: Use, cell: Cell, before: Sequence[Release], new: Release, facts: ReleaseFacts) -> Iterator[Finding]:
-    """Report attributes that the code reads from ``self`` and that the class has lost."""
+    """Report attributes that the code reads from ``self`` or calls on ``cls``, and that the class has lost."""
+    reads = "calls cls" if use.body is not None and is_class_method(use.body) else "reads self"
     for name, line, had in vanished_attributes(use, before, new):
         if facts.runs(use.branches, line):
-            what = f"the code reads self.{name}, which {use.container} had in {had} and has no more in {cell.release}"
+            what = f"the code {reads}.{name}, which {use.container} had in {had} and has no more in {cell.release}"
             yield _finding("P210", "error", use, what, "find what took its place", line)
 
 

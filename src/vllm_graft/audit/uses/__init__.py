@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_graft.audit.model import PackageUses
-from vllm_graft.audit.uses.bodies import BodyDependencies, body_contents, body_dependencies
+from vllm_graft.audit.uses.bodies import BodyDependencies, body_contents, body_dependencies, is_class_method
 from vllm_graft.audit.uses.distribution import PackageFiles, installed_plugins, locate
 from vllm_graft.audit.uses.package import PackageReader, Progress
 from vllm_graft.findings import Finding
@@ -44,6 +44,7 @@ __all__ = [
     "body_dependencies",
     "collector_paused",
     "installed_plugins",
+    "is_class_method",
     "locate",
     "read",
     "read_files",

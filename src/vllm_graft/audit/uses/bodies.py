@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from abc import ABCMeta
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,6 +32,7 @@ class _BodyContents:
     set:       those that it sets there, functions inside included
     passed:    the keywords that it gives to what was there before: to ``super()``, with the method's name, or by a name
                that says so
+    called:    of a class method: the attributes that it calls on its class, in no ``try`` that has a handler
     """
 
     read: tuple[tuple[str, int], ...]
@@ -38,6 +40,7 @@ class _BodyContents:
     asked: frozenset[str]
     set: frozenset[str]
     passed: tuple[tuple[str, str, int], ...]
+    called: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,19 @@ def body_dependencies(use: Use) -> BodyDependencies:
     if use.body is None:
         return BodyDependencies()
     held = body_contents(use.body)
-    decorators = use.body.decorator_list if isinstance(use.body, Function) else []
-    static = any(dotted(one) in ("staticmethod", "classmethod") for one in decorators)
-    attributes = _first_lines(_attributes(use, held)) if use.container and not static else {}
+    read = held.called if is_class_method(use.body) else () if _is_decorated(use.body, "staticmethod") else held.read
+    attributes = _first_lines(_attributes(use, held, read)) if use.container else {}
     passed = ((word, line) for name, word, line in held.passed if name in ("", use.attribute))
     return BodyDependencies(attributes, _first_lines(passed))
+
+
+def is_class_method(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:
+    """Return whether a function gets its class instead of an object."""
+    return _is_decorated(body, "classmethod")
+
+
+def _is_decorated(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, decorator: str) -> bool:
+    return isinstance(body, Function) and any(dotted(one) == decorator for one in body.decorator_list)
 
 
 def body_contents(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyContents:
@@ -79,9 +90,9 @@ def _first_lines(found: Iterable[tuple[str, int]]) -> dict[str, int]:
     return lines
 
 
-def _attributes(use: Use, held: _BodyContents) -> Iterator[tuple[str, int]]:
+def _attributes(use: Use, held: _BodyContents, read: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
     """Yield the attributes read from the first parameter, without those that the body tests for beforehand."""
-    for name, line in held.read:
+    for name, line in read:
         magic = name.startswith("__") and name.endswith("__")
         own = name in use.own or name in held.stored or name in held.asked
         if not own and not magic and not _ORIGINAL.search(name.lower()):
@@ -116,7 +127,22 @@ def _search(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyC
                 assigned.update(filter(None, [_text(node.args[1])]))
             if node.keywords and (to := _original(node.func)) is not None:
                 passed += [(to, one.arg, one.value.lineno) for one in node.keywords if one.arg]
-    return _BodyContents(tuple(read), frozenset(stored), frozenset(asked), frozenset(assigned), tuple(passed))
+    on_class = tuple(_called_on_class(body, first)) if is_class_method(body) else ()
+    return _BodyContents(tuple(read), frozenset(stored), frozenset(asked), frozenset(assigned), tuple(passed), on_class)
+
+
+def _called_on_class(body: ast.AST, first: str) -> Iterator[tuple[str, int]]:
+    """Yield what a class method calls on its class; nothing where the variable may hold something else."""
+    every = list(nodes(body))
+    if any(isinstance(one, ast.Name) and one.id == first and not isinstance(one.ctx, ast.Load) for one in every):
+        return
+    tries = [one for one in every if isinstance(one, ast.Try | ast.TryStar) and one.handlers]
+    caught = {inner for one in tries for statement in one.body for inner in nodes(statement)}
+    for node in _same_receiver(body, first, {}):
+        called = node.func if isinstance(node, ast.Call) and node not in caught else None
+        # A metaclass has methods of its own, such as ``register``.
+        if isinstance(called, ast.Attribute) and _is(called.value, first) and not hasattr(ABCMeta, called.attr):
+            yield called.attr, called.lineno
 
 
 def _same_receiver(body: ast.AST, first: str, below: dict[ast.AST, list[ast.AST]]) -> Iterator[ast.AST]:

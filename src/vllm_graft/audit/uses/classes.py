@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -20,6 +21,7 @@ class OwnAttributes:
     def __init__(self, founds: Sequence[FileUses]) -> None:
         self._targets: dict[Name, set[str]] = {}
         self._classes: dict[LocalDef, frozenset[str]] = {}
+        self._founds = founds
         for found in founds:
             for one in found.assignments:
                 names = self._targets.setdefault(_class_around(one.target), set())
@@ -36,6 +38,13 @@ class OwnAttributes:
         if cls not in self._classes:
             self._classes[cls] = frozenset(_defined(cls, ()))
         return self._classes[cls]
+
+    @functools.cached_property
+    def anywhere(self) -> frozenset[str]:
+        """The names that the package gives to any class that derives from vLLM's, or sets on any object."""
+        classes = [self.of_class(one.cls) for each in self._founds for one in each.subclasses]
+        objects = [each.stored | each.spelled for each in self._founds]
+        return frozenset().union(*classes, *self._targets.values(), *objects)
 
 
 def _class_around(target: Name) -> Name:
@@ -142,6 +151,11 @@ class ClassHierarchy:
             self._sealed[cls, choices] = known and all(isinstance(one, Name | LocalDef) for one in above)
         return self._sealed[cls, choices]
 
+    def is_sealed_below(self, cls: LocalDef) -> bool:
+        """Return whether all bases are known of a class and of those that derive from it, one of which ``cls`` is."""
+        family = [cls, *(one for one in self._normal if cls in _above(one, ()))]
+        return all(self.is_sealed(one) and not _has_metaclass(one) for one in family)
+
     def is_made(self, cls: LocalDef) -> bool:
         """Return whether the package itself instantiates a class, and so decides on the arguments."""
         return cls in self._made
@@ -201,6 +215,10 @@ def _is_passing(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     calls = [part for part in body if isinstance(part, ast.Call) and ast.unparse(part.func) == "super().__init__"]
     given = f"super().__init__(*{args.vararg.arg}, **{args.kwarg.arg})"
     return len(calls) == 1 and ast.unparse(calls[0]) == given
+
+
+def _has_metaclass(cls: LocalDef) -> bool:
+    return isinstance(cls.node, ast.ClassDef) and any(one.arg == "metaclass" for one in cls.node.keywords)
 
 
 def _is_abstract(node: ast.ClassDef) -> bool:

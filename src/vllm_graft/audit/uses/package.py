@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from vllm_graft.audit.model import Condition, Use, UseGuard
 from vllm_graft.audit.uses import guards, patches
+from vllm_graft.audit.uses.bodies import body_contents, is_class_method
 from vllm_graft.audit.uses.classes import ClassHierarchy, OwnAttributes, upstream
 from vllm_graft.audit.uses.guards import AnyCondition
 from vllm_graft.audit.uses.patches import Locks
@@ -251,7 +253,8 @@ class PackageReader:
             if one.patch is not None:
                 hook = f"{one.target.module}:{one.target.qualname}"
                 one.patch = replace(one.patch, reviewed=self.locks.reviewed(found.file, one.patch.name, hook))
-            yield replace(patches.use_of(one, found, self._resolver), own=own.of_target(one.target))
+            use = patches.use_of(one, found, self._resolver)
+            yield replace(use, own=own.of_target(one.target) | (_called_on_class(use.body) & own.anywhere))
 
     def _subclasses(self, found: FileUses, own: OwnAttributes, hierarchy: ClassHierarchy) -> Iterator[Use]:
         for one in found.subclasses:
@@ -275,7 +278,19 @@ class PackageReader:
             yield whole
             for name, (method, line, guard) in one.methods.items():
                 if name in _PUBLIC_SPECIAL or not (name.startswith("__") and name.endswith("__")):
-                    yield _override(whole, name, method, line, guard)
+                    override = _override(whole, name, method, line, guard)
+                    if called := _called_on_class(override.body):
+                        # ``cls`` may be a class that derives from this one, and has the name from anywhere.
+                        given = called & own.anywhere if hierarchy.is_sealed_below(one.cls) else called
+                        override = replace(override, own=override.own | given)
+                    yield override
+
+
+def _called_on_class(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None) -> frozenset[str]:
+    """Return the attributes that a class method calls on its class; empty for any other function."""
+    if body is None or not is_class_method(body):
+        return frozenset()
+    return frozenset(name for name, _ in body_contents(body).called)
 
 
 def _override(subclass: Use, name: str, method: LocalDef, line: int, guard: UseGuard) -> Use:

@@ -218,6 +218,7 @@ def _record_setattr(state: WalkState, node: ast.Call, *, way: Way | None = None)
         target, value = _spelled(paths), name
     else:
         names = list(texts_in(state.value(name)))
+        state.found.spelled.update(names)
         target = attributes(state.value(owner), names)
         if not target and owner is not None:
             target = tuple(one for text in names for one in state.copies.get((dotted(owner), text), ()))

@@ -121,6 +121,7 @@ class FileUses:
     constructions: calls of the package's own classes; those of ``cls`` in a class method have it as their method
     starred:   names that star imports may bind, each with the others that it may stand for
     stored:    the attributes that the file gives to any object
+    spelled:   those that it sets by ``setattr``, which spells them as text
     made:      the classes of the package that the file instantiates
     imported:  other modules that it imports, each with the guard of the import
     branches:  the tests, each with the first and last line behind it
@@ -140,6 +141,7 @@ class FileUses:
     constructions: list[MethodCall] = field(default_factory=list)
     starred: dict[Name, tuple[Name, ...]] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
+    spelled: set[str] = field(default_factory=set)
     made: set[LocalDef] = field(default_factory=set)
 
     def forget(self) -> None:
@@ -147,7 +149,7 @@ class FileUses:
         for held in (self.assignments, self.subclasses, self.imported, self.calls, self.reads, self.methods):
             held.clear()
         self.constructions.clear()
-        for names in (self.mentions, self.saved, self.passed, self.stored, self.made, self.starred):
+        for names in (self.mentions, self.saved, self.passed, self.stored, self.spelled, self.made, self.starred):
             names.clear()
 
     def imports(self) -> list[Use]:
