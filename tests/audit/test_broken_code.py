@@ -457,6 +457,35 @@ def uses_of(tmp_path):
     return uses_of
 
 
+KINDS = """
+from contextlib import contextmanager
+@contextmanager
+def managed(x): yield x
+def generator(x): yield x
+def plain(x): ...
+async def coroutine(x): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "refused"),
+    [
+        ("@replace\n    def managed(x):\n        yield x", True),
+        ("@replace\n    @contextmanager\n    def managed(x):\n        yield x", False),
+        ("@wrap\n    def managed(call, x):\n        return call(x)", False),
+        ("@replace\n    def generator(x):\n        return [x]", True),
+        ("@wrap\n    def generator(call, x):\n        yield from call(x)", False),
+        ("@replace\n    def plain(x):\n        yield x", True),
+        ("@replace\n    def coroutine(x):\n        return x", True),
+        ("@replace\n    async def coroutine(x):\n        return x", False),
+        ("@replace\n    @decorated\n    def plain(x):\n        yield x", False),
+    ],
+)
+def test_a_patch_of_another_kind_of_function_is_refused_as_a_start_refuses_it(hook, refused, findings):
+    package = "from contextlib import contextmanager\n" + PATCH.format(target="m", hook=hook)
+    assert [one[:2] for one in findings(package, KINDS, KINDS)] == ([("P222", "error")] if refused else [])
+
+
 SCHEDULER = "class Scheduler:\n    def __init__(self):\n        self.running = []\n    def schedule(self): ...\n"
 PATCH = """
 from vllm_graft import VLLMPatch, add, replace, wrap

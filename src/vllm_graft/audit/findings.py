@@ -149,7 +149,12 @@ def _form_change(use: Use, release: Release) -> str:
     if mine != now.kind and not (mine == "staticmethod" and not use.container):
         return f"{use.attribute!r} is a {now.kind} upstream and a {mine} in the patch"
     taken = alternatives(now.signature)
-    if mine == "property" or len(taken) != 1 or now.opaque:
+    if mine == "property" or len(taken) != 1:
+        return ""
+    own = use.patch.function if use.patch is not None else None
+    if own is not None and now.function is not None and own != now.function:
+        return f"{use.attribute!r} is a {now.function} function upstream and a {own} function in the patch"
+    if now.opaque:
         return ""
     # The same check as a start makes, so that both say the same.
     bound = bool(use.container) and mine != "staticmethod"

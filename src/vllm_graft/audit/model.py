@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from vllm_graft.findings import Finding
+from vllm_graft.patching.functions import FunctionKind
 
 if TYPE_CHECKING:
     from vllm_graft.audit.verdicts import ReleaseFacts
@@ -63,6 +64,8 @@ class PatchDeclaration:
     """The releases that this body is for, where a hook has several bodies."""
     marked: bool = False
     """True if the hook is marked ``@wrap``, ``@replace`` or ``@add``."""
+    function: FunctionKind | None = None
+    """The kind of function that the hook is, where that is certain."""
     locked: bool = False
     """True if it declares ``locked=True``."""
     why: str = ""

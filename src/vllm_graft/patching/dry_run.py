@@ -22,23 +22,15 @@ from typing import Final, Literal
 from vllm_graft.errors import PatchError
 from vllm_graft.patching import checks
 from vllm_graft.patching.declaration import Declaration
-from vllm_graft.patching.functions import FunctionKind, parameters_in_source
+from vllm_graft.patching.functions import KEEPING, kind_in_source, parameters_in_source
 from vllm_graft.patching.hooks import Hook
 from vllm_graft.patching.target import refuse_missing_name, refuse_non_class
 from vllm_graft.sources.finder import Finder
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.modules import ScopeEntry, SourceModule
-from vllm_graft.sources.scopes import decorators, dotted, own_nodes
+from vllm_graft.sources.scopes import decorators, dotted
 
 Presence = Literal["present", "absent", "unknown"]
-
-_PLAIN: Final = frozenset(
-    {"property", "cached_property", "classmethod", "staticmethod", "abstractmethod", "override", "final", "setter",
-     "getter", "deleter", "inference_mode", "no_grad"}
-)  # fmt: skip
-"""Decorators that leave the kind of a function as its statement shows it."""
-
-_MANAGERS: Final = frozenset({"contextmanager", "asynccontextmanager"})
 
 _HARMLESS: Final = frozenset({"dataclass", "final", "runtime_checkable", "config", "total_ordering"})
 """Decorators of classes that add no method other than special ones."""
@@ -125,17 +117,17 @@ def _check_kind(declaration: Declaration, hook: Hook, place: ScopeEntry, *, in_c
     node = place.nodes[-1]
     form = _form(place)
     if form is None:
-        managed = isinstance(node, Function) and decorators(node) & _MANAGERS
-        if managed and decorators(node) <= _PLAIN | _MANAGERS and hook.form == place.kind != "property":
-            # What contextlib makes of a generator is a plain function, which returns the context manager.
-            refusal = checks.refuse_function_kind(hook, ["plain"])
+        made = kind_in_source(node) if isinstance(node, Function) else None
+        if made is not None and hook.form == place.kind != "property":
+            refusal = checks.refuse_function_kind(hook, [made])
             if refusal is not None:
                 raise checks.refused(declaration, refusal)
         return False
     if form != hook.form:
         raise checks.refused(declaration, checks.refuse_form(hook, form))
     if isinstance(node, Function) and hook.form not in ("property", "value"):
-        refusal = checks.refuse_function_kind(hook, [_function_kind(node)])
+        made = kind_in_source(node)
+        refusal = checks.refuse_function_kind(hook, [made]) if made is not None else None
         refusal = refusal or checks.refuse_signature(hook, in_class, parameters_in_source(node.args))
         if refusal is not None:
             raise checks.refused(declaration, refusal)
@@ -157,14 +149,7 @@ def _form(place: ScopeEntry) -> checks.UpstreamForm | None:
 
 
 def _is_plain(place: ScopeEntry) -> bool:
-    return all(decorators(node) <= _PLAIN for node in place.nodes)
-
-
-def _function_kind(node: Function) -> FunctionKind:
-    yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in own_nodes(node))
-    if isinstance(node, ast.AsyncFunctionDef):
-        return "async generator" if yields else "coroutine"
-    return "generator" if yields else "plain"
+    return all(decorators(node) <= KEEPING for node in place.nodes)
 
 
 def _judge_on_demand(finder: Finder, module: SourceModule, attribute: str) -> Presence:

@@ -13,6 +13,8 @@ from inspect import Parameter
 from types import CodeType, FunctionType
 from typing import Any, Final, Literal
 
+from vllm_graft.sources.scopes import decorators, own_nodes
+
 FunctionKind = Literal["plain", "coroutine", "generator", "async generator"]
 Form = Literal["function", "classmethod", "staticmethod", "property", "value"]
 
@@ -30,6 +32,34 @@ def kind_of(function: FunctionType) -> FunctionKind:
     """Return the kind of a function: plain, coroutine, generator or async generator."""
     flags = function.__code__.co_flags
     return next((kind for flag, kind in _FLAGS.items() if flags & flag), "plain")
+
+
+KEEPING: Final = frozenset(
+    {"property", "cached_property", "classmethod", "staticmethod", "abstractmethod", "override", "final", "setter",
+     "getter", "deleter", "inference_mode", "no_grad"}
+)  # fmt: skip
+"""Decorators that leave the kind of a function as its statement shows it."""
+
+MANAGERS: Final = frozenset({"contextmanager", "asynccontextmanager"})
+
+
+def kind_in_source(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, besides: frozenset[str] = frozenset()
+) -> FunctionKind | None:
+    """Return the kind of the function that a definition makes; None where a decorator may make another of it.
+
+    ``besides`` are more decorators that leave the kind as it is.
+    """
+    marks = decorators(node) - besides
+    if not marks <= KEEPING | MANAGERS:
+        return None
+    if marks & MANAGERS:
+        # What contextlib makes of a generator is a plain function, which returns the context manager.
+        return "plain"
+    yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in own_nodes(node))
+    if isinstance(node, ast.AsyncFunctionDef):
+        return "async generator" if yields else "coroutine"
+    return "generator" if yields else "plain"
 
 
 def innermost(function: FunctionType) -> FunctionType:

@@ -119,6 +119,33 @@ def test_abstract_methods_are_those_that_python_asks_for(release):
     assert [held.abstract("vllm.m", name) for name in ("A", "B", "C", "Free")] == [{"f", "p"}, {"p"}, set(), set()]
 
 
+def test_the_kind_of_a_function_is_the_one_that_callers_get(release):
+    """What ``contextlib`` makes of a generator is a plain function; of what other decorators make nobody can tell."""
+    found = release("""
+        import contextlib, functools
+        def plain(): return [(yield_ for yield_ in ()), lambda: (yield)]
+        async def coroutine(): ...
+        def generator(): yield 1
+        async def async_generator(): yield 1
+        @contextlib.contextmanager
+        def managed(): yield 1
+        @contextlib.asynccontextmanager
+        async def managed_async(): yield 1
+        @functools.cache
+        def cached(): ...
+        class C:
+            @classmethod
+            def generator(cls): yield from ()
+            @property
+            def shown(self): yield 1
+    """)
+    names = ["plain", "coroutine", "generator", "async_generator", "managed", "managed_async", "cached"]
+    assert [found.shape("vllm.m", name).function for name in names] == [
+        *("plain", "coroutine", "generator", "async generator", "plain", "plain", None)
+    ]
+    assert [found.shape("vllm.m", f"C.{name}").function for name in ("generator", "shown")] == ["generator", None]
+
+
 def test_the_type_of_an_attribute_is_the_configuration_class_that_it_is_annotated_with(release):
     text = """
     from vllm.n import ModelConfig

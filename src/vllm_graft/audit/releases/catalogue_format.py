@@ -2,7 +2,7 @@
 
 ::
 
-    catalogue 2 0.26.0 0.27.1 0.28.0                the format of what follows, and the releases
+    catalogue 3 0.26.0 0.27.1 0.28.0                the format of what follows, and the releases
     ~ pad_for_cudagraph other|6                     names that nothing mentions, in the releases 2 + 4
     @vllm.v1.core.sched.scheduler 7 812             a module, its releases, and the number of bodies before its own
     =vllm.v1.request Request RequestStatus=Status   its imports, as "name" or "name=name in that module"
@@ -12,6 +12,7 @@
     >Scheduler                                      the lines after this one are in this class
     fschedule self,throttle_prefills=|6             a function and its parameters, in the releases 2 + 4
     Fload? self                                     abstract: a capital; "?": a decorator that may change it
+    fstream* self                                   a generator; "&" and "~" stand for the marks of those names, too
     f+ self|1                                       another form of the same name
     c+ SchedulerInterface;-waiting|1                of a class: attributes more or less than in the form before
 
@@ -41,7 +42,15 @@ from pathlib import Path
 from typing import Final
 
 from vllm_graft.audit.model import Arguments
-from vllm_graft.audit.releases.outline import ABSTRACT, OPAQUE, CallSite, OutlineEntry
+from vllm_graft.audit.releases.outline import (
+    ABSTRACT,
+    GENERATOR,
+    MANAGER,
+    OPAQUE,
+    WRAPPED,
+    CallSite,
+    OutlineEntry,
+)
 from vllm_graft.files import replace_file
 
 _CALLS_HEAD: Final = "calls 1"
@@ -49,10 +58,13 @@ LETTERS: Final = {
     "function": "f", "classmethod": "k", "staticmethod": "s", "property": "p", "class": "c", "value": "v",
 }  # fmt: skip
 _KINDS: Final = {letter: kind for kind, letter in LETTERS.items()}
-_DEFINITION: Final = re.compile(r"^[fFc]([^\W\d]\w*)\?? ", re.MULTILINE)
+_MARKS: Final = OPAQUE + GENERATOR + MANAGER + WRAPPED
+"""The marks behind the name of a function, in this order."""
+
+_DEFINITION: Final = re.compile(rf"^[fFc]([^\W\d]\w*)[{_MARKS}]* ", re.MULTILINE)
 """A function or class at the top level of a page."""
 
-_METHOD: Final = re.compile(r"^[fFkKsS]([^\W\d]\w*)\?? ", re.MULTILINE)
+_METHOD: Final = re.compile(rf"^[fFkKsS]([^\W\d]\w*)[{_MARKS}]* ", re.MULTILINE)
 """A method of a class."""
 
 _CALLED: Final = frozenset("fksFKS")
@@ -63,7 +75,7 @@ _NODES: Final = {"FunctionDef": "!", "AsyncFunctionDef": "!a", "ClassDef": "!c",
 _SHORT: Final = {short: name for name, short in _NODES.items()}
 _BODY: Final = 6
 _HEAD: Final = "catalogue"
-FORMAT: Final = "2"
+FORMAT: Final = "3"
 """Changes with what is kept and how. Another one is refused, because what it lacks would pass for unchanged."""
 
 
@@ -191,7 +203,7 @@ def _classes_with(page: str, method: str, bit: int) -> Iterator[str]:
         if text[:1] == ">":
             inside = text[1:]
         elif text[:1] != "=" and inside:
-            word = text[1:].partition(" ")[0].removesuffix(OPAQUE)
+            word = text[1:].partition(" ")[0].rstrip(_MARKS)
             name = name if word == "+" else word
             if name == method and inside not in seen and int(own or mask) & bit:
                 seen.add(inside)
@@ -214,8 +226,8 @@ def _parse(page: str, bodies: str) -> Forms:
                 found.setdefault(name, []).append(EntryForm(int(own or mask), entry))
         elif letter:
             name, _, first = text.partition(" ")
-            marks = OPAQUE if name.endswith(OPAQUE) else ""
-            name = name.removesuffix(OPAQUE)
+            bare = name.rstrip(_MARKS)
+            name, marks = bare, name[len(bare) :]
             last = last if name == "+" else inside + name
             body = bodies[place : place + _BODY] if letter in _WITH_BODY else ""
             place += len(body)
@@ -293,8 +305,8 @@ def _page(names: Forms, mask: int, bodies: list[str]) -> Iterator[str]:
             before = forms[number - 1].entry if number else OutlineEntry("value")
             letter = LETTERS[entry.kind]
             letter = letter.upper() if letter in _WITH_BODY and ABSTRACT in entry.marks else letter
-            opaque = OPAQUE if letter in _WITH_BODY and OPAQUE in entry.marks else ""
-            yield f"{letter}{'+' if number else short}{opaque} {_first(entry, before)}{own}"
+            marks = "".join(mark for mark in _MARKS if letter in _WITH_BODY and mark in entry.marks)
+            yield f"{letter}{'+' if number else short}{marks} {_first(entry, before)}{own}"
             if LETTERS[entry.kind] in _WITH_BODY:
                 bodies.append(base64.b64encode(bytes.fromhex(entry.second[0][:8])).decode()[:_BODY])
 

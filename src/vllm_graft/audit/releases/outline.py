@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vllm_graft.audit.model import Arguments
+from vllm_graft.patching.functions import FunctionKind, kind_in_source
 from vllm_graft.sources.fingerprint import Fingerprint, Function, signature
 from vllm_graft.sources.modules import ScopeEntry, SourceModule
 from vllm_graft.sources.scopes import dotted
@@ -27,6 +28,15 @@ ABSTRACT: Final = "A"
 
 OPAQUE: Final = "?"
 """Marks a decorator or metaclass that may change the arguments that a definition shows."""
+
+GENERATOR: Final = "*"
+"""Marks a generator function, or an ``async def`` that is one."""
+
+MANAGER: Final = "&"
+"""Marks an ``async def`` that ``asynccontextmanager`` makes a plain function of."""
+
+WRAPPED: Final = "~"
+"""Marks a function that a decorator may make another kind of function of: a plain one of a coroutine."""
 
 DATACLASS: Final = "d"
 """Marks a class whose ``__init__`` is generated from its fields."""
@@ -68,7 +78,7 @@ class OutlineEntry:
     kind:   what it is, or "import"
     first:  the signature; of a class its bases; of an import what it is bound to
     second: the body's fingerprint; of a class the attributes that its methods set
-    marks:  the letters above; of a function ``ABSTRACT`` and ``OPAQUE`` only
+    marks:  the letters above; of a function ``ABSTRACT``, ``OPAQUE``, ``GENERATOR``, ``MANAGER`` and ``WRAPPED`` only
     fields: of a class: the fields that it annotates, in order
     """
 
@@ -117,7 +127,27 @@ def entry(place: ScopeEntry) -> OutlineEntry:
     if place.kind == "value":
         return OutlineEntry("value")
     body = Fingerprint.of(place.nodes).body[:BODY]
-    return OutlineEntry(place.kind, signature(place.nodes), (body,), function_marks(place.nodes))
+    marks = function_marks(place.nodes) + _kind_mark(place.nodes[-1])
+    return OutlineEntry(place.kind, signature(place.nodes), (body,), marks)
+
+
+def _kind_mark(node: ast.AST) -> str:
+    """Return the mark of the kind of function that a definition makes, where its statement does not show it."""
+    made = kind_in_source(node) if isinstance(node, Function) else "plain"
+    if made is None:
+        return WRAPPED
+    if made in ("generator", "async generator"):
+        return GENERATOR
+    return MANAGER if made == "plain" and isinstance(node, ast.AsyncFunctionDef) else ""
+
+
+def kind_of_function(definition: str, marks: str) -> FunctionKind | None:
+    """Return the kind of a function by its marks and the first token of its signature; None where it is not certain."""
+    if WRAPPED in marks:
+        return None
+    if definition == "AsyncFunctionDef" and MANAGER not in marks:
+        return "async generator" if GENERATOR in marks else "coroutine"
+    return "generator" if GENERATOR in marks else "plain"
 
 
 def function_marks(nodes: Sequence[ast.AST]) -> str:

@@ -16,7 +16,9 @@ from vllm_graft.audit.releases.outline import (
     OPAQUE,
     CallSite,
     OutlineEntry,
+    kind_of_function,
 )
+from vllm_graft.patching.functions import FunctionKind
 from vllm_graft.sources.modules import Kind
 from vllm_graft.sources.walk import Walk
 
@@ -55,6 +57,7 @@ class Shape:
     body:              the first digits of its body's fingerprint; empty for classes and modules
     inherited:         whether a base class defines it instead of the class looked up
     opaque:            whether a decorator may change the arguments it takes
+    function:          of a function: whether it is plain, a coroutine or a generator; None where that is not certain
     """
 
     module: str
@@ -64,6 +67,7 @@ class Shape:
     body: str = ""
     inherited: bool = False
     opaque: bool = False
+    function: FunctionKind | None = None
 
     @property
     def name(self) -> str:
@@ -136,7 +140,10 @@ class Release(ABC):
         if entry.kind in ("class", "value"):
             return Shape(item.module.name, item.qualname, entry.kind, inherited=inherited)
         opaque = OPAQUE in entry.marks
-        return Shape(item.module.name, item.qualname, entry.kind, entry.first, entry.second[0], inherited, opaque)
+        function = kind_of_function(entry.first[0], entry.marks) if entry.kind in METHODS and entry.first else None
+        return Shape(
+            item.module.name, item.qualname, entry.kind, entry.first, entry.second[0], inherited, opaque, function
+        )
 
     def _class(self, module: str, qualname: str) -> Any:
         """Return the class of a name; None where it is something else, or missing."""

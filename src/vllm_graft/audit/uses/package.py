@@ -20,6 +20,8 @@ from vllm_graft.audit.uses.values import LocalDef, Name, Scope, Values, vllm_nam
 from vllm_graft.audit.uses.walk_state import FileUses, WalkState
 from vllm_graft.audit.uses.walker import Walker
 from vllm_graft.findings import Finding
+from vllm_graft.patching.functions import kind_in_source
+from vllm_graft.sources.fingerprint import Function
 
 _PUBLIC_SPECIAL: Final = frozenset({"__init__", "__call__", "__post_init__", "__new__"})
 """Methods of Python's own naming that upstream's classes define for their users."""
@@ -254,6 +256,9 @@ class PackageReader:
                 hook = f"{one.target.module}:{one.target.qualname}"
                 one.patch = replace(one.patch, reviewed=self.locks.reviewed(found.file, one.patch.name, hook))
             use = patches.use_of(one, found, self._resolver)
+            if use.patch is not None and isinstance(use.body, Function):
+                kind = kind_in_source(use.body, frozenset(patches.MARKS))
+                use = replace(use, patch=replace(use.patch, function=kind))
             yield replace(use, own=own.of_target(one.target) | (_called_on_class(use.body) & own.anywhere))
 
     def _subclasses(self, found: FileUses, own: OwnAttributes, hierarchy: ClassHierarchy) -> Iterator[Use]:

@@ -43,7 +43,7 @@ _WRAPPERS: Final = frozenset(
 _MULTIPLE: Final = frozenset({"spec", "create", "spec_set", "autospec", "new_callable"})
 """Keywords of ``patch.multiple`` that name no attribute."""
 
-_MARKS: Final[dict[str, Way]] = {"wrap": "wrap", "replace": "replace", "add": "add"}
+MARKS: Final[dict[str, Way]] = {"wrap": "wrap", "replace": "replace", "add": "add"}
 _OURS: Final = "VLLMPatch"
 _ORIGINALS: Final = frozenset({"call", "wrapped"})
 """Parameters by which a replacement gets the original."""
@@ -324,7 +324,7 @@ def _hook(
 ) -> None:
     before = len(state.found.assignments)
     expr = member.expr
-    if isinstance(expr, ast.Call) and _last(expr.func) in _MARKS and expr.args:
+    if isinstance(expr, ast.Call) and _last(expr.func) in MARKS and expr.args:
         # Of ``limit = replace(5)`` the 5.
         expr = expr.args[0]
     state.assign(attributes(target, [member.name]), member.line, expr, way=way, value=member.value, by="call")
@@ -372,7 +372,7 @@ def _mark(member: ClassMember) -> tuple[Way | None, str]:
     if own is not None and isinstance(own.node, Function):
         given += own.node.decorator_list
     for one in given:
-        way = _MARKS.get(_last(one.func if isinstance(one, ast.Call) else one))
+        way = MARKS.get(_last(one.func if isinstance(one, ast.Call) else one))
         if way is not None and not (one is member.expr and not isinstance(one, ast.Call)):
             keywords = one.keywords if isinstance(one, ast.Call) else []
             ranges = [
