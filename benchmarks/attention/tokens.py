@@ -116,7 +116,7 @@ def answer(model: str, case: str) -> dict[str, Any]:
 
     plan, _, more = CASES[case]
     arguments = {**ENGINE, **more}
-    llm = LLM(model=model, gpu_memory_utilization=0.2, **arguments)
+    llm = LLM(model=model, kv_cache_memory_bytes=1 << 30, **arguments)
     generator = torch.Generator().manual_seed(1)
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
     prompts = [torch.randint(5, vocabulary, (length,), generator=generator).tolist() for length in LENGTHS]

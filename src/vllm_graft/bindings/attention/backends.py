@@ -79,7 +79,9 @@ def _compacting_builder(stock: Any, on_builder: Callable[[Sequence[str]], None])
         def __init__(
             self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any, **kw: Any
         ) -> None:
-            super().__init__(kv_cache_spec, layer_names, vllm_config, device, **kw)
+            # Up to 0.27 stock builders have the kernel apply the window of the spec, which is not meant for kernels.
+            plain = kv_cache_spec.without_window() if hasattr(kv_cache_spec, "without_window") else kv_cache_spec
+            super().__init__(plain, layer_names, vllm_config, device, **kw)
             self.supports_draft_decode_metadata_update = False
             self._compactor = Compactor(kv_cache_spec, vllm_config, device)
             on_builder(layer_names)

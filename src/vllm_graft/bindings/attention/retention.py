@@ -45,6 +45,13 @@ class SinkWindowSpec(SlidingWindowSpec):
         reach = shape.before + shape.step - spec.block_size + 1
         return cls(**shared, sliding_window=reach, first=shape.first, before=shape.before, step=shape.step)
 
+    def without_window(self) -> FullAttentionSpec:
+        """Return the spec of full attention, which is what a stock kernel computes over a compacted table."""
+        own = {field.name for field in fields(FullAttentionSpec) if field.init} - {"sliding_window"}
+        return FullAttentionSpec(
+            **{field.name: getattr(self, field.name) for field in fields(self) if field.name in own}
+        )
+
     @property
     def shape(self) -> WindowShape:
         """The window in whole blocks."""
