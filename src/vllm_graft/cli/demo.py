@@ -105,6 +105,15 @@ _BURST_SCHEDULERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }
 """The schedulers of the burst: name, plan, and arguments of vLLM."""
 
+_CHATS_PLAN: Final = (
+    '[defaults]\nattention = "sink-window"   # the first tokens and a window of 4,096; the rest is freed\n'
+)
+_CHATS: Final = (24, 28_000, 200)
+"""Requests, tokens of each prompt, and tokens of each answer."""
+
+_CHATS_ARGUMENTS: Final = ("--max-model-len", "32768", "--hf-overrides", '{"max_position_embeddings": 131072}')
+_CHATS_HEAD: Final = ("ATTENTION", "FIRST TOKEN, MEAN", "TIME PER TOKEN", "ALL DONE AFTER", "TOKENS/S")
+
 _BURST_HEAD: Final = ("SCHEDULER", "CLASS 1, MEAN", "CLASS 1, P99", "CLASS 5, MEAN", "LONGEST WAIT", "TOKENS/S")
 
 
@@ -112,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--keep", action="store_true", help="keep the working folder with plan, logs and request log")
     parser.add_argument("--skip-stock", action="store_true", help="leave out the stock server's half")
-    parser.add_argument("--skip-burst", action="store_true", help="leave out the burst under three schedulers")
+    parser.add_argument("--skip-burst", action="store_true", help="leave out what is played on modelled devices")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,6 +149,7 @@ def run(args: argparse.Namespace) -> int:
             healthy = _grafted_half(server, folder)
         if not args.skip_burst:
             healthy &= _burst(folder)
+            healthy &= _long_chats(folder)
     print(paint("The demo did what it says.", "green") if healthy else paint("The demo FAILED.", "red"))
     return 0 if healthy else 1
 
@@ -197,6 +207,32 @@ def _burst(folder: Path) -> bool:
     return good
 
 
+def _long_chats(folder: Path) -> bool:
+    number, prompt, answer = _CHATS
+    _say(f"7. {number} chats of {prompt:,} tokens on vLLM's real KV-cache manager, in virtual time on a modelled L40S")
+    print(textwrap.indent(_CHATS_PLAN, "   | "))
+    file = folder / "chats.jsonl"
+    chat = {"at": 0, "prompt_tokens": prompt, "max_tokens": answer}
+    file.write_text("".join(f"{json.dumps(chat)}\n" for _ in range(number)), encoding="utf-8")
+    print("   playing", end="", flush=True)
+    found = {}
+    for name, plan in (("full", ""), ("sink-window", _CHATS_PLAN)):
+        print(f" {name} ..", end="", flush=True)
+        found[name] = _simulate(folder, file, plan, _CHATS_ARGUMENTS)
+    rows = [
+        (
+            name,
+            f"{facts['ttft_s']['mean']:.1f} s",
+            f"{1000 * facts['tpot_s']['mean']:.0f} ms",
+            f"{facts['makespan_s']:.1f} s",
+            f"{facts['output_tokens_per_s']:,.0f}",
+        )
+        for name, facts in found.items()
+    ]
+    print(" done\n" + textwrap.indent(table(_CHATS_HEAD, rows), "   ") + "\n")
+    return bool(found["sink-window"]["makespan_s"] < 0.8 * found["full"]["makespan_s"])
+
+
 def _burst_workload() -> str:
     """Return the workload: a burst of half as much again as can be served, then less."""
     seconds = sum(length for length, _ in _PHASES)
@@ -216,7 +252,7 @@ def _play_burst(folder: Path, tell: Callable[[str], None]) -> tuple[str, bool]:
     found = {}
     for name, (plan, arguments) in _BURST_SCHEDULERS.items():
         tell(name)
-        found[name] = _simulate_burst(folder, file, plan, arguments)
+        found[name] = _simulate(folder, file, plan, ("--max-num-seqs", "128", *arguments))
     fcfs, strict, ours = found.values()
     fair = ours["queue_s"]["max"] < 0.7 * strict["queue_s"]["max"]
     soon = _first_class(ours)["mean"] < 0.1 * _first_class(fcfs)["mean"]
@@ -240,16 +276,16 @@ def _first_class(facts: dict[str, Any]) -> dict[str, float]:
     return spread
 
 
-def _simulate_burst(folder: Path, file: Path, plan: str, arguments: tuple[str, ...]) -> dict[str, Any]:
-    config = folder / "burst-plan.toml"
+def _simulate(folder: Path, file: Path, plan: str, arguments: tuple[str, ...]) -> dict[str, Any]:
+    config = folder / "simulated-plan.toml"
     config.write_text(plan, encoding="utf-8")
     command = [sys.executable, "-m", "vllm_graft.cli", "simulate", "--model", "llama-3-8b", "--device", "L40S"]
-    command += ["--speed", "virtual", "--workload", str(file), "--json", "--max-num-seqs", "128", *arguments]
+    command += ["--speed", "virtual", "--workload", str(file), "--json", *arguments]
     environment = {**os.environ, "GRAFT_CONFIG": str(config), "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or ["no word"]
-        raise StartError(f"the burst could not be played: {said[0]}", where=" ".join(command), fix="run that by hand")
+        raise StartError(f"{file.name} could not be played: {said[0]}", where=" ".join(command), fix="run that by hand")
     facts: dict[str, Any] = json.loads(done.stdout)
     return facts
 
