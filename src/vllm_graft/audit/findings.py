@@ -221,10 +221,12 @@ def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
 
 def _vanished(use: Use, cell: Cell, before: Sequence[Release], new: Release, facts: ReleaseFacts) -> Iterator[Finding]:
     """Report attributes that the code reads from ``self`` or calls on ``cls``, and that the class has lost."""
-    reads = "calls cls" if use.body is not None and is_class_method(use.body) else "reads self"
+    on_class = use.body is not None and is_class_method(use.body)
     for name, line, had in vanished_attributes(use, before, new):
         if facts.runs(use.branches, line):
-            what = f"the code {reads}.{name}, which {use.container} had in {had} and has no more in {cell.release}"
+            what = f"the code reads self.{name}, which {use.container} had in {had} and has no more in {cell.release}"
+            if on_class:
+                what = f"the code calls cls.{name}, which {use.container} had in {had} and has no more in {cell.release}"
             yield _finding("P210", "error", use, what, "find what took its place", line)
 
 
