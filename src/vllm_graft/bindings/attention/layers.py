@@ -112,9 +112,7 @@ class PlannedLayers:
             return
         ledger = current()
         ledger.set_item(item.point, item.name, "applied")
-        ledger.figure(item.name, "attention layers").set(
-            sum(window is not None for window in self.windows.values())
-        )
+        ledger.figure(item.name, "attention layers").set(sum(window is not None for window in self.windows.values()))
 
     def prove_managers(self, manager: Any) -> None:
         """Record in engine core that blocks are freed, or that no group of layers has a window."""
