@@ -93,7 +93,7 @@ class BestBlocks:
 
     @property
     def name(self) -> str:
-        return f"{self.family}, {self.share:.0%}".replace("%", " %")
+        return f"{self.family}, {100 * self.share:.0f} %"
 
     def keep(self, begin: int, at: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
         block = at // BLOCK
@@ -111,7 +111,7 @@ class RandomBlocks:
 
     @property
     def name(self) -> str:
-        return f"{self.family}, {self.share:.0%}".replace("%", " %")
+        return f"{self.family}, {100 * self.share:.0f} %"
 
     def keep(self, begin: int, at: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
         # One lot for each block. With new lots every time the old blocks would be gone before long.
@@ -133,6 +133,15 @@ def choose_blocks(held: Sequence[int], filled: int, share: float, score: Callabl
     others = sorted((index for index in held if index not in always), key=score, reverse=True)
     room = math.ceil(share * max(0, filled - len(always)))
     return sorted([*(index for index in held if index in always), *others[:room]])
+
+
+def tokens_held(policy: Policy, begin: int) -> int:
+    """Count the tokens that are held before those from ``begin`` on are read; for any scores they are as many."""
+    at = torch.empty(0, dtype=torch.long)
+    for block in range(0, begin + 1, BLOCK):
+        at = at[policy.keep(block, at, torch.ones(len(at)))]
+        at = torch.cat((at, torch.arange(block, min(block + BLOCK, begin))))
+    return len(at)
 
 
 def all_policies() -> list[Policy]:

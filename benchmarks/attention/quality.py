@@ -3,8 +3,8 @@
     python -m benchmarks.attention quality [--model DIR] [--texts N] [--json FILE] [--svg FILE]
     python -m benchmarks.attention quality --record benchmarks/attention/quality.json [--svg FILE]  # of an earlier run
 
-The model is computed by Hugging Face in float32, over exactly the tokens that a policy keeps; a server computes the
-same function, which the tests and `tokens` show. A process for each core: two need about 2 GB each.
+The model is computed by Hugging Face in float32, over exactly the tokens that a policy keeps. For a window, a server
+computes the same function, which the tests and `tokens` show. A process for each core, with about 2.5 GB each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 import transformers
 from benchmarks.attention.lanes import Lane, Network, Reading
-from benchmarks.attention.policies import Policy, all_policies
+from benchmarks.attention.policies import Policy, all_policies, tokens_held
 from benchmarks.attention.prompts import CONTEXT, CONTEXTS, TEXTS, TOKENS, make_context
 from benchmarks.attention.quality_picture import draw
 
@@ -53,7 +53,7 @@ def main() -> None:
         for record in measure(args.model or embedded_model(), args.texts, args.processes):
             if args.json:
                 args.json.write_text(json.dumps(record, indent=1) + "\n")
-    print(table(record))
+    print(*tables(record), sep="\n\n")
     if args.svg:
         args.svg.write_text(draw(record), encoding="utf-8")
 
@@ -164,7 +164,7 @@ def summarize(model: str, done: list[Row], seconds: float) -> Row:
         if texts:
             row |= _text_figures(number, texts)
         if contexts:
-            row |= _answer_figures(number, contexts)
+            row |= {"held": tokens_held(policy, CONTEXT), **_answer_figures(number, contexts)}
         rows.append(row)
     sources = [{**job["text"], "predicted": job["predicted"]} for job in texts]
     return {"model": model, "seconds": round(seconds), "texts": sources, "rows": rows, "jobs": done}
@@ -197,23 +197,21 @@ def _answer_figures(number: int, contexts: list[Row]) -> Row:
     return {"questions": questions, "equal": equal, "found": dict(sorted(found.items()))}
 
 
-def table(record: Row) -> str:
-    """Write the record as a table in Markdown."""
+def tables(record: Row) -> list[str]:
+    """Write the record as two tables in Markdown: the texts, and the questions."""
     full = record["rows"][0]
-    lines = [
-        "| policy | tokens seen | perplexity | beside full | next token differs | answers as with full | "
-        "fact found at 10 % | 50 % | 90 % |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    texts = ["| policy | tokens seen | perplexity | beside full | next token differs |", "|---|--:|--:|--:|--:|"]
+    questions = [
+        "| policy | tokens held | answers as with full | fact at 10 % found | at 50 % | at 90 % |",
+        "|---|--:|--:|--:|--:|--:|",
     ]
     for row in record["rows"]:
-        cells = [row["policy"]]
         if "perplexity" in row:
-            more = row["perplexity"] / full["perplexity"] - 1
-            cells += [f"{row['seen']:,}", f"{row['perplexity']:.2f}", f"{more:+.1%}", f"{row['changed']:.1%}"]
-        else:
-            cells += ["-"] * 4
+            more = f"{100 * row['perplexity'] / full['perplexity'] - 100:+.1f} %" if row is not full else ""
+            changed = f"{100 * row['changed']:.1f} %" if row is not full else ""
+            texts.append(f"| {row['policy']} | {row['seen']:,} | {row['perplexity']:.2f} | {more} | {changed} |")
         if "found" in row:
-            cells.append(f"{row['equal']} of {row['questions']}")
-            cells += [f"{hits} of {of}" for hits, of in row["found"].values()]
-        lines.append("| " + " | ".join(cells).replace("%", " %") + " |")
-    return "\n".join(lines)
+            equal = f"{row['equal']} of {row['questions']}" if row is not full else ""
+            found = " | ".join(f"{hits} of {of}" for hits, of in row["found"].values())
+            questions.append(f"| {row['policy']} | {row['held']:,} | {equal} | {found} |")
+    return ["\n".join(lines) for lines in (texts, questions) if len(lines) > 2]

@@ -18,6 +18,7 @@ from benchmarks.attention.policies import (
     SinkWindow,
     all_policies,
     choose_blocks,
+    tokens_held,
 )
 
 from vllm_graft.bindings.attention.compaction import WindowShape
@@ -90,6 +91,12 @@ def test_a_share_is_one_of_the_blocks_between_the_first_and_the_last():
     assert choose_blocks(range(10), 10, 0.4, score=float) == [0, 4, 5, 6, 7, 8, 9]
     assert choose_blocks(range(10), 10, 0.1, score=lambda index: -index) == [0, 1, 6, 7, 8, 9]
     assert choose_blocks([0, 1, 2], 3, 0.1, score=float) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("policy", all_policies(), ids=lambda policy: policy.name)
+def test_how_much_is_held_does_not_depend_on_the_scores(policy: Policy):
+    scores = torch.rand(TOKENS, generator=torch.Generator().manual_seed(1))
+    assert tokens_held(policy, TOKENS - BLOCK) == len(read(policy, scores)[-1]) - BLOCK
 
 
 def test_every_policy_has_a_name_of_its_own():
