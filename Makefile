@@ -46,8 +46,10 @@ cpu-matrix: setup ## run the end-to-end tests on three vLLM releases, each a rea
 catalogue: setup ## build the catalogue of vLLM's releases anew, or add some to it (RELEASES=0.33.0)
 	@$(BIN)/python scripts/catalogue.py $(if $(RELEASES),--add '$(RELEASES)')
 
-pictures: setup ## draw the pictures of docs/reference/samplers anew
+pictures: setup ## draw the pictures of the samplers and of the cost of KV policies anew
 	@$(BIN)/python scripts/sampler_pictures.py
+	@$(BIN)/python -m benchmarks.attention quality --record benchmarks/attention/quality.json \
+		--svg docs/explanation/benchmarks/attention-quality.svg
 
 docs: setup ## build the documentation as a site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

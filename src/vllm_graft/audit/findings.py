@@ -224,9 +224,10 @@ def _vanished(use: Use, cell: Cell, before: Sequence[Release], new: Release, fac
     on_class = use.body is not None and is_class_method(use.body)
     for name, line, had in vanished_attributes(use, before, new):
         if facts.runs(use.branches, line):
-            what = f"the code reads self.{name}, which {use.container} had in {had} and has no more in {cell.release}"
+            owner, now = use.container, cell.release
+            what = f"the code reads self.{name}, which {owner} had in {had} and has no more in {now}"
             if on_class:
-                what = f"the code calls cls.{name}, which {use.container} had in {had} and has no more in {cell.release}"
+                what = f"the code calls cls.{name}, which {owner} had in {had} and has no more in {now}"
             yield _finding("P210", "error", use, what, "find what took its place", line)
 
 
