@@ -1,4 +1,4 @@
-"""Policies that evict blocks one by one, on a real engine: what is gone is gone, and a policy that lies costs itself."""
+"""Policies that evict blocks one by one, on a real engine: what is gone is gone, and one that lies costs itself."""
 
 import pytest
 
