@@ -11,6 +11,8 @@ of every layer (``kernel_layers``), as a backend of vLLM's (``kernel``).
 - ``patches``     the places in vLLM where layers and managers ask
 - ``layers``      what each layer gets, refused or proven
 - ``retention``   KV-cache specs and managers: what is freed, and what the prefix cache may answer
+- ``eviction``    the manager that asks a policy which blocks to free, and the block tables that follow
+- ``scoring``     the attention that blocks draw, for a policy that wants scores
 - ``compaction``  the rows of a step rewritten: which blocks each query sees, as block tables
 - ``backends``    stock backends with a metadata builder that compacts
 - ``kernel``      an ``AttentionKernel`` as a backend of vLLM's

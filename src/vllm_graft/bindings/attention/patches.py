@@ -89,6 +89,44 @@ class EvictionNotes(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="g
         return output
 
 
+class EngineScores(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="graft.engine-scores", why=_WHY):
+    """Take in the scores of blocks that a worker has put beside its output."""
+
+    @wrap
+    def update_from_output(
+        self, call: Call, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if planned_layers.evicting:
+            from vllm_graft.bindings.attention.eviction import take_in_scores
+
+            take_in_scores(self, model_runner_output)
+        return call(scheduler_output, model_runner_output, *args, **kwargs)
+
+
+def _prepare_scores(self: Any, call: Call, kv_cache_config: Any, *args: Any, **kwargs: Any) -> Any:
+    result = call(kv_cache_config, *args, **kwargs)
+    planned_layers.prepare_scores(self, kv_cache_config)
+    return result
+
+
+def _score_blocks(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
+    return planned_layers.score_step(self, lambda: call(*args, **kwargs))
+
+
+class V1Scores(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], name="graft.v1-scores", why=_WHY):
+    """On the V1 runner, score blocks between the forward pass and the sampling of a step."""
+
+    initialize_kv_cache = wrap(_prepare_scores)
+    sample_tokens = wrap(_score_blocks)
+
+
+class V2Scores(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], name="graft.v2-scores", why=_WHY):
+    """On the V2 runner, score blocks between the forward pass and the sampling of a step."""
+
+    initialize_kv_cache = wrap(_prepare_scores)
+    sample_tokens = wrap(_score_blocks)
+
+
 class V1Evictions(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], name="graft.v1-evictions", why=_WHY):
     """On the V1 runner, take evicted blocks out of the block tables."""
 
@@ -117,6 +155,7 @@ class V2Evictions(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], n
 
 ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (
     PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, EvictionNotes, V1Evictions, V2Evictions,
+    EngineScores, V1Scores, V2Scores,
 )  # fmt: skip
 
 
