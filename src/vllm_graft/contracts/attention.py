@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm_graft.contracts.item import Item
+from vllm_graft.contracts.item import Item, OptionValue
 
 if TYPE_CHECKING:
     import torch
@@ -112,6 +112,17 @@ class KVPolicy(Item):
     """Steps with requests that decode, from one scoring to the next."""
     score_decay: float = 0.8
     """The weight of earlier scores in the running average: 0 for the latest alone, below 1."""
+
+    keys: ClassVar[Sequence[str]] = ()
+    """The names in ``vllm_xargs`` by which requests tell the policy something."""
+
+    @classmethod
+    def check_request(cls, keys: Mapping[str, object], options: Mapping[str, OptionValue]) -> None:
+        """Optional: refuse a request whose keys cannot work, with a ValueError, which becomes a 400.
+
+        Called in the front end, on the class, for requests that carry one of ``keys``; ``options`` holds every declared
+        option.
+        """
 
     def scores_layer(self, layer: LayerView) -> bool:
         """Return whether a layer scores blocks; by default two do, in the middle and at three quarters of the model."""

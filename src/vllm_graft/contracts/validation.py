@@ -110,6 +110,8 @@ def _mistakes(kind: type, options: Mapping[str, OptionValue]) -> Iterator[Mistak
             yield from _method(kind, OptInSampler, method, on_class=True)
     if issubclass(kind, AttentionKernel):
         yield from _capabilities(kind)
+    if issubclass(kind, KVPolicy):
+        yield from _method(kind, KVPolicy, "check_request(keys, options)", on_class=True)
     if issubclass(kind, SamplingStrategy) and kind.stage not in STAGES:
         yield Mistake(f"has the stage {kind.stage!r}{nearest(str(kind.stage), STAGES)}", "name one of the stages")
 

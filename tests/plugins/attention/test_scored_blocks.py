@@ -68,6 +68,21 @@ def test_options_that_cannot_work_are_refused(option: str, value: object, what: 
     assert caught.value.option == option
 
 
+@pytest.mark.parametrize(("own", "held"), [(0.5, 5), (0.7, 7), (0.9, 7)])
+def test_a_request_may_ask_for_a_smaller_share(own: float, held: int):
+    gone = ScoredBlocks({**OPTIONS, "keep": 0.7}).evict(
+        request(10, dict.fromkeys(range(10), 0.1), keys={"kv_keep": own})
+    )
+    assert len(gone) == 10 - held
+
+
+@pytest.mark.parametrize("own", [0, -0.1, 0.6, True, "0.3", [0.3], float("nan")])
+def test_a_share_that_is_none_is_refused(own: object):
+    with pytest.raises(ValueError, match=r"kv_keep must be a number above 0 and up to 0\.5, and is "):
+        ScoredBlocks.check_request({"kv_keep": own}, ScoredBlocks.options)
+    ScoredBlocks.check_request({"kv_keep": 0.5}, ScoredBlocks.options)
+
+
 def test_the_defaults_are_accepted():
     ScoredBlocks.check_options(ScoredBlocks.options)
 

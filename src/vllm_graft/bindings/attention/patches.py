@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from vllm_graft.bindings.attention import requests
 from vllm_graft.bindings.attention.kernel_layers import planned_kernel
 from vllm_graft.bindings.attention.layers import planned_layers
 from vllm_graft.patching import Engine, Patch, VLLMPatch, wrap
@@ -153,9 +154,54 @@ class V2Evictions(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], n
         return result
 
 
+def _check_keys(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
+    params = call(*args, **kwargs)
+    requests.check(params)
+    return params
+
+
+class ChatPolicyKeys(
+    VLLMPatch["vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest"],
+    name="graft.chat-policy-keys",
+    why=_WHY,
+):
+    """Check a chat request's keys for the policy before anything is streamed."""
+
+    to_sampling_params = wrap(_check_keys)
+
+
+class CompletionPolicyKeys(
+    VLLMPatch["vllm.entrypoints.openai.completion.protocol:CompletionRequest"],
+    name="graft.completion-policy-keys",
+    why=_WHY,
+):
+    """Check a completion request's keys for the policy before anything is streamed."""
+
+    to_sampling_params = wrap(_check_keys)
+
+
+class ResponsesPolicyKeys(
+    VLLMPatch["vllm.entrypoints.openai.responses.protocol:ResponsesRequest"],
+    name="graft.responses-policy-keys",
+    why=_WHY,
+):
+    """Check the keys for the policy of a request to the responses API before anything is streamed."""
+
+    to_sampling_params = wrap(_check_keys)
+
+
+class PolicyKeys(VLLMPatch["vllm.v1.engine.input_processor:InputProcessor"], name="graft.policy-keys", why=_WHY):
+    """Check the keys for the policy of every other request, such as one of ``LLM.generate``."""
+
+    @wrap
+    def _validate_params(self, call: Call, params: Any, *args: Any, **kwargs: Any) -> Any:
+        requests.check(params)
+        return call(params, *args, **kwargs)
+
+
 ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (
     PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, EvictionNotes, V1Evictions, V2Evictions,
-    EngineScores, V1Scores, V2Scores,
+    EngineScores, V1Scores, V2Scores, ChatPolicyKeys, CompletionPolicyKeys, ResponsesPolicyKeys, PolicyKeys,
 )  # fmt: skip
 
 

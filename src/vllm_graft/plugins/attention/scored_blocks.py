@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from vllm_graft.contracts import KVPolicy, LayerView, OptionError, OptionValue, RequestBlocks
@@ -26,6 +26,9 @@ class ScoredBlocks(KVPolicy):
     last scorings. Prompts are read in full: blocks are freed once the request decodes, down to the share each time it
     has filled a block. A block that was not scored yet counts as the best. ``first`` and ``recent`` stay even where
     they are more than the share. What was freed is gone for all layers, and does not come back if it matters later.
+
+    A request may ask for a smaller share with ``kv_keep`` in its ``vllm_xargs``, above 0 and up to ``keep``; any other
+    value is refused with a 400.
     """
 
     options: ClassVar[Mapping[str, OptionValue]] = {
@@ -37,6 +40,7 @@ class ScoredBlocks(KVPolicy):
         "layers": "auto",
     }
     wants_scores: ClassVar[bool] = True
+    keys: ClassVar[Sequence[str]] = ("kv_keep",)
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)
@@ -60,6 +64,13 @@ class ScoredBlocks(KVPolicy):
         if str(options["layers"]).strip() != "auto":
             parse_layers(str(options["layers"]))
 
+    @classmethod
+    def check_request(cls, keys: Mapping[str, object], options: Mapping[str, OptionValue]) -> None:
+        """Refuse a ``kv_keep`` that is no share, or more than the server keeps."""
+        own, most = keys["kv_keep"], float(str(options["keep"]))
+        if isinstance(own, bool) or not isinstance(own, int | float) or not 0 < own <= most:
+            raise ValueError(f"kv_keep must be a number above 0 and up to {most:g}, and is {str(own)[:60]!r}")
+
     def scores_layer(self, layer: LayerView) -> bool:
         """Return whether a layer is one of ``layers``."""
         return super().scores_layer(layer) if self._layers is None else layer.index in self._layers
@@ -71,7 +82,9 @@ class ScoredBlocks(KVPolicy):
         filled = request.tokens // request.block_size
         first = math.ceil(int(str(self.option("first"))) / request.block_size)
         recent = math.ceil(int(str(self.option("recent"))) / request.block_size)
-        allowed = max(math.ceil(self._keep * filled), first + recent)
+        own = request.keys.get("kv_keep")
+        keep = min(self._keep, own) if isinstance(own, int | float) else self._keep
+        allowed = max(math.ceil(keep * filled), first + recent)
         excess = sum(block < filled for block in request.held) - allowed
         if excess <= 0:
             return ()
