@@ -139,6 +139,34 @@ print(json.dumps(dict(
 
 @pytest.mark.engine
 @pytest.mark.compiled
+def test_a_request_may_keep_less_than_the_others(run, logged: Session):
+    """A value that is no smaller share is refused before the request is made; samplers let the key pass."""
+    samplers = '[defaults]\nsamplers = ["dry"]\nunknown_keys = "refuse"\n'
+    logged.plan(PLAN.replace("[defaults]\n", samplers) + "every = 4\nkeep = 0.8\n")
+    found = run(
+        logged,
+        """
+llm = engine()
+def params(keep):
+    return SamplingParams(temperature=0, max_tokens=80, ignore_eos=True, extra_args=dict(kv_keep=keep))
+asked = [dict(prompt_token_ids=each) for each in prompts((400, 400))]
+llm.generate(asked, [params(0.3), params(0.8)], use_tqdm=False)
+try:
+    llm.generate(asked[:1], [params(0.9)], use_tqdm=False)
+    said = ""
+except ValueError as error:
+    said = str(error)
+print(json.dumps(dict(said=said)))
+""",
+    )
+    assert found["said"] == "kv_keep must be a number above 0 and up to 0.8, and is '0.9'"
+    held = {line[0]: line[4] for line in asked(logged) if line[1] // 32 == 14}
+    # 0.3 and 0.8 of the 14 blocks that are full; the next one is taken afterwards.
+    assert sorted(held.values()) == [5, 12]
+
+
+@pytest.mark.engine
+@pytest.mark.compiled
 def test_scores_reach_the_policy_from_worker_processes(run, logged: Session):
     """With tensor parallelism those of the first worker, beside the output that engine core takes from it."""
     logged.plan(PLAN + "every = 4\nkeep = 0.5\n")
@@ -277,9 +305,30 @@ def test_requests_are_scored_in_parts_as_at_once(monkeypatch):
             found = scorer.take_scores()
             assert sorted(found) == (["x", "z"] if number == 0 else [])
             rows += [found] if found else []
-    for name in ("x", "z"):
-        assert rows[0][name] == pytest.approx(rows[1][name], nan_ok=True)
-        assert len(rows[0][name]) == 7
+    for name, blocks in (("x", 2), ("z", 7)):
+        assert rows[0][name] == pytest.approx(rows[1][name])
+        assert len(rows[0][name]) == blocks
     # A step whose rows are not known, as that of a dummy run, is passed over.
     scorer.score_step(["x"])
     assert scorer.take_scores() == {}
+
+
+def test_nothing_on_the_way_waits_for_the_device():
+    """Tensors without values go all the way: a CUDA graph can capture it, and the host need not know what it holds."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    watched = layer()
+    scorer = scoring().BlockScorer(1)
+    scorer.watch("a", watched)
+    scorer._block_size = 16
+    rows = torch.tensor([0, 2])
+    with FakeTensorMode() as fake:
+        scorer.layers["a"].allocate(20, 16, 8, torch.device("cpu"), torch.bfloat16)
+        key, slots, starts = torch.randn(6, 2, 8), torch.empty(8, dtype=torch.int64), torch.empty(4, dtype=torch.int32)
+        watched.impl.do_kv_cache_update(watched, key, key, None, slots)
+        metadata = SimpleNamespace(query_start_loc=starts)
+        watched.impl.forward(watched, torch.randn(6, 4, 8), key, key, None, metadata)
+        table, lengths = torch.empty(3, 8, dtype=torch.int32), torch.empty(3, dtype=torch.int32)
+        step = SimpleNamespace(block_table_tensor=table, seq_lens=lengths, max_seq_len=100)
+        assert scorer._score(step, fake.from_tensor(rows)).shape == (2, 7)

@@ -13,19 +13,20 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from vllm_graft.bindings.step_output import attach
 
 if TYPE_CHECKING:
-    import numpy as np
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
 SCORES: Final = "graft_scores"
 """The attribute of a step's output with the scores of requests: a row for each, not a number where no block is."""
 
-_GATHERED: Final = 1 << 26
-"""The most numbers of mean keys that are gathered at once, 256 MiB: requests are scored in parts."""
+_GATHERED: Final = 1 << 24
+"""The most numbers of keys that are gathered at once, 64 MiB: requests are scored in parts, because vLLM sets no memory
+aside for it."""
 
 
 def block_scores(
@@ -48,9 +49,10 @@ def block_scores(
     before = torch.arange(blocks.shape[1], device=blocks.device) * block_size
     tokens = (lengths[:, None] - before).clamp(max=block_size)
     held = (tokens > 0) & (blocks != 0)
-    means = sums[blocks.long()] / tokens.clamp(min=1)[:, :, None, None]
     grouped = queries.to(sums.dtype).view(requests, kv_heads, heads // kv_heads, size)
-    logits = torch.einsum("rkgd,rbkd->rkgb", grouped, means) * scale
+    logits = torch.einsum("rkgd,rbkd->rkgb", grouped, sums[blocks.long()])
+    # The mean of the keys, taken of what they make with the query: that is smaller.
+    logits *= (scale / tokens.clamp(min=1))[:, None, None]
     shares = logits.masked_fill(~held[:, None, None], -torch.inf).softmax(-1).mean((1, 2))
     return shares.masked_fill(~held, torch.nan)
 
@@ -188,7 +190,7 @@ class BlockScorer:
         found: dict[str, np.ndarray] = {}
         while self._pending and (self._pending[0][0] is None or self._pending[0][0].query()):
             _, scores, names = self._pending.popleft()
-            found |= dict(zip(names, scores.numpy(), strict=True))
+            found |= {name: _without_end(row) for name, row in zip(names, scores.numpy(), strict=True)}
         return found
 
     def report(self, output: Any) -> Any:
@@ -212,6 +214,13 @@ def _copy_to_host(scores: torch.Tensor) -> tuple[Any, torch.Tensor]:
     event = torch.cuda.Event()
     event.record()
     return event, copy
+
+
+def _without_end(row: np.ndarray) -> np.ndarray:
+    """Return a row up to its last score: rows are as long as the longest request of their step."""
+    known = np.flatnonzero(~np.isnan(row))
+    # A copy, because a view would be sent with the whole.
+    return row[: known[-1] + 1 if len(known) else 0].copy()
 
 
 def step_requests(runner: Any) -> Sequence[str]:
