@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm_graft.contracts.item import Item
+from vllm_graft.contracts.item import Item, OptionValue
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +65,8 @@ class RequestBlocks:
     evictable:  those of them that may be evicted: whole, computed, and not used by the step that is being scheduled
     prompt:     tokens of the prompt
     keys:       the request's ``vllm_xargs``
+    scores:     the share of attention that held blocks draw, by index, for a policy that wants scores: a running
+                average, in which a block that was not scored yet is missing
     """
 
     request_id: str
@@ -74,6 +76,7 @@ class RequestBlocks:
     evictable: Sequence[int]
     prompt: int
     keys: dict[str, object]
+    scores: Mapping[int, float] = field(default_factory=dict)
 
 
 class KVPolicy(Item):
@@ -96,7 +99,34 @@ class KVPolicy(Item):
 
     An evicted block is gone for all layers. A policy that raises, or names a block that is not evictable, is put aside:
     requests keep what they hold from then on, and ``vllm-graft status`` shows it as quarantined.
+
+    With ``wants_scores`` the workers score blocks while requests decode. Every ``score_every`` steps, in the layers
+    that ``scores_layer`` chooses, they compare the request's query with the mean of each block's keys: a softmax over
+    the blocks, averaged over heads and layers. ``request.scores`` has a running average of these. With tensor
+    parallelism the heads of the first worker count.
     """
+
+    wants_scores: ClassVar[bool] = False
+    """Whether ``evict`` is given scores. Otherwise none are computed."""
+    score_every: int = 16
+    """Steps with requests that decode, from one scoring to the next."""
+    score_decay: float = 0.8
+    """The weight of earlier scores in the running average: 0 for the latest alone, below 1."""
+
+    keys: ClassVar[Sequence[str]] = ()
+    """The names in ``vllm_xargs`` by which requests tell the policy something."""
+
+    @classmethod
+    def check_request(cls, keys: Mapping[str, object], options: Mapping[str, OptionValue]) -> None:
+        """Optional: refuse a request whose keys cannot work, with a ValueError, which becomes a 400.
+
+        Called in the front end, on the class, for requests that carry one of ``keys``; ``options`` holds every declared
+        option.
+        """
+
+    def scores_layer(self, layer: LayerView) -> bool:
+        """Return whether a layer scores blocks; by default two do, in the middle and at three quarters of the model."""
+        return layer.index in (layer.layers // 2, layer.layers * 3 // 4)
 
     def window(self, layer: LayerView) -> Window | None:
         """Return the window of a layer; None leaves the layer as it is."""

@@ -39,7 +39,7 @@ OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
         "ready()", "labels(request)", "rank(request)",
     ),
     StatSink: ("close()",),
-    KVPolicy: ("window(layer)", "evict(request)"),
+    KVPolicy: ("window(layer)", "evict(request)", "scores_layer(layer)"),
     AttentionKernel: ("store(key, value, kv_cache, slots)",),
 }  # fmt: skip
 """What a class may override, with the arguments that it is called with."""
@@ -110,6 +110,8 @@ def _mistakes(kind: type, options: Mapping[str, OptionValue]) -> Iterator[Mistak
             yield from _method(kind, OptInSampler, method, on_class=True)
     if issubclass(kind, AttentionKernel):
         yield from _capabilities(kind)
+    if issubclass(kind, KVPolicy):
+        yield from _method(kind, KVPolicy, "check_request(keys, options)", on_class=True)
     if issubclass(kind, SamplingStrategy) and kind.stage not in STAGES:
         yield Mistake(f"has the stage {kind.stage!r}{nearest(str(kind.stage), STAGES)}", "name one of the stages")
 

@@ -31,6 +31,7 @@ SHIPPED: Final[Mapping[str, str]] = {
     "top-n-sigma": "vllm_graft.plugins.samplers.top_n_sigma:TopNSigma",
     "xtc": "vllm_graft.plugins.samplers.xtc:Xtc",
     "compact-window": "vllm_graft.plugins.attention.compact_window:CompactWindow",
+    "scored-blocks": "vllm_graft.plugins.attention.scored_blocks:ScoredBlocks",
     "sink-window": "vllm_graft.plugins.attention.sink_window:SinkWindow",
     "priority-fairness": "vllm_graft.plugins.schedulers.priority_fairness:PriorityFairness",
     "tenant-fairness": "vllm_graft.plugins.schedulers.tenant_fairness:TenantFairness",

@@ -8,9 +8,12 @@ other rules is asked by the manager itself. A kernel takes the place of the stoc
 of every layer (``kernel_layers``), as a backend of vLLM's (``kernel``).
 
 - ``arguments``   which engines cannot have a planned item
+- ``requests``    a policy's request keys, checked in the front end
 - ``patches``     the places in vLLM where layers and managers ask
 - ``layers``      what each layer gets, refused or proven
 - ``retention``   KV-cache specs and managers: what is freed, and what the prefix cache may answer
+- ``eviction``    the manager that asks a policy which blocks to free, and the block tables that follow
+- ``scoring``     the attention that blocks draw, for a policy that wants scores
 - ``compaction``  the rows of a step rewritten: which blocks each query sees, as block tables
 - ``backends``    stock backends with a metadata builder that compacts
 - ``kernel``      an ``AttentionKernel`` as a backend of vLLM's

@@ -40,13 +40,16 @@ served backends reads one, and all may be None."""
 
 @functools.cache
 def compacting_backend(
-    stock: type[AttentionBackend], on_builder: Callable[[Sequence[str]], None]
+    stock: type[AttentionBackend],
+    on_builder: Callable[[Sequence[str]], None],
+    on_step: Callable[[CommonAttentionMetadata], None],
 ) -> type[AttentionBackend]:
     """Derive a backend whose builder compacts rows; the same stock backend gives the same class.
 
-    ``on_builder`` is called with the names of the layers that a builder is made for.
+    ``on_builder`` is called with the names of the layers that a builder is made for, ``on_step`` with the rows of each
+    step before they are compacted.
     """
-    builder = _compacting_builder(stock.get_builder_cls(), on_builder)
+    builder = _compacting_builder(stock.get_builder_cls(), on_builder, on_step)
 
     class CompactingBackend(stock):
         """A stock backend with another builder. It keeps the name, which vLLM looks up among its own."""
@@ -61,7 +64,9 @@ def compacting_backend(
     return CompactingBackend
 
 
-def _compacting_builder(stock: Any, on_builder: Callable[[Sequence[str]], None]) -> type:
+def _compacting_builder(
+    stock: Any, on_builder: Callable[[Sequence[str]], None], on_step: Callable[[CommonAttentionMetadata], None]
+) -> type:
     from vllm.v1.attention.backend import AttentionCGSupport
 
     class CompactingBuilder(stock):
@@ -87,6 +92,7 @@ def _compacting_builder(stock: Any, on_builder: Callable[[Sequence[str]], None])
             on_builder(layer_names)
 
         def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+            on_step(common_attn_metadata)
             compacted = self._compactor.compact(common_attn_metadata)
             # FlashAttention 3 plans its work in a buffer for as many rows as there can be requests.
             more = compacted.num_reqs > common_attn_metadata.num_reqs

@@ -10,10 +10,12 @@ was computed after a request's first eviction goes into the prefix cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
@@ -57,6 +59,12 @@ class EvictingManager(FullAttentionManager):
         self._pure: dict[str, int] = {}
         """The tokens of each request that were computed before its first eviction."""
         self._notes: dict[str, list[int]] = {}
+        self.decay = 0.0
+        """The weight of earlier scores in the running average."""
+        self.scored = 0
+        """How often a request's blocks were scored."""
+        self._scores: dict[str, np.ndarray] = {}
+        """The running average of each request's scores by block, NaN where there is none."""
 
     def new_step_starts(self) -> None:
         """Report what is held, once for each step."""
@@ -84,6 +92,7 @@ class EvictingManager(FullAttentionManager):
                 evictable=evictable,
                 prompt=request.num_prompt_tokens,
                 keys=dict(getattr(request.sampling_params, "extra_args", None) or {}),
+                scores=self._scores_of(request_id, held),
             )
         )
         if gone:
@@ -98,6 +107,25 @@ class EvictingManager(FullAttentionManager):
         self.freed += len(freed)
         self._notes.setdefault(request_id, []).extend(gone)
 
+    def add_scores(self, request_id: str, latest: np.ndarray) -> None:
+        """Add the latest scores of a request's blocks to the running average."""
+        self.scored += 1
+        earlier = self._scores.get(request_id)
+        if earlier is not None:
+            known = min(len(earlier), len(latest))
+            mean = self.decay * earlier[:known] + (1 - self.decay) * latest[:known]
+            # A block that is new among the latest has no earlier score.
+            mean = np.where(np.isnan(mean), latest[:known], mean)
+            latest = np.concatenate((mean, latest[known:]))
+        self._scores[request_id] = latest
+
+    def _scores_of(self, request_id: str, held: Sequence[int]) -> dict[int, float]:
+        scores = self._scores.get(request_id)
+        if scores is None:
+            return {}
+        found = {index: float(scores[index]) for index in held if index < len(scores)}
+        return {index: score for index, score in found.items() if not math.isnan(score)}
+
     def take_notes(self) -> dict[str, list[int]]:
         """Return the blocks that were evicted since the last call, by request."""
         notes, self._notes = self._notes, {}
@@ -109,7 +137,7 @@ class EvictingManager(FullAttentionManager):
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         """Forget a request that ends or is preempted; a preempted one is computed anew from its beginning."""
-        for known in (self._asked, self._pure, self._notes):
+        for known in (self._asked, self._pure, self._notes, self._scores):
             known.pop(request_id, None)
         return super().pop_blocks_for_free(request_id)
 
@@ -138,6 +166,17 @@ def attach_notes(scheduler: Any, output: Any) -> None:
         notes |= manager.take_notes()
     if notes:
         setattr(output, NOTES, notes)
+
+
+def take_in_scores(scheduler: Any, output: Any) -> None:
+    """Hand the scores beside a step's output to the managers; a request that has ended is passed over."""
+    from vllm_graft.bindings.attention.scoring import SCORES
+
+    scores: dict[str, np.ndarray] = getattr(output, SCORES, None) or {}
+    for manager in evicting_managers(scheduler.kv_cache_manager) if scores else ():
+        for request, latest in scores.items():
+            if request in scheduler.requests:
+                manager.add_scores(request, latest)
 
 
 def follow_v1(runner: Any, output: Any) -> None:

@@ -17,6 +17,7 @@ from vllm_graft.points import point
 
 if TYPE_CHECKING:
     from vllm_graft.bindings.attention.eviction import EvictingManager
+    from vllm_graft.bindings.attention.scoring import BlockScorer
 
 _QUANTIZED: Final = ("fp8", "nvfp4", "int")
 """How the types of quantized KV caches begin."""
@@ -38,6 +39,8 @@ class PlannedLayers:
         """In engine core: the managers that ask the policy which blocks to evict."""
         self.report_blocks: Callable[[], None] = lambda: None
         """In engine core: report the blocks that are held and were freed."""
+        self.scorer: BlockScorer | None = None
+        """In a worker whose policy wants scores: what computes them."""
         self._refused = False
         self._config: Any = None
 
@@ -49,28 +52,33 @@ class PlannedLayers:
     def adapt(self, layer: Any, spec: Any, config: Any) -> Any:
         """Return the KV-cache spec of a layer, after giving the layer the backend that goes with it."""
         view = layer_view(layer, spec, config)
-        planned = self.adapt_spec(view, spec, config, lambda: _unserved(layer))
+        planned = self.adapt_spec(view, spec, config, lambda: _unserved(layer), layer)
         # vLLM asks for the spec more than once: when it sizes the KV cache, and when it makes it.
         if self.windows.get(view.name) is not None and not getattr(layer.attn_backend, "compacts", False):
-            layer.attn_backend = compacting_backend(layer.attn_backend, self.prove_builder)
+            layer.attn_backend = compacting_backend(layer.attn_backend, self.prove_builder, self.note_step)
         return planned
 
-    def adapt_spec(self, view: LayerView, spec: Any, config: Any, unserved: Callable[[], str] = lambda: "") -> Any:
+    def adapt_spec(
+        self, view: LayerView, spec: Any, config: Any, unserved: Callable[[], str] = lambda: "", layer: Any = None
+    ) -> Any:
         """Return the KV-cache spec of a layer that may exist as a view alone, as on the simulated accelerator.
 
-        ``unserved`` is called for a layer that is to have a window, and says why it cannot.
+        ``unserved`` is called for a layer that is to have a window, and says why it cannot. ``layer`` is the layer
+        itself, if there is one.
         """
         item, policy = self._planned()
         if item is None or policy is None:
             return spec
         if config is not self._config:
             # Another engine of this process, as in a notebook: what was refused may be corrected.
-            self._config, self.windows, self._refused = config, {}, False
+            self._config, self.windows, self._refused, self.scorer = config, {}, False, None
         try:
             window: Answer = policy.window(view)
             if window is None and view.window is None and type(policy).evict is not KVPolicy.evict:
                 window = "evict"
             planned = _planned_spec(spec, view, window, config, unserved) if window is not None else spec
+            if window == "evict" and policy.wants_scores:
+                self._watch(policy, view, layer, config)
         # SystemExit too, as for every other method of an item.
         except BaseException as error:
             self.windows.pop(view.name, None)
@@ -88,6 +96,47 @@ class PlannedLayers:
         elif window is None and not self.windows:
             # A pipeline stage may have none of the layers that are meant.
             current().set_item(item.point, item.name, "applied")
+
+    def _watch(self, policy: KVPolicy, view: LayerView, layer: Any, config: Any) -> None:
+        """Have a layer score blocks if the policy chooses it; raise ValueError where blocks cannot be scored."""
+        if layer is None:
+            raise ValueError("its policy wants scores, and the simulated accelerator computes no attention")
+        from vllm_graft.bindings.attention.scoring import BlockScorer, unscorable
+
+        if reason := unscorable(config):
+            raise ValueError(reason)
+        every: object = policy.score_every
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"score_every is {every!r}, and must be at least one step")
+        if self.scorer is None:
+            self.scorer = BlockScorer(every)
+        if policy.scores_layer(view):
+            self.scorer.watch(view.name, layer)
+
+    def note_step(self, metadata: Any) -> None:
+        """Have the rows of a step remembered for its scoring."""
+        if self.scorer is not None:
+            self.scorer.note_step(metadata)
+
+    def prepare_scores(self, runner: Any, kv_cache_config: Any) -> None:
+        """Make the buffers of the layers that score, once the number of blocks is known."""
+        item, _ = self._planned()
+        if item is None or self.scorer is None or self._refused:
+            return
+        if not self.scorer.layers:
+            self._refuse(item, "scores_layer()", "it chose no layer of the model, so no block is ever scored")
+            return
+        block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        self.scorer.allocate(kv_cache_config.num_blocks, block_size, runner.vllm_config, runner.device)
+
+    def score_step(self, runner: Any, sample: Callable[[], Any]) -> Any:
+        """Score blocks after the forward pass of a step, and return its output with the scores that have arrived."""
+        if self.scorer is None or self._refused:
+            return sample()
+        from vllm_graft.bindings.attention.scoring import step_requests
+
+        self.scorer.score_step(step_requests(runner))
+        return self.scorer.report(sample())
 
     def prove_groups(self, groups: Iterable[Any]) -> None:
         """Record the groups of layers with a window, where no metadata builder is ever made."""
@@ -129,11 +178,15 @@ class PlannedLayers:
             what = f"the model has {len(groups)} groups of layers, and blocks are evicted for all layers at once"
             self._refuse(item, "engine core", what)
             return
+        decay: object = policy.score_decay
+        if policy.wants_scores and not (isinstance(decay, int | float) and 0 <= decay < 1):
+            self._refuse(item, "engine core", f"score_decay is {decay!r}, and must be from 0 to below 1")
+            return
         current().set_item(item.point, item.name, "applied")
         current().save()
         for each in self.evicting:
-            each.ask = _guarded_evict(item, policy)
-        self.report_blocks = _block_reporter(manager, item.name)
+            each.ask, each.decay = _guarded_evict(item, policy), policy.score_decay
+        self.report_blocks = _block_reporter(manager, item.name, policy.wants_scores)
 
     def _planned(self) -> tuple[PlanItem | None, KVPolicy | None]:
         """Return the planned item and its instance, which is made on first use."""
@@ -190,7 +243,7 @@ def _guarded_evict(item: PlanItem, policy: KVPolicy) -> Callable[[RequestBlocks]
     return guard_method(item, "evict", evict, current(), budget_us=point("scheduler").budget_us)
 
 
-def _block_reporter(manager: Any, name: str) -> Callable[[], None]:
+def _block_reporter(manager: Any, name: str, scores: bool) -> Callable[[], None]:
     """Have the managers of engine core report the blocks that are held and were freed, in each step."""
     from vllm_graft.bindings.attention.eviction import EvictingManager
     from vllm_graft.bindings.attention.retention import SinkWindowManager
@@ -201,11 +254,14 @@ def _block_reporter(manager: Any, name: str) -> Callable[[], None]:
         return lambda: None
     pool = manager.block_pool
     held, freed = current().figure(name, "KV blocks held"), current().figure(name, "KV blocks freed")
+    scored = current().figure(name, "KV scorings") if scores else None
 
     def report() -> None:
         # The pool's own count, without the null block, which is never handed out.
         held.set(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
         freed.set(sum(each.freed for each in managers))
+        if scored is not None:
+            scored.set(sum(each.scored for each in managers))
 
     managers[0].report = report
     return report

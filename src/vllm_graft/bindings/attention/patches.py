@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from vllm_graft.bindings.attention import requests
 from vllm_graft.bindings.attention.kernel_layers import planned_kernel
 from vllm_graft.bindings.attention.layers import planned_layers
 from vllm_graft.patching import Engine, Patch, VLLMPatch, wrap
@@ -89,6 +90,44 @@ class EvictionNotes(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="g
         return output
 
 
+class EngineScores(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="graft.engine-scores", why=_WHY):
+    """Take in the scores of blocks that a worker has put beside its output."""
+
+    @wrap
+    def update_from_output(
+        self, call: Call, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if planned_layers.evicting:
+            from vllm_graft.bindings.attention.eviction import take_in_scores
+
+            take_in_scores(self, model_runner_output)
+        return call(scheduler_output, model_runner_output, *args, **kwargs)
+
+
+def _prepare_scores(self: Any, call: Call, kv_cache_config: Any, *args: Any, **kwargs: Any) -> Any:
+    result = call(kv_cache_config, *args, **kwargs)
+    planned_layers.prepare_scores(self, kv_cache_config)
+    return result
+
+
+def _score_blocks(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
+    return planned_layers.score_step(self, lambda: call(*args, **kwargs))
+
+
+class V1Scores(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], name="graft.v1-scores", why=_WHY):
+    """On the V1 runner, score blocks between the forward pass and the sampling of a step."""
+
+    initialize_kv_cache = wrap(_prepare_scores)
+    sample_tokens = wrap(_score_blocks)
+
+
+class V2Scores(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], name="graft.v2-scores", why=_WHY):
+    """On the V2 runner, score blocks between the forward pass and the sampling of a step."""
+
+    initialize_kv_cache = wrap(_prepare_scores)
+    sample_tokens = wrap(_score_blocks)
+
+
 class V1Evictions(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], name="graft.v1-evictions", why=_WHY):
     """On the V1 runner, take evicted blocks out of the block tables."""
 
@@ -115,8 +154,54 @@ class V2Evictions(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], n
         return result
 
 
+def _check_keys(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
+    params = call(*args, **kwargs)
+    requests.check(params)
+    return params
+
+
+class ChatPolicyKeys(
+    VLLMPatch["vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest"],
+    name="graft.chat-policy-keys",
+    why=_WHY,
+):
+    """Check a chat request's keys for the policy before anything is streamed."""
+
+    to_sampling_params = wrap(_check_keys)
+
+
+class CompletionPolicyKeys(
+    VLLMPatch["vllm.entrypoints.openai.completion.protocol:CompletionRequest"],
+    name="graft.completion-policy-keys",
+    why=_WHY,
+):
+    """Check a completion request's keys for the policy before anything is streamed."""
+
+    to_sampling_params = wrap(_check_keys)
+
+
+class ResponsesPolicyKeys(
+    VLLMPatch["vllm.entrypoints.openai.responses.protocol:ResponsesRequest"],
+    name="graft.responses-policy-keys",
+    why=_WHY,
+):
+    """Check the keys for the policy of a request to the responses API before anything is streamed."""
+
+    to_sampling_params = wrap(_check_keys)
+
+
+class PolicyKeys(VLLMPatch["vllm.v1.engine.input_processor:InputProcessor"], name="graft.policy-keys", why=_WHY):
+    """Check the keys for the policy of every other request, such as one of ``LLM.generate``."""
+
+    @wrap
+    def _validate_params(self, call: Call, params: Any, *args: Any, **kwargs: Any) -> Any:
+        requests.check(params)
+        return call(params, *args, **kwargs)
+
+
 ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (
     PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, EvictionNotes, V1Evictions, V2Evictions,
+    EngineScores, V1Scores, V2Scores, ChatPolicyKeys, CompletionPolicyKeys, ResponsesPolicyKeys, PolicyKeys,
 )  # fmt: skip
 
 

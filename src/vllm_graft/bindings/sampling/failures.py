@@ -9,6 +9,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft.bindings.step_output import attach
+
 if TYPE_CHECKING:
     from vllm_graft.bindings.sampling.processor import Processor
 
@@ -28,10 +30,8 @@ def report(runner: Any, output: Any) -> Any:
             if name is not None:
                 failed[name] = reason
         processor.failed.clear()
-    if failed and output is not None:
-        # With asynchronous scheduling the output is a future; the ModelRunnerOutput that it will return is in it.
-        inner = getattr(output, "_model_runner_output", None) or getattr(output, "model_runner_output", None)
-        setattr(inner if inner is not None else output, NAME, failed)
+    if failed:
+        attach(output, NAME, failed)
     return output
 
 

@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from vllm_graft.bindings.attention.requests import policy_keys
 from vllm_graft.contracts import Key, Sampler, SamplingStrategy, Truncation
 from vllm_graft.contracts.request_keys import KeyValue, find_unsendable, read_keys, refuse_unsendable
 from vllm_graft.contracts.sampling import OptInSampler, read_defaults
@@ -278,7 +279,7 @@ def _sampler_keys(plan_text: str, run_text: str) -> SamplerKeys:
     return SamplerKeys(
         list_samplers(plan, run),
         unknown=plan.unknown_keys,
-        others=plan.other_keys,
+        others=(*plan.other_keys, *policy_keys(plan)),
         mentions=Mentions(run.processors if run is not None else ()),
         put_aside=QuarantineReader(current()).reasons,
     )

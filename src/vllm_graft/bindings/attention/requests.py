@@ -1,0 +1,53 @@
+"""Request keys of the planned policy in the front end: a value that it refuses becomes a 400."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_graft.contracts import KVPolicy, OptionValue
+from vllm_graft.plan import Plan, carried_plan
+from vllm_graft.plan.carry import PLAN_VARIABLE
+from vllm_graft.plan.catalogue import load
+
+
+def check(params: Any) -> None:
+    """Refuse a request whose keys the policy cannot work with: a ValueError, which becomes a 400."""
+    extra: dict[str, object] = getattr(params, "extra_args", None) or {}
+    planned = _planned_policy(os.environ.get(PLAN_VARIABLE, "")) if extra else None
+    if planned is None:
+        return
+    kind, options = planned
+    said = [name for name in kind.keys if name in extra]
+    if not said:
+        return
+    try:
+        kind.check_request(extra, options)
+    except ValueError:
+        raise
+    except Exception as error:
+        # An author's mistake: vLLM would answer the request with a 500.
+        raise ValueError(f"{', '.join(said)}: {type(error).__name__}: {error}") from error
+
+
+def policy_keys(plan: Plan) -> tuple[str, ...]:
+    """Return the names of the keys that the planned policy takes."""
+    planned = _find_policy(plan)
+    return tuple(planned[0].keys) if planned is not None else ()
+
+
+@functools.lru_cache(maxsize=2)
+def _planned_policy(plan_text: str) -> tuple[type[KVPolicy], Mapping[str, OptionValue]] | None:
+    """Return the policy of the plan that this process carries, kept as long as the plan stays the same."""
+    plan = carried_plan()
+    return _find_policy(plan) if plan is not None else None
+
+
+def _find_policy(plan: Plan) -> tuple[type[KVPolicy], Mapping[str, OptionValue]] | None:
+    for item in plan.of("attention"):
+        kind = load(item.target, item.name, item.package)
+        if issubclass(kind, KVPolicy):
+            return kind, {**kind.options, **item.options}
+    return None
