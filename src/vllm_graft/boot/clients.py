@@ -44,9 +44,18 @@ def make_client(
     if disabled() or not plan or process.run is None:
         call(*args, **kwargs)
         return
-    arguments = _with_stat_loggers(call, args, kwargs, plan, offline=offline)
+    # Callers pass stat_loggers by keyword or by position, and the position differs between releases.
+    bound = inspect.signature(call).bind(*args, **kwargs)
+    if plan.of("stats"):
+        from vllm_graft.bindings.stats import stat_loggers
+
+        theirs = bound.arguments.get("stat_loggers") or []
+        bound.arguments["stat_loggers"] = [*theirs, *stat_loggers(plan, ledger.current(), threads=not offline)]
+        if offline:
+            # LLM() turns statistics off by default, and a planned sink would then receive nothing.
+            bound.arguments["log_stats"] = True
     try:
-        call(*arguments.args, **arguments.kwargs)
+        call(*bound.args, **bound.kwargs)
     except GraftError:
         raise
     except Exception as error:
@@ -54,13 +63,22 @@ def make_client(
         if reason is None:
             raise
         raise reason from error
+    parallel = client.vllm_config.parallel_config
+    nodes = parallel.data_parallel_size * getattr(parallel, "nnodes", 1)
     if offline:
         proof.compare(plan, proof.ask_engine(client.engine_core))
-    elif ledger.current().home is not None and _is_local(client.vllm_config.parallel_config):
+    elif ledger.current().home is not None and nodes == 1 and parallel.distributed_executor_backend != "ray":
+        # Every process of the engine records on this machine, as far as its configuration tells.
         proof.compare(plan)
     elif not is_called_by(_HTTP):
         # An HTTP server asks its engines before it serves (GraftEndpoint); other programs do not.
-        LOG.warning("vllm-graft: %s", _not_compared(plan).explain())
+        what = (
+            "is not compared with the engines of this AsyncLLM: they may run on other machines, and nobody asked them"
+        )
+        where = "data parallelism, several nodes, Ray, or records in memory"
+        fix = "run `vllm-graft status` on every node, or serve with `vllm serve`, which asks every engine before it"
+        finding = Finding("S026", "warning", f"plan {plan.hash}", what, where, f"{fix} serves")
+        LOG.warning("vllm-graft: %s", finding.explain())
     ledger.current().set_ready()
     process.watch.start()
 
@@ -79,39 +97,6 @@ def endpoint_plugins() -> list[GraftEndpoint]:
     if disabled() or not process.plan or process.run is None:
         return []
     return [GraftEndpoint(process.plan, process.run.id)]
-
-
-def _is_local(parallel: Any) -> bool:
-    """Return whether every process of an engine records on this machine, as far as its configuration tells."""
-    nodes = parallel.data_parallel_size * getattr(parallel, "nnodes", 1)
-    return parallel.distributed_executor_backend != "ray" and nodes == 1
-
-
-def _not_compared(plan: Plan) -> Finding:
-    return Finding(
-        "S026",
-        "warning",
-        f"plan {plan.hash}",
-        "is not compared with the engines of this AsyncLLM: they may run on other machines, and nobody asked them",
-        "data parallelism, several nodes, Ray, or records in memory",
-        "run `vllm-graft status` on every node, or serve with `vllm serve`, which asks every engine before it serves",
-    )
-
-
-def _with_stat_loggers(
-    call: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan, *, offline: bool
-) -> inspect.BoundArguments:
-    # Callers pass stat_loggers by keyword or by position, and the position differs between releases.
-    bound = inspect.signature(call).bind(*args, **kwargs)
-    if plan.of("stats"):
-        from vllm_graft.bindings.stats import stat_loggers
-
-        theirs = bound.arguments.get("stat_loggers") or []
-        bound.arguments["stat_loggers"] = [*theirs, *stat_loggers(plan, ledger.current(), threads=not offline)]
-        if offline:
-            # LLM() turns statistics off by default, and a planned sink would then receive nothing.
-            bound.arguments["log_stats"] = True
-    return bound
 
 
 class GraftEndpoint:

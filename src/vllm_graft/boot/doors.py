@@ -18,13 +18,13 @@ from __future__ import annotations
 import multiprocessing.util
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from vllm_graft import ledger
 from vllm_graft.boot import clients, disabled, env, loops, proof, start
 from vllm_graft.boot.process import LOG, Process, process
-from vllm_graft.boot.role import child_role, named_role
+from vllm_graft.boot.role import child_role, engine_config_above, named_role
 from vllm_graft.errors import GraftError, StartError
 from vllm_graft.patching import VLLMPatch, wrap
 from vllm_graft.plan import carried_plan, carried_run
@@ -42,8 +42,12 @@ def enter() -> None:
     role = child_role()
     if disabled():
         env.silence_warnings()
-        if role is None:
-            _announce_disabled()
+        line = "vllm-graft: GRAFT_DISABLE is set; this is the stock server"
+        # vLLM sets its logging up after it has called the plugins, on 0.26 to 0.32.
+        if role is None and LOG.hasHandlers():
+            LOG.info(line)
+        elif role is None:
+            print(line, file=sys.stderr, flush=True)
         return
     try:
         env.register_variables(process.patchset)
@@ -56,26 +60,21 @@ def enter() -> None:
         )
     # A program of its own resolves a plan later, whatever a parent left in its environment.
     plan, run = (carried_plan(), carried_run()) if role is not None else (None, None)
-    if role != "engine" or plan is not None:
-        process.install(_patches_for(role, headless=run is not None and run.headless))
+    if role is None or role == "frontend":
+        process.install(CORE_PATCHES)
+    elif role != "engine" or plan is not None:
+        process.install(_IN_CHILDREN.get(role, ()))
+        if role == "engine" and run is not None and run.headless:
+            process.install([HeadlessEngine])
     if not process.hears_of_forks:
         # Neither can be unregistered, and a second registration would run them twice.
         process.hears_of_forks = True
         os.register_at_fork(after_in_child=_after_fork)
         multiprocessing.util.register_after_fork(process, _in_named_child)
-    if role == "engine":
-        start.check_engine_of_caller(plan)
+    if role == "engine" and (config := engine_config_above()) is not None:
+        start.refuse_config_by_hand(config, plan)
     if role is not None and plan is not None and run is not None:
         process.take(plan, run, role)
-
-
-def _announce_disabled() -> None:
-    line = "vllm-graft: GRAFT_DISABLE is set; this is the stock server"
-    # vLLM sets its logging up after it has called the plugins, on 0.26 to 0.32.
-    if LOG.hasHandlers():
-        LOG.info(line)
-    else:
-        print(line, file=sys.stderr, flush=True)
 
 
 def _after_fork() -> None:
@@ -231,9 +230,3 @@ _IN_CHILDREN: Final[dict[Role, tuple[type[VLLMPatch[Any]], ...]]] = {
     "worker": (WorkerLoop,),
 }
 """Our patches in the other processes that vLLM starts."""
-
-
-def _patches_for(role: Role | None, *, headless: bool) -> Iterable[type[VLLMPatch[Any]]]:
-    if role is None or role == "frontend":
-        return CORE_PATCHES
-    return (*_IN_CHILDREN.get(role, ()), *((HeadlessEngine,) if role == "engine" and headless else ()))

@@ -21,7 +21,12 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def main() -> None:
     """Run vLLM's command line with this program's arguments."""
-    _die_with_parent(os.getppid())
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        # It ended before the kernel knew what to do then.
+        sys.exit("the parent process is gone")
     provide_metadata()
     sys.argv[0] = "vllm"
     from vllm.entrypoints.cli.main import main as vllm_main
@@ -50,13 +55,6 @@ def _installed(name: str) -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _die_with_parent(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit("the parent process is gone")
 
 
 if __name__ == "__main__":

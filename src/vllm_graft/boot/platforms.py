@@ -10,7 +10,6 @@ use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import metadata
 from typing import Final
 
@@ -22,10 +21,19 @@ GROUP: Final = "vllm.platform_plugins"
 
 def refuse_broken() -> None:
     """Stop the start if a platform plugin raised when vLLM called it; the error names it and its package."""
-    from vllm.platforms import current_platform
+    from vllm import envs, platforms
 
-    chosen = type(current_platform)
-    for entry in _called_by_vllm():
+    # Since 0.28 a vLLM with VLLM_TARGET_DEVICE=cpu calls no plugin.
+    code = getattr(getattr(platforms, "resolve_current_platform_cls_qualname", None), "__code__", None)
+    if code is not None and "VLLM_TARGET_DEVICE" in code.co_names and envs.VLLM_TARGET_DEVICE == "cpu":
+        return
+    chosen = type(platforms.current_platform)
+    # As vLLM keeps them: of two with one name, the last.
+    by_name = {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
+    for entry in by_name.values():
+        called = envs.VLLM_PLUGINS is None or entry.name in envs.VLLM_PLUGINS
+        if not called or _package(entry.value) in ("vllm_graft", _package(chosen.__module__)):
+            continue
         trouble, error = _call_again(entry, chosen)
         if not trouble:
             continue
@@ -39,38 +47,13 @@ def refuse_broken() -> None:
         ) from error
 
 
-def _called_by_vllm() -> Iterator[metadata.EntryPoint]:
-    """Yield the platform plugins of other packages that vLLM has called: all, or those in VLLM_PLUGINS."""
-    from vllm import envs
-
-    if _is_cpu_forced():
-        return
-    listed = envs.VLLM_PLUGINS
-    # As vLLM keeps them: of two with one name, the last.
-    by_name = {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
-    for entry in by_name.values():
-        if _package(entry.value) != "vllm_graft" and (listed is None or entry.name in listed):
-            yield entry
-
-
-def _is_cpu_forced() -> bool:
-    """Return whether VLLM_TARGET_DEVICE=cpu had this vLLM call no plugin, as it does since 0.28."""
-    from vllm import envs, platforms
-
-    code = getattr(getattr(platforms, "resolve_current_platform_cls_qualname", None), "__code__", None)
-    return code is not None and "VLLM_TARGET_DEVICE" in code.co_names and envs.VLLM_TARGET_DEVICE == "cpu"
-
-
 def _call_again(entry: metadata.EntryPoint, chosen: type) -> tuple[str, Exception | None]:
     """Return what is wrong with a plugin, and the exception that it raises now; empty if its platform is in use."""
-    in_force = _package(chosen.__module__)
-    if _package(entry.value) == in_force:
-        return "", None
     try:
         offered = entry.load()()
     except Exception as error:
         return " ".join(f"raised {type(error).__name__}: {error}".split()), error
-    if offered is None or _package(str(offered)) == in_force:
+    if offered is None or _package(str(offered)) == _package(chosen.__module__):
         return "", None
     return f"offers {offered} now, and failed when vLLM asked it, in the middle of its own import", None
 

@@ -122,63 +122,62 @@ class Process:
             LOG.info("vllm-graft: plan %s in %s (%s): %s", plan.hash, record.name, roles, items)
         if refused and plan.strict:
             here = f"{record.name if record else 'this process'} ({roles}, pid {os.getpid()})"
-            raise join([StartError(what, where=f"{here}: {_named(item)}", fix=fix) for item, what, fix in refused])
+            places = [f"{here}: {item.point} {item.name!r} (from {item.origin})" for item, _, _ in refused]
+            faults = zip(refused, places, strict=True)
+            raise join([StartError(each.what, where=place, fix=each.fix) for each, place in faults])
 
     def _apply(self, plan: Plan) -> list[ItemRefusal]:
         """Apply the patches that this process needs and revert those it does not; return the refused ones."""
         book = ledger.current()
         needed = plan.needed_by(self.roles)
         refused: list[ItemRefusal] = []
-        classes = {item.name: self._patch_class(item, refused) for item in plan.of("patch")}
-        loaded = [kind for kind in classes.values() if kind is not None]
-        self._patchset = patchset_hash(loaded)
-        if any(
-            self.engine.is_active(kind)
-            for item in plan.of("patch")
-            if item not in needed and (kind := classes[item.name])
-        ):
+        classes: dict[str, Patch] = {}
+        for item in plan.of("patch"):
+            # Every process imports every planned patch, because the hash of the patches covers all.
+            try:
+                classes[item.name] = as_patch(load(item.target, item.name, item.package))
+            except GraftError as error:
+                if item in needed:
+                    refused.append(_refuse(item, error))
+        self._patchset = patchset_hash(classes.values())
+        wanted = {item.name for item in needed}
+        if any(self.engine.is_active(kind) for name, kind in classes.items() if name not in wanted):
             # A forked child has its parent's patches. The last goes first, because one may wrap what another added,
             # and all go before one is applied, because two of different processes may define one name.
-            for kind in reversed(loaded):
+            for kind in reversed(classes.values()):
                 self.engine.revert(kind)
-        for item in needed:
-            kind = classes.get(item.name)
-            if kind is None:
-                continue
-            self._classes[item.name] = kind
-            try:
-                self.engine.apply([kind])
-            except GraftError as error:
-                refused.append(_refuse(item, error))
-            else:
-                self._note_patch(item.name, kind)
         left_out = self.run.left_out if self.run is not None else {}
         for item in needed:
-            # Items of other points are set to "applied" by their bindings, when vLLM first makes them.
-            if item.point != "patch" and not book.knows(item.name):
-                waits = ("armed", "nothing in this process has used it yet")
-                book.set_item(
-                    item.point, item.name, *(("skipped", left_out[item.name]) if item.name in left_out else waits)
-                )
+            if item.name in classes:
+                self._classes[item.name] = classes[item.name]
+                try:
+                    self.engine.apply([classes[item.name]])
+                except GraftError as error:
+                    refused.append(_refuse(item, error))
+                else:
+                    self._note_patch(item.name, classes[item.name])
+            elif item.point != "patch" and not book.knows(item.name):
+                # Items of other points are set to "applied" by their bindings, when vLLM first makes them.
+                if item.name in left_out:
+                    book.set_item(item.point, item.name, "skipped", left_out[item.name])
+                else:
+                    book.set_item(item.point, item.name, "armed", "nothing in this process has used it yet")
         if plan.of("sampler"):
             sampler_patches.install(self.engine)
         if plan.of("attention"):
             attention_patches.install(self.engine)
         return refused
 
-    def _patch_class(self, item: PlanItem, refused: list[ItemRefusal]) -> Patch | None:
-        """Import the class of a planned patch; every process does, since the hash of the patches covers all."""
-        try:
-            return as_patch(load(item.target, item.name, item.package))
-        except GraftError as error:
-            if self.roles.intersection(item.roles):
-                refused.append(_refuse(item, error))
-            return None
-
     def _patch_refused(self, patch: Patch, error: PatchError) -> None:
         """Handle an armed patch whose module turned out not to fit: raise if it is planned strictly or was by hand."""
+        strict = self.plan is None or self.plan.strict
         if patch in attention_patches.ATTENTION_PATCHES:
-            self._attention_refused(error)
+            # Without one of its patches a layer would be left out in silence, so the planned attention is refused.
+            for item in self.plan.of("attention") if self.plan is not None else ():
+                ledger.current().set_item(item.point, item.name, "refused", str(error))
+                ledger.current().save()
+                if strict:
+                    raise error
             return
         if patch.declaration.name.startswith(OWN_PREFIX):
             sampler_patches.log_refusal(patch, error)
@@ -186,16 +185,7 @@ class Process:
         planned = patch in self._classes.values()
         if planned:
             self._patch_changed(patch)
-        if not planned or self.plan is None or self.plan.strict:
-            raise error
-
-    def _attention_refused(self, error: PatchError) -> None:
-        """Record the planned attention as refused: without one of its patches a layer would be left out in silence."""
-        book, planned = ledger.current(), self.plan.of("attention") if self.plan is not None else ()
-        for item in planned:
-            book.set_item(item.point, item.name, "refused", str(error))
-            book.save()
-        if planned and self.plan is not None and self.plan.strict:
+        if not planned or strict:
             raise error
 
     def _patch_changed(self, patch: Patch) -> None:
@@ -263,10 +253,6 @@ class Process:
 def _refuse(item: PlanItem, error: GraftError) -> ItemRefusal:
     ledger.current().set_item(item.point, item.name, "refused", str(error))
     return ItemRefusal(item, error.what, error.fix)
-
-
-def _named(item: PlanItem) -> str:
-    return f"{item.point} {item.name!r} (from {item.origin})"
 
 
 process = Process()

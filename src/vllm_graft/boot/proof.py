@@ -147,28 +147,24 @@ async def ask_engines(core: Any, seconds: float = START_TIMEOUT_S) -> list[str]:
     results = await asyncio.gather(*calls, return_exceptions=True)
     answers: list[str] = []
     for identity, result in zip(core.core_engines, results, strict=True):
-        if isinstance(result, BaseException):
-            answers.append(json.dumps(_unanswered(_rank(identity), result, seconds)))
-        else:
+        if not isinstance(result, BaseException):
             answers += result
+            continue
+        if not isinstance(result, Exception):
+            raise result
+        silent: UnrecordedProcess = {"name": f"data-parallel rank {_rank(identity)}", "roles": ["engine", "worker"]}
+        if isinstance(result, TimeoutError):
+            silent["last_error"] = f"it gave no answer within {seconds:g} s"
+        elif REPORT not in str(result) or "attribute" not in str(result):
+            # An engine core without our method answers with an AttributeError, of which vLLM passes the text on.
+            silent["last_error"] = f"{type(result).__name__}: {result}"
+        answers.append(json.dumps(silent))
     return answers
 
 
 def _rank(identity: bytes) -> int:
     # vLLM addresses an engine by its data-parallel rank as two little-endian bytes (0.26 to 0.32).
     return int.from_bytes(identity, "little")
-
-
-def _unanswered(rank: int, error: BaseException, seconds: float) -> UnrecordedProcess:
-    if not isinstance(error, Exception):
-        raise error
-    found: UnrecordedProcess = {"name": f"data-parallel rank {rank}", "roles": ["engine", "worker"]}
-    # An engine core without our method answers with an AttributeError, of which vLLM passes the text on.
-    if REPORT in str(error) and "attribute" in str(error):
-        return found
-    if isinstance(error, TimeoutError):
-        return {**found, "last_error": f"it gave no answer within {seconds:g} s"}
-    return {**found, "last_error": f"{type(error).__name__}: {error}"}
 
 
 def unmanaged_ranks(size: int, engines: Sequence[bytes]) -> Finding | None:

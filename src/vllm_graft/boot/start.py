@@ -18,7 +18,7 @@ from vllm_graft.bindings.scheduling import scheduler
 from vllm_graft.boot import disabled, platforms, startup_error
 from vllm_graft.boot.process import LOG, process
 from vllm_graft.boot.proof import EXTENSION
-from vllm_graft.boot.role import child_role, engine_config_above
+from vllm_graft.boot.role import child_role
 from vllm_graft.errors import ConfigError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.plan import Plan, PlanRequest, Run, carried_run, carry, drop, resolve
@@ -41,7 +41,15 @@ def engine_config(
     # EngineArgs.__post_init__ has had vLLM call every general plugin, on 0.26 to 0.32.
     served = _as_names(args.served_model_name)
     plan = resolve(PlanRequest(args.model, served, args.additional_config, plugins_loaded=True))
-    _refuse_second(plan)
+    known = process.plan
+    if known is not None and known.hash != plan.hash:
+        both = f"the first has {_items(known)}, this one {_items(plan)}"
+        raise ConfigError(
+            f"a second engine with another plan in one process: {both}; patches belong to a process, so one of the two "
+            "would not get what it asked for",
+            where=f"model {plan.model}",
+            fix="run the second model in a process of its own, or give both the same plan",
+        )
     is_child = child_role() is not None
     if not is_child:
         # A child that resolves the plan again has nothing to add.
@@ -53,17 +61,7 @@ def engine_config(
         if not is_child:
             drop()
         return call(*positional, **keywords)
-    _refuse_unknown_vllm()
-    _refuse_rust_front_end(plan)
-    if plan.callers:
-        Callers.read(plan.callers).check_plan(plan)
-        if "--grpc" in sys.argv:
-            # Callers are identified by HTTP headers.
-            raise StartError(
-                "with --grpc there is no API server in which callers could be told apart",
-                where="--grpc",
-                fix="take `callers` out of the configuration, or serve HTTP",
-            )
+    _refuse_unsupported(plan)
     first = process.plan is None and not is_child
     if first:
         platforms.refuse_broken()
@@ -83,19 +81,12 @@ def engine_config(
     return config
 
 
-def check_engine_of_caller(plan: Plan | None) -> None:
-    """Refuse, in an engine process that has just called our entry point, a configuration made without the plan."""
-    config = engine_config_above()
-    if config is not None:
-        _refuse_config_by_hand(config, plan)
-
-
 def begin_engine_here(config: VllmConfig) -> None:
     """Apply the engine's part in a process that was entered before: the front end's own, or a forked child."""
     if disabled():
         return
     process.raise_deferred_error()
-    _refuse_config_by_hand(config, process.plan or None)
+    refuse_config_by_hand(config, process.plan or None)
     if process.plan and process.run is not None and "engine" not in process.roles:
         process.take(process.plan, process.run, "engine")
 
@@ -109,20 +100,8 @@ def _log(findings: Iterable[Finding]) -> None:
         LOG.log(_LEVELS[finding.level], "vllm-graft: %s", finding.explain())
 
 
-def _refuse_second(plan: Plan) -> None:
-    first = process.plan
-    if first is None or first.hash == plan.hash:
-        return
-    raise ConfigError(
-        f"a second engine with another plan in one process: the first has {_items(first)}, this one {_items(plan)}; "
-        "patches belong to a process, so one of the two would not get what it asked for",
-        where=f"model {plan.model}",
-        fix="run the second model in a process of its own, or give both the same plan",
-    )
-
-
-def _refuse_unknown_vllm() -> None:
-    """Refuse a plan if a patch of ours has no place: what is planned could then be absent without a word."""
+def _refuse_unsupported(plan: Plan) -> None:
+    """Refuse a vLLM or a front end in which what is planned could be absent without a word."""
     process.raise_deferred_error()
     hook = process.missing_core_patch()
     if hook is not None:
@@ -131,18 +110,23 @@ def _refuse_unknown_vllm() -> None:
             where=f"{hook.target}.{hook.attribute}",
             fix=f"install vLLM >={TESTED_FROM},<{TESTED_BELOW} or a newer vllm-graft, or set GRAFT_DISABLE=1",
         )
-
-
-def _refuse_rust_front_end(plan: Plan) -> None:
-    """Refuse the Rust front end: it replaces vLLM's Python front end, and with it everything of ours there."""
-    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("1", "true", "True"):
-        return
-    raise StartError(
-        f"with the Rust front end nothing can be proven active before the server serves, and no front-end part of the "
-        f"plan ({_items(plan)}) would run",
-        where="VLLM_USE_RUST_FRONTEND",
-        fix="unset VLLM_USE_RUST_FRONTEND, or set GRAFT_DISABLE=1 for a stock server",
-    )
+    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") in ("1", "true", "True"):
+        # It replaces vLLM's Python front end, and with it everything of ours there.
+        raise StartError(
+            f"with the Rust front end nothing can be proven active before the server serves, and no front-end part of "
+            f"the plan ({_items(plan)}) would run",
+            where="VLLM_USE_RUST_FRONTEND",
+            fix="unset VLLM_USE_RUST_FRONTEND, or set GRAFT_DISABLE=1 for a stock server",
+        )
+    if plan.callers:
+        Callers.read(plan.callers).check_plan(plan)
+        if "--grpc" in sys.argv:
+            # Callers are identified by HTTP headers.
+            raise StartError(
+                "with --grpc there is no API server in which callers could be told apart",
+                where="--grpc",
+                fix="take `callers` out of the configuration, or serve HTTP",
+            )
 
 
 def _items(plan: Plan) -> str:
@@ -218,7 +202,7 @@ def _note_engine(plan: Plan, run: Run, config: VllmConfig, left_out: dict[str, s
         ledger.current().save()
 
 
-def _refuse_config_by_hand(config: Any, plan: Plan | None) -> None:
+def refuse_config_by_hand(config: Any, plan: Plan | None) -> None:
     """Refuse a VllmConfig that did not come through ``create_engine_config``, if something is planned for it."""
     if config.parallel_config.worker_extension_cls == EXTENSION:
         return
