@@ -89,9 +89,8 @@ def undecided(name: str, plugins: Collection[GeneralPlugin]) -> Finding:
     """Return the finding about a name while no plugin has been loaded yet."""
     who = ", ".join(str(plugin) for plugin in plugins)
     what = f"is offered by no package; whether a general plugin registers it ({who}) shows only when vLLM loads them"
-    return Finding(
-        "P009", "warning", f"patch {name}", what, PATCHES_VARIABLE, "start it: a name nobody registers stops"
-    )
+    fix = "start it: a name nobody registers stops"
+    return Finding("P009", "warning", f"patch {name}", what, PATCHES_VARIABLE, fix)
 
 
 def manager_of(name: str, plugins: Collection[GeneralPlugin]) -> Manager | None:
@@ -108,8 +107,11 @@ def manager_of(name: str, plugins: Collection[GeneralPlugin]) -> Manager | None:
     for full, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType) or full.partition(".")[0] in _WITHOUT_MANAGERS:
             continue
-        if (found := _registered(module, name)) is not None and (owner := _importer(full, plugins)) is not None:
-            return Manager(owner, *found)
+        if plugins and (found := _registered(module, name)) is not None:
+            # It belongs to the plugin whose sources name the package of the module; to the first one if none does.
+            top = re.compile(rf"\b{re.escape(full.partition('.')[0])}\b")
+            named = (one for one in plugins if any(top.search(_source(each)) for each in one.modules()))
+            return Manager(next(named, None) or next(iter(plugins)), *found)
     for plugin in plugins:
         names = {module.__name__: {*_names(module)} for module in plugin.modules()}
         readers = [module for module, held in names.items() if PATCHES_VARIABLE in held]
@@ -130,13 +132,6 @@ def _registered(module: ModuleType, name: str) -> tuple[str, bool | None] | None
             applied = held.get("applied_patches")
             return f"{module.__name__}.{attribute}", name in applied if isinstance(applied, Collection) else None
     return None
-
-
-def _importer(module: str, plugins: Collection[GeneralPlugin]) -> GeneralPlugin | None:
-    """Return the plugin whose sources name the package of a module; the first one if none does."""
-    top = re.compile(rf"\b{re.escape(module.partition('.')[0])}\b")
-    named = (one for one in plugins if any(top.search(_source(each)) for each in one.modules()))
-    return next(named, None) or next(iter(plugins), None)
 
 
 def _names(module: ModuleType) -> Iterator[str]:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final
 
 _OURS: Final = __name__.partition(".")[0]
 _FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -65,9 +65,13 @@ class ImportCheckpoint:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 return
             status = _wait(child, mask)
-            ended_in = self._read()
+            ended_in = self._note[:].partition(b"\0")[0].decode(errors="replace")
             if not ended_in or -status in _FROM_OUTSIDE:
-                _end_like(status)
+                # As the child did; what is registered to run at the end was run there.
+                if status < 0:
+                    signal.signal(-status, signal.SIG_DFL)
+                    os.kill(os.getpid(), -status)
+                os._exit(status)
             self._endings[ended_in] = _ending(status)
             self._write("")
 
@@ -75,10 +79,6 @@ class ImportCheckpoint:
         assert self._note is not None
         data = module.encode()[: len(self._note) - 1] + b"\0"
         self._note[: len(data)] = data
-
-    def _read(self) -> str:
-        assert self._note is not None
-        return self._note[:].partition(b"\0")[0].decode(errors="replace")
 
 
 def _wait(child: int, mask: set[signal.Signals] | set[int]) -> int:
@@ -99,14 +99,6 @@ def _wait(child: int, mask: set[signal.Signals] | set[int]) -> int:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-def _end_like(status: int) -> NoReturn:
-    """End as the child did; what is registered to run at the end was run there."""
-    if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    os._exit(status)
 
 
 def _ending(status: int) -> str:

@@ -32,6 +32,8 @@ UNKNOWN_KEYS: Final = ("refuse-similar", "refuse", "pass")
 
 Setting = str | bool | tuple[str, ...]
 
+_PLAIN: Final = (bool, int, float, str)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -97,23 +99,21 @@ class _Table(Fields):
 
     def values(self, *, tables: bool = False) -> Values:
         """Return the values of all keys, each with its place; ``tables`` allows tables among them."""
-        return {name: (self._option(name, tables=tables), self.place(name)) for name in self}
-
-    def _option(self, key: str, *, tables: bool) -> OptionValue:
-        value = self.raw(key)
-        if isinstance(value, bool | int | float | str):
-            return value
-        if isinstance(value, list) and all(isinstance(part, str) for part in value):
-            return value
-        if tables and isinstance(value, Mapping) and all(_may_be_in_table(part) for part in value.values()):
-            return dict(value)
-        wanted = "a string, number, true/false or list of strings"
-        raise self.unfit(key, value, f"{wanted}, or a table of these" if tables else wanted)
-
-
-def _may_be_in_table(value: object) -> bool:
-    items = value if isinstance(value, list) else [value]
-    return all(isinstance(item, bool | int | float | str) for item in items)
+        found: Values = {}
+        for key in self:
+            value = self.raw(key)
+            held = list(value.values()) if isinstance(value, Mapping) else []
+            parts = [part for each in held for part in (each if isinstance(each, list) else [each])]
+            if isinstance(value, _PLAIN):
+                found[key] = value, self.place(key)
+            elif isinstance(value, list) and all(isinstance(part, str) for part in value):
+                found[key] = value, self.place(key)
+            elif tables and isinstance(value, Mapping) and all(isinstance(part, _PLAIN) for part in parts):
+                found[key] = dict(value), self.place(key)
+            else:
+                wanted = "a string, number, true/false or list of strings"
+                raise self.unfit(key, value, f"{wanted}, or a table of these" if tables else wanted)
+        return found
 
 
 def find_file(environ: Mapping[str, str] | None = None) -> Path | None:
@@ -149,14 +149,18 @@ def read_file(path: Path) -> ConfigFile:
     profiles = data.get("profile", [])
     if not isinstance(profiles, list):
         raise table.wrong("profile", "profiles are an array of tables", "write [[profile]], not [profile]")
-    devices = table.inner("device")
-    return ConfigFile(
-        path,
-        defaults,
-        [_read_profile(_Table(row, ("profile", at), where), folder) for at, row in enumerate(profiles)],
-        table.inner("simulated").values(),
-        {name: devices.inner(name).values() for name in devices},
-    )
+    layers = []
+    for at, row in enumerate(profiles):
+        profile = _Table(row, ("profile", at), where)
+        globs = [profile.raw("model")] if isinstance(profile.raw("model"), str) else profile.raw("model")
+        if not isinstance(globs, list) or not globs or not all(isinstance(glob, str) and glob for glob in globs):
+            what = "a profile needs `model`: a glob over the model's name, or a list of them"
+            raise profile.wrong("model", what, 'add a line such as model = "*70B*"')
+        origin, options = f"[[profile]] {profile.place()}", profile.inner("options")
+        layers.append(_read_layer(origin, profile, options, folder, ("model", "options")))
+        layers[-1].models = globs
+    simulated, devices = table.inner("simulated").values(), table.inner("device")
+    return ConfigFile(path, defaults, layers, simulated, {name: devices.inner(name).values() for name in devices})
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Layer | None:
@@ -179,37 +183,23 @@ def from_additional_config(config: object) -> Layer | None:
     return _read_layer("--additional-config", table, table.inner("options"), Path.cwd(), ("options",))
 
 
-def _read_profile(table: _Table, folder: Path) -> Layer:
-    globs = [table.raw("model")] if isinstance(table.raw("model"), str) else table.raw("model")
-    if not isinstance(globs, list) or not globs or not all(isinstance(glob, str) and glob for glob in globs):
-        what = "a profile needs `model`: a glob over the model's name, or a list of them"
-        raise table.wrong("model", what, 'add a line such as model = "*70B*"')
-    layer = _read_layer(f"[[profile]] {table.place()}", table, table.inner("options"), folder, ("model", "options"))
-    layer.models = globs
-    return layer
-
-
 def _read_layer(origin: str, table: _Table, options: _Table, folder: Path, extra: tuple[str, ...] = ()) -> Layer:
     """Read one layer; files are relative to ``folder``, and the keys ``extra`` are left to the caller."""
     layer = Layer(origin)
     keys = points.keys()
     table.only((*keys, *_SETTINGS, *extra))
     for key in table:
-        if key in keys:
-            layer.names[key] = _read_names(table, key, many=keys[key].many)
+        value = table.raw(key)
+        if key in keys and keys[key].many:
+            layer.names[key] = [Choice(name.strip(), table.place(key, name)) for name in table.names(key)]
+        elif key in keys and not isinstance(value, str):
+            raise table.unfit(key, value, "one name")
+        elif key in keys:
+            layer.names[key] = [Choice(str(value).strip(), table.place(key))]
         elif key in _SETTINGS:
             layer.settings[key] = (_read_setting(table, key, folder), table.place(key))
     layer.options = {item: options.inner(item).values(tables=True) for item in options}
     return layer
-
-
-def _read_names(table: _Table, key: str, *, many: bool) -> list[Choice]:
-    if many:
-        return [Choice(name.strip(), table.place(key, name)) for name in table.names(key)]
-    value = table.raw(key)
-    if not isinstance(value, str):
-        raise table.unfit(key, value, "one name")
-    return [Choice(value.strip(), table.place(key))]
 
 
 def _read_setting(table: _Table, key: str, folder: Path) -> Setting:

@@ -66,11 +66,15 @@ def resolve(request: PlanRequest) -> Plan:
     known = catalogue()
     findings = _leave_to_others(names, known, plugins_loaded=request.plugins_loaded)
     items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
-    left_out = _of_other_models(items, model_names(request.model, request.served))
-    check_option_owners(options, known)
+    left_out = {}
+    model = model_names(request.model, request.served)
     for item in items:
-        _refuse_mistakes(item)
-    _refuse_shared_keys(items)
+        kind = load(item.target, item.name, item.package) if item.point == "patch" else None
+        declaration = getattr(kind, "declaration", None)
+        if declaration is not None and declaration.models and not matches(declaration.models, model):
+            left_out[item.name] = f"is for the models {', '.join(declaration.models)}, and this is {model[0]}"
+    check_option_owners(options, known)
+    _refuse_mistakes(items)
     if not items and not callers and not findings:
         findings = _why_nothing(file, request)
     return Plan(
@@ -138,20 +142,17 @@ def foreign(named: Choice, known: Mapping[str, CatalogueEntry]) -> bool:
     return named.origin == PATCHES_VARIABLE and named.value != ALL and named.value not in known
 
 
-def _refuse_mistakes(item: PlanItem) -> None:
-    """Refuse a class that cannot work."""
-    kind = load(item.target, item.name, item.package)
-    mistake = find_mistake(kind, item.options)
-    if mistake is not None:
-        raise ConfigError(
-            f"the {item.point} {item.name!r} ({item.target} of {item.package}) {mistake.what}",
-            where=source_location(kind),
-            fix=f"{mistake.fix}; or take {item.name!r} out of the plan ({item.origin})",
-        )
-
-
-def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
-    """Refuse two samplers with one key: a request could not say which of them it means."""
+def _refuse_mistakes(items: Iterable[PlanItem]) -> None:
+    """Refuse a class that cannot work, and two samplers with one key: a request could not say which it means."""
+    for item in items:
+        kind = load(item.target, item.name, item.package)
+        mistake = find_mistake(kind, item.options)
+        if mistake is not None:
+            raise ConfigError(
+                f"the {item.point} {item.name!r} ({item.target} of {item.package}) {mistake.what}",
+                where=source_location(kind),
+                fix=f"{mistake.fix}; or take {item.name!r} out of the plan ({item.origin})",
+            )
     planned = {item.name: item for item in items if item.point == "sampler"}
     keys = {name: load(item.target, name, item.package).request_keys() for name, item in planned.items()}  # type: ignore[attr-defined]
     if shared := shared_key(keys):
@@ -162,19 +163,6 @@ def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
             where=planned[second].origin,
             fix="take one of the two out of the plan, or rename the key in its class",
         )
-
-
-def _of_other_models(items: Iterable[PlanItem], names: Iterable[str]) -> dict[str, str]:
-    """Return the patches whose declared models do not include this one, each with the reason."""
-    names = list(names)
-    left_out = {}
-    for item in items:
-        if item.point == "patch":
-            declaration = getattr(load(item.target, item.name, item.package), "declaration", None)
-            globs = declaration.models if declaration is not None else ()
-            if globs and not matches(globs, names):
-                left_out[item.name] = f"is for the models {', '.join(globs)}, and this is {names[0]}"
-    return left_out
 
 
 def model_names(model: str, served: Iterable[str] = ()) -> list[str]:
@@ -200,22 +188,16 @@ def layers_of(file: ConfigFile, request: PlanRequest) -> list[Layer]:
     names = model_names(request.model, request.served)
     matching = [profile for profile in file.profiles if matches(profile.models, names)]
     _refuse_contradictions(matching)
-    return [file.defaults, _with_defaults(file.defaults, matching)] if matching else [file.defaults]
-
-
-def _with_defaults(defaults: Layer, profiles: list[Layer]) -> Layer:
-    """Merge all matching profiles into one layer: lists add to the defaults, single values replace them."""
-    merged = Layer("profiles")
-    for profile in profiles:
+    # All matching profiles are one layer: their lists add to the defaults, their single values replace them.
+    merged = Layer("profiles", options=merge_options(matching))
+    for profile in matching:
         for key, chosen in profile.names.items():
             if points.keys()[key].many:
-                merged.names.setdefault(key, list(defaults.names.get(key, []))).extend(chosen)
+                merged.names.setdefault(key, list(file.defaults.names.get(key, []))).extend(chosen)
             else:
                 merged.names[key] = chosen
         merged.settings.update(profile.settings)
-        for item, options in profile.options.items():
-            merged.options.setdefault(item, {}).update(options)
-    return merged
+    return [file.defaults, merged] if matching else [file.defaults]
 
 
 def _refuse_contradictions(profiles: list[Layer]) -> None:
@@ -317,16 +299,12 @@ def _item(
         )
     values = _check_options(named.value, kind, given)
     _validate(named, kind, values, given)
-    return PlanItem(point.name, named.value, entry.target, entry.package, _roles(kind, point), values, named.origin)
-
-
-def _roles(kind: type, point: points.Point) -> tuple[points.Role, ...]:
-    """Return the processes that need an item of this class."""
+    # The other contract of its point frees blocks in engine core, where a kernel has no part.
+    roles = ("worker",) if issubclass(kind, AttentionKernel) else point.roles
     declaration = getattr(kind, "declaration", None) if point.name == "patch" else None
     if declaration is not None:
-        return tuple(role for role in points.ROLES if role in declaration.processes)
-    # The other contract of its point frees blocks in engine core, where a kernel has no part.
-    return ("worker",) if issubclass(kind, AttentionKernel) else point.roles
+        roles = tuple(role for role in points.ROLES if role in declaration.processes)
+    return PlanItem(point.name, named.value, entry.target, entry.package, roles, values, named.origin)
 
 
 def fits(kind: type, point: points.Point) -> bool:
@@ -336,6 +314,7 @@ def fits(kind: type, point: points.Point) -> bool:
 
 def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue, str]]) -> dict[str, OptionValue]:
     declared = dict(kind.options) if issubclass(kind, Item) else {}
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", dict: "a table"}
     for option, (value, origin) in given.items():
         if option not in declared:
             raise ConfigError(
@@ -343,11 +322,17 @@ def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue,
                 where=origin,
                 fix="correct the name or take the line out",
             )
-        if not _same_type(value, declared[option]):
+        default = declared[option]
+        if isinstance(default, bool) or isinstance(value, bool):
+            fitting = isinstance(value, bool) and isinstance(default, bool)
+        else:
+            fitting = isinstance(value, (int, float) if isinstance(default, float) else type(default))
+        if not fitting:
+            wanted = words.get(type(default), "a list of strings")
             raise ConfigError(
-                f"the option {option!r} of {name!r} must be {_type_name(declared[option])}, and is {value!r}",
+                f"the option {option!r} of {name!r} must be {wanted}, and is {value!r}",
                 where=origin,
-                fix=f"give it a value like its default, {declared[option]!r}",
+                fix=f"give it a value like its default, {default!r}",
             )
     return {**declared, **{option: value for option, (value, _) in given.items()}}
 
@@ -372,19 +357,6 @@ def _validate(
             where=", ".join(places) or named.origin,
             fix=f"correct them under [options.{named.value}]",
         ) from error
-
-
-def _same_type(value: OptionValue, default: OptionValue) -> bool:
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(value, bool) and isinstance(default, bool)
-    if isinstance(default, float):
-        return isinstance(value, int | float)
-    return isinstance(value, type(default))
-
-
-def _type_name(default: OptionValue) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", dict: "a table"}
-    return words.get(type(default), "a list of strings")
 
 
 def check_option_owners(

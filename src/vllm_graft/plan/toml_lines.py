@@ -31,16 +31,12 @@ class TomlLines:
             if path[:length] in self._at:
                 line = self._at[path[:length]]
                 break
-        return self._line_of_value(line, value) if value is not None else line
-
-    def _line_of_value(self, start: int, value: str) -> int:
-        for number in range(start, len(self._rows) + 1):
-            row = self._rows[number - 1]
-            if number > start and (_HEADER.match(row) or _KEY.match(row)):
+        for number, row in enumerate(self._rows[line - 1 :] if value is not None else (), start=line):
+            if number > line and (_HEADER.match(row) or _KEY.match(row)):
                 break
             if f'"{value}"' in row or f"'{value}'" in row:
                 return number
-        return start
+        return line
 
     def _scan(self) -> None:
         table: Path = ()
