@@ -74,7 +74,30 @@ _NEXT = {
 
 def missing(rows: Iterable[ProcessRow], plan: Plan) -> list[Finding]:
     """Return a finding for each planned item that a process lacks, and for each process with another plan."""
-    return [finding for row in rows if row["life"] != "ended" for finding in _missing_in(row, plan)]
+    found = []
+    for row in rows:
+        if row["life"] == "ended":
+            continue
+        if row["plan"] != plan.hash:
+            found.append(_other_plan(row, plan))
+            continue
+        states = {item["name"]: item for item in row["items"]}
+        for planned in plan.needed_by({role for role in ROLES if role in row["roles"]}):
+            item = states.get(planned.name)
+            state = item["state"] if item is not None else "absent"
+            level: Level = "warning" if state in _GOES_ON else "error"
+            if item is None:
+                code, what, fix = "S001", "is planned and not active: this process never loaded it", _NEXT["absent"]
+            elif state == "armed" and planned.point not in _MAY_WAIT:
+                code, what, fix = "S008", f"is planned and not in use: {item['reason']}", _NEXT["unused"]
+            elif state in GOOD:
+                continue
+            else:
+                code, what = _CODES[state], f"is {state}: {item['reason']}"
+                # The reason of a refusal is an error of ours, which has said its own next step.
+                fix = "" if "Next: " in what else _NEXT[state]
+            found.append(Finding(code, level, f"{planned.point} {planned.name}", what, _subject(row), fix))
+    return found
 
 
 def findings_of(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> list[Finding]:
@@ -91,18 +114,12 @@ def findings_of(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> l
     others = [row for row in rows if row["life"] != "died"]
     # A run whose plan cannot be read has an empty one, with which nothing can be compared.
     lacking = missing(others, plan) + unproven(rows, plan, shortage) if plan else []
-    if _starting(rows):
+    fronts = [row for row in rows if "frontend" in row["roles"] and row["life"] == "running"]
+    if fronts and not any(_has_engine(row, rows) for row in fronts):
         lacking = [_while_starting(finding) for finding in lacking]
     held_up = [finding for row in others if row["life"] == "running" for finding in _held_up(row)]
     unsaved = [_unsaved(row, shortage) for row in others if row["life"] != "ended" and row.get("unsaved")]
     return died + held_up + unsaved + lacking
-
-
-def _starting(rows: Iterable[ProcessRow]) -> bool:
-    """Return whether a front end runs and none has its engine yet."""
-    rows = list(rows)
-    fronts = [row for row in rows if "frontend" in row["roles"] and row["life"] == "running"]
-    return bool(fronts) and not any(_has_engine(row, rows) for row in fronts)
 
 
 def _has_engine(front: ProcessRow, rows: Sequence[ProcessRow]) -> bool:
@@ -156,22 +173,19 @@ def unproven(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> list
         return []
     # The engine core of a node that has workers alone is on another node.
     workers_only = all(row.get("headless") == "workers" for row in living if "frontend" in row["roles"])
-    return [
-        _silent_role(role, [row for row in rows if role in row["roles"]], plan, shortage)
-        for role in _PROVEN
-        if role not in seen and plan.needed_by({role}) and not (role == "engine" and workers_only)
-    ]
-
-
-def _silent_role(role: Role, gone: Sequence[ProcessRow], plan: Plan, shortage: str) -> Finding:
-    if gone:
-        fates = ", ".join(f"{row['name']} (pid {row['pid']}) {row['life']}" for row in gone)
-        what, fix = f"no {role} process runs any more: {fates}", _NEXT["gone"]
-    elif shortage:
-        what, fix = f"no {role} process has been recorded: {shortage}", _NEXT["unsaved"]
-    else:
-        what, fix = f"no {role} process has reported, so nothing is proven active there", _NEXT["unproven"]
-    return Finding("S007", "error", f"plan {plan.hash}", what, role, fix)
+    found = []
+    for role in _PROVEN:
+        if role in seen or not plan.needed_by({role}) or (role == "engine" and workers_only):
+            continue
+        if gone := [row for row in rows if role in row["roles"]]:
+            fates = ", ".join(f"{row['name']} (pid {row['pid']}) {row['life']}" for row in gone)
+            what, fix = f"no {role} process runs any more: {fates}", _NEXT["gone"]
+        elif shortage:
+            what, fix = f"no {role} process has been recorded: {shortage}", _NEXT["unsaved"]
+        else:
+            what, fix = f"no {role} process has reported, so nothing is proven active there", _NEXT["unproven"]
+        found.append(Finding("S007", "error", f"plan {plan.hash}", what, role, fix))
+    return found
 
 
 def row_without_record(process: UnrecordedProcess) -> ProcessRow:
@@ -208,45 +222,17 @@ def _other_plan(row: ProcessRow, plan: Plan) -> Finding:
         what = f"did not say what it has: {row['last_error']}"
         return Finding("S023", "error" if needed else "warning", _subject(row), what, where, _NEXT["unanswered"])
     if not row["plan"]:
-        lacks = f", and lacks {', '.join(needed)}" if needed else ""
-        what = f"runs without a plan, where this server's is {plan.hash}{lacks}"
+        without = f", and lacks {', '.join(needed)}" if needed else ""
+        what = f"runs without a plan, where this server's is {plan.hash}{without}"
         return Finding("S022", "error" if needed else "warning", _subject(row), what, where, _NEXT["apart"])
     own, planned = [item["name"] for item in row["items"]], [item.name for item in plan]
-    differences = [
-        f"{verb} {', '.join(names)}"
-        for verb, names in (
-            ("lacks", [name for name in needed if name not in own]),
-            ("has besides", [name for name in own if name not in planned]),
-        )
-        if names
-    ]
+    lacks = [name for name in needed if name not in own]
+    besides = [name for name in own if name not in planned]
+    pairs = (("lacks", lacks), ("has besides", besides))
+    differences = [f"{verb} {', '.join(names)}" for verb, names in pairs if names]
     differs = f"; it {' and '.join(differences)}" if differences else ""
     what = f"has another plan: {row['plan']}, where this server's is {plan.hash}{differs}"
     return Finding("S021", "error", _subject(row), what, where, _NEXT["apart"])
-
-
-def _missing_in(row: ProcessRow, plan: Plan) -> list[Finding]:
-    if row["plan"] != plan.hash:
-        return [_other_plan(row, plan)]
-    states = {item["name"]: item for item in row["items"]}
-    found = []
-    for planned in plan.needed_by({role for role in ROLES if role in row["roles"]}):
-        subject = f"{planned.point} {planned.name}"
-        item = states.get(planned.name)
-        if item is None:
-            what = "is planned and not active: this process never loaded it"
-            found.append(Finding("S001", "error", subject, what, _subject(row), _NEXT["absent"]))
-        elif item["state"] == "armed" and planned.point not in _MAY_WAIT:
-            what = f"is planned and not in use: {item['reason']}"
-            found.append(Finding("S008", "error", subject, what, _subject(row), _NEXT["unused"]))
-        elif item["state"] not in GOOD:
-            state = item["state"]
-            level: Level = "warning" if state in _GOES_ON else "error"
-            what = f"is {state}: {item['reason']}"
-            # The reason of a refusal is an error of ours, which has said its own next step.
-            fix = "" if "Next: " in what else _NEXT[state]
-            found.append(Finding(_CODES[state], level, subject, what, _subject(row), fix))
-    return found
 
 
 def _subject(row: ProcessRow) -> str:

@@ -42,11 +42,8 @@ def state_folder(create: bool = False) -> Path | None:
     named = os.environ.get(VARIABLE, "").strip()
     if named:
         return _usable(home_in(Path(named).expanduser().absolute()), create, named=True)
-    for candidate in _candidates():
-        found = _usable(candidate, create, named=False)
-        if found is not None:
-            return found
-    return None
+    found = (_usable(candidate, create, named=False) for candidate in _candidates())
+    return next((usable for usable in found if usable is not None), None)
 
 
 def home_in(place: Path) -> Path:

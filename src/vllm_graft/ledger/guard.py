@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import CodeType, TracebackType
 from typing import Final, Generic, ParamSpec, TypeVar
 
@@ -37,51 +38,32 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(
 _LONGEST_MESSAGE: Final = 500
 
 
+@dataclass(slots=True, eq=False)
 class Guard(Generic[P, R]):
     """Calls one hook of one plugin, and stops calling it once it has failed.
 
-    call:     the plugin's method
-    fallback: what is called instead, with the same arguments, when the plugin fails and from then on
-    meter:    counts, times and knows the budget
-    on_aside: told once, with the reason, when the plugin is put aside
+    _call:     the plugin's method
+    _fallback: what is called instead, with the same arguments, when the plugin fails and from then on
+    _meter:    counts, times and knows the budget
+    _on_aside: told once, with the reason, when the plugin is put aside
+    aside:     the reason; empty while the plugin is called
 
     An exception puts the plugin aside at once, ``SystemExit`` and ``KeyboardInterrupt`` included unless a signal raised
     them: what the plugin left behind cannot be trusted. So do ``OVERRUNS_IN_A_ROW`` calls in a row over the budget,
     ``LONG_CALLS_IN_A_ROW`` or ``LONG_CALLS`` over it by ``LONG_CALL_NS``, and shorter ones by ``EXCESS_NS`` in total.
     """
 
-    __slots__ = (
-        "_call",
-        "_ended",
-        "_excess",
-        "_fallback",
-        "_in_a_row",
-        "_long_calls",
-        "_long_ended",
-        "_long_in_a_row",
-        "_meter",
-        "_on_aside",
-        "aside",
-    )
-
-    def __init__(
-        self,
-        call: Callable[P, R],
-        fallback: Callable[P, R],
-        meter: Meter,
-        on_aside: Callable[[str], None],
-    ) -> None:
-        self._call = call
-        self._fallback = fallback
-        self._meter = meter
-        self._on_aside = on_aside
-        self._in_a_row = 0
-        self._long_calls = 0
-        self._long_in_a_row = 0
-        self._long_ended = 0
-        self._excess = 0
-        self._ended = 0
-        self.aside = ""
+    _call: Callable[P, R]
+    _fallback: Callable[P, R]
+    _meter: Meter
+    _on_aside: Callable[[str], None]
+    aside: str = ""
+    _in_a_row: int = 0
+    _long_calls: int = 0
+    _long_in_a_row: int = 0
+    _long_ended: int = 0
+    _excess: int = 0
+    _ended: int = 0
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the plugin, or its fallback after it has been put aside."""
@@ -111,7 +93,12 @@ class Guard(Generic[P, R]):
         if self._in_a_row == 1:
             self._long_in_a_row = 0
         if over >= LONG_CALL_NS:
-            if self._count_long(started, took):
+            if started - self._long_ended >= LONG_CALLS_WITHIN_NS:
+                self._long_calls = self._long_in_a_row = 0
+            self._long_calls += 1
+            self._long_in_a_row += 1
+            self._long_ended = started + took
+            if self._long_in_a_row >= LONG_CALLS_IN_A_ROW or self._long_calls >= LONG_CALLS:
                 return f"{self._long_calls} calls each took more than {LONG_CALL_NS / 1e9:g} s over {self._budget()}"
             return ""
         paid_back = (started - self._ended) // _PAY_BACK if self._ended else 0
@@ -123,15 +110,6 @@ class Guard(Generic[P, R]):
         if self._in_a_row >= OVERRUNS_IN_A_ROW:
             return f"{self._in_a_row} calls in a row over {self._budget()}"
         return ""
-
-    def _count_long(self, started: int, took: int) -> bool:
-        """Count a long call; return whether it is one too many."""
-        if started - self._long_ended >= LONG_CALLS_WITHIN_NS:
-            self._long_calls = self._long_in_a_row = 0
-        self._long_calls += 1
-        self._long_in_a_row += 1
-        self._long_ended = started + took
-        return self._long_in_a_row >= LONG_CALLS_IN_A_ROW or self._long_calls >= LONG_CALLS
 
     def _budget(self) -> str:
         reading = self._meter.reading()
@@ -162,7 +140,8 @@ def raised_by_signal(error: BaseException) -> bool:
         return True
     if not isinstance(error, KeyboardInterrupt) or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return False
-    return bool(frames) and not _raises(frames[-1])
+    raising = dis.opname[frames[-1].tb_frame.f_code.co_code[frames[-1].tb_lasti]] if frames else "RERAISE"
+    return raising not in ("RAISE_VARARGS", "RERAISE")
 
 
 def reason_of(error: BaseException) -> str:
@@ -192,9 +171,3 @@ def _handler_code(number: signal.Signals) -> CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
     return getattr(getattr(handler, "__func__", handler), "__code__", None)
-
-
-def _raises(trace: TracebackType) -> bool:
-    """Return whether a traceback ends at a ``raise`` statement."""
-    code = trace.tb_frame.f_code.co_code
-    return dis.opname[code[trace.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")

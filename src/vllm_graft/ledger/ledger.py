@@ -177,10 +177,9 @@ class Ledger:
 
     def queue_statistics(self, item: str, engine: int = 0) -> StatisticsWriter:
         """Return the writer of a queue's load and statistics; in memory if there is no folder."""
+        path = self._path.with_suffix(queue_statistics.SUFFIX) if self._path is not None else None
         try:
-            self._statistics = StatisticsWriter(
-                item, self._path.with_suffix(queue_statistics.SUFFIX) if self._path is not None else None, engine
-            )
+            self._statistics = StatisticsWriter(item, path, engine)
         except OSError as error:
             _LOG.warning("vllm-graft: what waits in %s cannot be published: %s", item, error)
             self._statistics = StatisticsWriter(item, None, engine)
@@ -233,7 +232,13 @@ class Ledger:
         state = self._items.get(item)
         if state is not None:
             state.state, state.reason = "quarantined", reason
-        self._note_error(item, f"is put aside, the server goes on without it: {reason}", self._save_aside, _ASIDE_S)
+
+        def save() -> None:
+            self.save()
+            # Readers of the record look at this cell first, so it must not be ahead of the record.
+            self.cells.cells[ASIDES] += 1
+
+        self._note_error(item, f"is put aside, the server goes on without it: {reason}", save, _ASIDE_S)
 
     def note_error(self, item: str, text: str) -> None:
         """Record and log an error that happened while serving; the disk is written in a thread."""
@@ -251,11 +256,6 @@ class Ledger:
             save()
         else:
             thread.join(wait_s)
-
-    def _save_aside(self) -> None:
-        self.save()
-        # Readers of the record look at this cell first, so it must not be ahead of the record.
-        self.cells.cells[ASIDES] += 1
 
     def view(self) -> ProcessView | None:
         """Return this process with up-to-date counters; None before ``open``."""
@@ -360,9 +360,7 @@ class Ledger:
 
 def is_orderly(error: BaseException) -> bool:
     """Return whether a process that ends by this exception was asked to end."""
-    if isinstance(error, SystemExit):
-        return error.code in (None, 0)
-    return isinstance(error, KeyboardInterrupt)
+    return error.code in (None, 0) if isinstance(error, SystemExit) else isinstance(error, KeyboardInterrupt)
 
 
 _current = Ledger()

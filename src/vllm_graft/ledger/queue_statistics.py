@@ -11,6 +11,7 @@ reads it again.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
@@ -185,28 +186,28 @@ class QueueSnapshot:
 
     def as_dicts(self, now: float | None = None) -> list[QueueRow]:
         """Return the rows with stable lower-case keys, for ``--json`` and ``/graft/status``."""
-        return [self._as_dict(row, share) for row, share in zip(self.rows, self.shares(now), strict=True)]
-
-    def _as_dict(self, row: LabelStatistics, share: float) -> QueueRow:
-        return {
-            "engine": self.engine,
-            "pid": self.pid,
-            "item": self.item,
-            "label": row.label,
-            "value": row.value,
-            "waiting": row.waiting,
-            "running": row.running,
-            "admitted": row.admitted,
-            "refused": row.refused,
-            "ended": row.ended,
-            "aborted": row.aborted,
-            "wait_mean_s": round(row.wait_sum / row.admitted, 4) if row.admitted else None,
-            "wait_p50_s": _round(row.percentile(0.50)),
-            "wait_p99_s": _round(row.percentile(0.99)),
-            "wait_max_s": _round(row.wait_max) if row.admitted else None,
-            "tokens": row.tokens,
-            "share": round(share, 4),
-        }
+        return [
+            {
+                "engine": self.engine,
+                "pid": self.pid,
+                "item": self.item,
+                "label": row.label,
+                "value": row.value,
+                "waiting": row.waiting,
+                "running": row.running,
+                "admitted": row.admitted,
+                "refused": row.refused,
+                "ended": row.ended,
+                "aborted": row.aborted,
+                "wait_mean_s": _round(row.wait_sum / row.admitted) if row.admitted else None,
+                "wait_p50_s": _round(row.percentile(0.50)),
+                "wait_p99_s": _round(row.percentile(0.99)),
+                "wait_max_s": _round(row.wait_max) if row.admitted else None,
+                "tokens": row.tokens,
+                "share": round(share, 4),
+            }
+            for row, share in zip(self.rows, self.shares(now), strict=True)
+        ]
 
 
 class StatisticsWriter:
@@ -308,8 +309,9 @@ class StatisticsReader:
         except OSError:
             return
         for mark, path in found.items():
-            view = known.get(mark) or _open(path)
-            if view is not None:
+            # Something else may be in the file's place, or half of it.
+            with contextlib.suppress(OSError, ValueError):
+                view = known.get(mark) or _map(path)
                 view.look()
                 self._views[mark] = view
 
@@ -426,13 +428,6 @@ def _create(path: Path) -> mmap.mmap:
         return mmap.mmap(descriptor, _TOTAL)
     finally:
         os.close(descriptor)
-
-
-def _open(path: Path | str) -> _View | None:
-    try:
-        return _map(path)
-    except (OSError, ValueError):
-        return None
 
 
 def _map(path: Path | str) -> _View:

@@ -130,9 +130,8 @@ class RunView:
 
     def as_dict(self) -> StatusDocument:
         """Return its status document."""
-        return status_document(
-            self.run, self.plan, self.rows(), self.findings(), model=self.model, running=self.running
-        )
+        rows, findings = self.rows(), self.findings()
+        return status_document(self.run, self.plan, rows, findings, model=self.model, running=self.running)
 
 
 def runs(state: Path | None = None) -> list[RunView]:
@@ -210,12 +209,10 @@ def read_processes(home: Path | None) -> tuple[list[ProcessView], int]:
     found: list[ProcessView] = []
     damaged = 0
     try:
-        names = _recorded(home) if home is not None else []
+        paths = [home / name for name in _recorded(home)] if home is not None else []
     except OSError:
         return found, 1
-    for name in names:
-        assert home is not None
-        path = home / name
+    for path in paths:
         try:
             facts = path.lstat()
             record = _parse_unchanged(path, facts.st_ino, facts.st_size, facts.st_mtime_ns)
@@ -268,9 +265,10 @@ def _view(record: Record, counted: Sequence[int], queue: QueueSnapshot | None = 
 
 def readings(items: Iterable[ItemState], counted: Sequence[int]) -> dict[str, dict[str, MeterReading]]:
     """Return the counters of every hook of every item."""
-    return {
-        item.name: {hook.name: read_block(counted, hook.cell, hook.budget_us) for hook in item.hooks} for item in items
-    }
+    found: dict[str, dict[str, MeterReading]] = {}
+    for item in items:
+        found[item.name] = {hook.name: read_block(counted, hook.cell, hook.budget_us) for hook in item.hooks}
+    return found
 
 
 def figures(items: Iterable[ItemState], counted: Sequence[int]) -> dict[str, dict[str, int]]:
