@@ -31,18 +31,16 @@ def find_damage(folder: Path, *, checksums: bool = False) -> list[str]:
         return [f"{MANIFEST} is missing or unreadable"]
     if recipe != RECIPE:
         return [f"it was made by another release of vllm-graft (recipe {recipe}, now {RECIPE})"]
-    faults = (_fault(folder / name, size, checksum if checksums else None) for name, size, checksum in files)
-    return [fault for fault in faults if fault]
-
-
-def _fault(file: Path, size: int, checksum: str | None) -> str | None:
-    if not file.is_file():
-        return f"{file.name} is missing"
-    if file.stat().st_size != size:
-        return f"{file.name} has {file.stat().st_size} bytes instead of {size}"
-    if checksum and sha256(file) != checksum:
-        return f"{file.name} has another checksum"
-    return None
+    faults = []
+    for name, size, checksum in files:
+        file = folder / name
+        if not file.is_file():
+            faults.append(f"{file.name} is missing")
+        elif file.stat().st_size != size:
+            faults.append(f"{file.name} has {file.stat().st_size} bytes instead of {size}")
+        elif checksums and sha256(file) != checksum:
+            faults.append(f"{file.name} has another checksum")
+    return faults
 
 
 def sha256(file: Path) -> str:

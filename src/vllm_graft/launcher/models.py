@@ -6,13 +6,12 @@ and checksums that reveals a damaged folder, which is then made again.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import importlib.util
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -34,7 +33,14 @@ def embedded_model(progress: ModelProgress | None = None, *, verify: bool = Fals
 
     Sizes are checked on every call; ``verify`` compares checksums too. A damaged folder is made again.
     """
-    return _prepare(EMBEDDED, _make_embedded, progress or _ignore, verify)
+
+    def make(folder: Path, progress: ModelProgress) -> None:
+        _require("numpy", "gguf", "safetensors", "tokenizers")
+        from vllm_graft.launcher import smollm2
+
+        smollm2.make(folder, progress)
+
+    return _prepare(EMBEDDED, make, progress or _ignore, verify)
 
 
 def tiny_model(progress: ModelProgress | None = None, *, verify: bool = False) -> Path:
@@ -42,7 +48,15 @@ def tiny_model(progress: ModelProgress | None = None, *, verify: bool = False) -
 
     Its text is babble. It is checked and made again like the embedded model.
     """
-    return _prepare(TINY, _make_tiny, progress or _ignore, verify)
+
+    def make(folder: Path, progress: ModelProgress) -> None:
+        _require("numpy", "safetensors", "tokenizers")
+        from vllm_graft.launcher import tiny_llama
+
+        tiny_llama.make(folder)
+        progress("making the tiny model", 1, 1)
+
+    return _prepare(TINY, make, progress or _ignore, verify)
 
 
 def _ignore(step: str, done: int, total: int) -> None:
@@ -54,7 +68,13 @@ def _prepare(name: str, make: Callable[[Path, ModelProgress], None], progress: M
     if not model_files.find_damage(folder, checksums=verify):
         return folder
     try:
-        with _locked(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _log.warning("another process is making %s; waiting for it", folder)
+                fcntl.flock(lock, fcntl.LOCK_EX)
             # Another process may have made it while this one waited for the lock.
             faults = model_files.find_damage(folder, checksums=verify)
             if faults and folder.exists():
@@ -68,18 +88,6 @@ def _prepare(name: str, make: Callable[[Path, ModelProgress], None], progress: M
             fix="make room or give the permission, or set GRAFT_CACHE_DIR to a folder with 600 MB free",
         ) from error
     return folder
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.warning("another process is making %s; waiting for it", folder)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _build(folder: Path, make: Callable[[Path, ModelProgress], None], progress: ModelProgress) -> None:
@@ -110,18 +118,3 @@ def _require(*modules: str) -> None:
             where=sys.executable,
             fix=f"pip install {' '.join(missing)}",
         )
-
-
-def _make_embedded(folder: Path, progress: ModelProgress) -> None:
-    _require("numpy", "gguf", "safetensors", "tokenizers")
-    from vllm_graft.launcher import smollm2
-
-    smollm2.make(folder, progress)
-
-
-def _make_tiny(folder: Path, progress: ModelProgress) -> None:
-    _require("numpy", "safetensors", "tokenizers")
-    from vllm_graft.launcher import tiny_llama
-
-    tiny_llama.make(folder)
-    progress("making the tiny model", 1, 1)

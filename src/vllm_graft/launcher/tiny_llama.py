@@ -64,16 +64,6 @@ def byte_vocabulary() -> dict[str, int]:
 
 
 def _weights() -> model_files.Weights:
-    random = np.random.default_rng(_SEED)
-    weights = {}
-    for name, shape in _shapes().items():
-        # Wide weights spread the logits over several units, so that rounding cannot change the likeliest token.
-        weight = np.ones(shape) if len(shape) == 1 else random.normal(0, 0.25, shape)
-        weights[f"{name}.weight"] = weight.astype(np.float32)
-    return weights
-
-
-def _shapes() -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens": (_VOCABULARY, _HIDDEN),
         "model.norm": (_HIDDEN,),
@@ -92,4 +82,10 @@ def _shapes() -> dict[str, tuple[int, ...]]:
     }
     for number in range(_LAYERS):
         shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
-    return shapes
+    random = np.random.default_rng(_SEED)
+    weights = {}
+    for name, shape in shapes.items():
+        # Wide weights spread the logits over several units, so that rounding cannot change the likeliest token.
+        weight = np.ones(shape) if len(shape) == 1 else random.normal(0, 0.25, shape)
+        weights[f"{name}.weight"] = weight.astype(np.float32)
+    return weights
