@@ -99,7 +99,16 @@ def check_owner(declaration: Declaration, owner: Owner) -> None:
 def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: object) -> Kind:
     """Return what a hook does to ``present``, the attribute as it is, or raise TargetError where that cannot work."""
     kind: Kind = ("add" if present is ABSENT else "replace") if hook.kind == "auto" else hook.kind
-    refusal = _refuse_kind(hook, owner, present)
+    refusal: Refusal | None = None
+    if hook.kind != "auto" and (hook.kind == "add") != (present is ABSENT):
+        name = hook.attribute
+        if hook.kind == "add":
+            refusal = refuse_addition(name)
+        elif hasattr(object, name) and isinstance(owner, type):
+            what = f"{owner.__qualname__} has no {name!r} of its own to {hook.kind}, only the one that every object has"
+            refusal = what, "mark it @add, and call super() for what every object does"
+        else:
+            refusal = refuse_absent(hook, dir(owner))
     if present is ABSENT and isinstance(owner, type):
         refusal = refusal or _refuse_addition_to_class(hook, owner)
     else:
@@ -111,18 +120,6 @@ def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: obje
     if refusal is not None:
         raise refused(declaration, refusal)
     return kind
-
-
-def _refuse_kind(hook: Hook, owner: Owner, present: object) -> Refusal | None:
-    name = hook.attribute
-    if hook.kind == "auto" or (hook.kind == "add") == (present is ABSENT):
-        return None
-    if hook.kind == "add":
-        return refuse_addition(name)
-    if hasattr(object, name) and isinstance(owner, type):
-        what = f"{owner.__qualname__} has no {name!r} of its own to {hook.kind}, only the one that every object has"
-        return what, "mark it @add, and call super() for what every object does"
-    return refuse_absent(hook, dir(owner))
 
 
 def refuse_addition(name: str) -> Refusal:
@@ -170,8 +167,14 @@ def _refuse_present(hook: Hook, in_class: bool, present: object) -> Refusal | No
         return refuse_form(hook, form)
     if isinstance(hook.value, property):
         problem = accessor_mismatch(hook.attribute, hook.value, wraps=hook.kind == "wrap")
-        return (problem, _TAKE_ARGUMENTS) if problem else _refuse_accessors(hook, present)
-    if form == "value":
+        if problem:
+            return problem, _TAKE_ARGUMENTS
+        pairs = zip(_ACCESSORS, surgery.accessors(hook.value), surgery.accessors(present), strict=True)
+        for part, mine, beneath in pairs if hook.kind == "wrap" else ():
+            if mine is not None and beneath is None and parameter_at(mine, call_position(hook.form, True)) == "call":
+                what = f"the {part} of {hook.attribute!r} takes 'call', and the target's property has no {part}"
+                return what, f"write the {part} without 'call'"
+    if form in ("property", "value"):
         return None
     (theirs,) = functions_in(present)
     kinds: list[str] = [kind_of(theirs)]
@@ -200,6 +203,7 @@ def refuse_function_kind(hook: Hook, kinds: Sequence[str]) -> Refusal | None:
     return what, f"write the hook as a {kinds[0]} function"
 
 
+_ACCESSORS: Final = ("getter", "setter", "deleter")
 _TAKE_ARGUMENTS: Final = "give the hook upstream's parameters, or *args and **kwargs"
 
 
@@ -216,16 +220,6 @@ def refuse_signature(
     bound = in_class and hook.form != "staticmethod"
     problem = parameter_mismatch(hook.attribute, ours, theirs, call, bound, made=made)
     return (problem, _TAKE_ARGUMENTS) if problem else None
-
-
-def _refuse_accessors(hook: Hook, present: object) -> Refusal | None:
-    """Refuse an accessor that takes ``call`` where upstream's property has no such accessor."""
-    pairs = zip(("getter", "setter", "deleter"), surgery.accessors(hook.value), surgery.accessors(present), strict=True)
-    for part, mine, theirs in pairs if hook.kind == "wrap" else ():
-        if mine is not None and theirs is None and parameter_at(mine, call_position(hook.form, True)) == "call":
-            what = f"the {part} of {hook.attribute!r} takes 'call', and the target's property has no {part}"
-            return what, f"write the {part} without 'call'"
-    return None
 
 
 def _refuse_addition_to_class(hook: Hook, owner: type) -> Refusal | None:

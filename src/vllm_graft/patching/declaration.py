@@ -125,22 +125,39 @@ class VLLMPatch(Generic[T], metaclass=_PatchType):
             return
         defined_in = f"{cls.__module__}.{cls.__qualname__}"
         where = _place(name or cls.__name__, defined_in, getattr(cls, "_patch_target", None))
-        _check_bases(cls, where)
+        if not hasattr(cls, "_patch_target"):
+            fix = f"write class {cls.__name__}(VLLMPatch[Target])"
+            raise DeclarationError("it has no target", where=where, fix=fix)
+        if len(cls.__bases__) != 1 or "_patch_target" not in vars(cls.__bases__[0]):
+            what = "it inherits from something else than VLLMPatch[Target], and only its own body would be applied"
+            fix = "derive from VLLMPatch[Target] alone, and put shared code into functions that the hooks call"
+            raise DeclarationError(what, where=where, fix=fix)
         for keyword in unknown:
             what = f"it has no keyword {keyword!r}{nearest(keyword, KEYWORDS)}"
             raise DeclarationError(what, where=where, fix=f"use {', '.join(KEYWORDS)}")
         levels = get_args(OnDrift)
         if on_drift is not None and on_drift not in levels:
             raise DeclarationError(f"on_drift= is {on_drift!r}", where=where, fix=f"use one of {', '.join(levels)}")
+        name = name or cls.__name__
+        if not (name.isascii() and all(part.isalnum() or part in "-_.:" for part in name)):
+            fix = "use letters, digits and any of '-_.:', because names stand in lists that commas separate"
+            raise DeclarationError(f"{name!r} cannot be its name", where=where, fix=fix)
+        named = {processes} if isinstance(processes, str) else set(processes)
+        for process in sorted(named.difference(ROLES)):
+            what = f"there is no process {process!r}{nearest(process, ROLES)}"
+            raise DeclarationError(what, where=where, fix=f"use some of {', '.join(sorted(ROLES))}")
+        if not named:
+            fix = "leave processes= out to mean every one"
+            raise DeclarationError("it wants no process at all", where=where, fix=fix)
         cls.declaration = Declaration(
-            name=_check_patch_name(name or cls.__name__, where),
+            name=name,
             target=cls._patch_target,
             hooks=read_body(dict(vars(cls)), cls, cls._patch_target, where),
             vllm=check_range(vllm, where),
             why=why,
             upstream=upstream,
             remove_when=remove_when,
-            processes=_check_processes(processes, where),
+            processes=frozenset(role for role in ROLES if role in named),
             models=_check_patterns("models", models, where),
             after=_check_patterns("after", after, where),
             conflicts=_check_patterns("conflicts", conflicts, where),
@@ -205,33 +222,6 @@ def _place(name: str, defined_in: str, target: Target | None) -> str:
     return f"patch {name!r} ({defined_in})" + (f" on {target}" if target else "")
 
 
-def _check_bases(cls: type, where: str) -> None:
-    if not hasattr(cls, "_patch_target"):
-        raise DeclarationError("it has no target", where=where, fix=f"write class {cls.__name__}(VLLMPatch[Target])")
-    base = cls.__bases__[0]
-    if len(cls.__bases__) != 1 or "_patch_target" not in vars(base):
-        what = "it inherits from something else than VLLMPatch[Target], and only its own body would be applied"
-        fix = "derive from VLLMPatch[Target] alone, and put shared code into functions that the hooks call"
-        raise DeclarationError(what, where=where, fix=fix)
-
-
-def _check_patch_name(name: str, where: str) -> str:
-    if name.isascii() and all(part.isalnum() or part in "-_.:" for part in name):
-        return name
-    fix = "use letters, digits and any of '-_.:', because names stand in lists that commas separate"
-    raise DeclarationError(f"{name!r} cannot be its name", where=where, fix=fix)
-
-
-def _check_processes(processes: Iterable[str], where: str) -> frozenset[Role]:
-    named: frozenset[str] = frozenset((processes,)) if isinstance(processes, str) else frozenset(processes)
-    for name in sorted(named.difference(ROLES)):
-        what = f"there is no process {name!r}{nearest(name, ROLES)}"
-        raise DeclarationError(what, where=where, fix=f"use some of {', '.join(sorted(ROLES))}")
-    if not named:
-        raise DeclarationError("it wants no process at all", where=where, fix="leave processes= out to mean every one")
-    return frozenset(role for role in ROLES if role in named)
-
-
 def _check_patterns(keyword: str, names: Iterable[str], where: str) -> tuple[str, ...]:
     found = (names,) if isinstance(names, str) else tuple(names)
     for name in found:
@@ -293,23 +283,20 @@ def patchset_hash(patches: Iterable[Patch]) -> str:
     """
     import hashlib  # loads OpenSSL, which declaring a patch does not need
 
+    parts: list[str] = []
+    for declaration in (as_patch(patch).declaration for patch in patches):
+        parts.append(f"patch {declaration.name} {declaration.target}")
+        for hook in declaration.hooks:
+            parts.append(f"hook {hook.attribute} {hook.kind} {hook.form}")
+            functions = functions_in(hook.value)
+            for function in functions:
+                parts += _function_parts(function, set())
+            if not functions:
+                parts.append(_constant_text(hook.value))
     digest = hashlib.blake2b(digest_size=8)
-    for patch in patches:
-        for part in _hash_parts(as_patch(patch)):
-            digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()
-
-
-def _hash_parts(patch: Patch) -> Iterator[str]:
-    declaration = patch.declaration
-    yield f"patch {declaration.name} {declaration.target}"
-    for hook in declaration.hooks:
-        yield f"hook {hook.attribute} {hook.kind} {hook.form}"
-        functions = functions_in(hook.value)
-        for function in functions:
-            yield from _function_parts(function, set())
-        if not functions:
-            yield _constant_text(hook.value)
 
 
 def _function_parts(function: FunctionType, seen: set[int]) -> Iterator[str]:

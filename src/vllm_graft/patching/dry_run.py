@@ -86,8 +86,12 @@ def _check_hook(
     place = found[0] if found is not None else None
     there: Presence = "present"
     if owner is None and hook.attribute in module.on_demand:
-        # A patch changes the module's own attributes, and ``vllm.envs`` has none of its variables among them.
-        place, there = None, _judge_on_demand(finder, module, hook.attribute)
+        # A patch changes the module's own attributes, and ``vllm.envs`` has none of its variables among them, unless
+        # its ``__getattr__`` stores what it provides.
+        text = module.file.text
+        stored = "globals()" in text or "setattr" in text or f"global {hook.attribute}" in text
+        is_module = finder.module(f"{module.name}.{hook.attribute}") is not None
+        place, there = None, "unknown" if stored or is_module else "absent"
     elif place is None:
         there = _judge_presence(finder, module, owner, hook.attribute)
     if place is not None and all(isinstance(node, ast.AnnAssign) and node.value is None for node in place.nodes):
@@ -116,21 +120,17 @@ def _check_kind(declaration: Declaration, hook: Hook, place: ScopeEntry, *, in_c
         return False
     node = place.nodes[-1]
     form = _form(place)
-    if form is None:
-        made = kind_in_source(node) if isinstance(node, Function) else None
-        if made is not None and hook.form == place.kind != "property":
-            refusal = checks.refuse_function_kind(hook, [made])
-            if refusal is not None:
-                raise checks.refused(declaration, refusal)
-        return False
-    if form != hook.form:
+    if form is not None and form != hook.form:
         raise checks.refused(declaration, checks.refuse_form(hook, form))
-    if isinstance(node, Function) and hook.form not in ("property", "value"):
+    if isinstance(node, Function) and hook.form == (form or place.kind) and hook.form not in ("property", "value"):
         made = kind_in_source(node)
         refusal = checks.refuse_function_kind(hook, [made]) if made is not None else None
-        refusal = refusal or checks.refuse_signature(hook, in_class, parameters_in_source(node.args))
+        if form is not None:
+            refusal = refusal or checks.refuse_signature(hook, in_class, parameters_in_source(node.args))
         if refusal is not None:
             raise checks.refused(declaration, refusal)
+    if form is None:
+        return False
     # Left open: a property may lack an accessor, and a class captures validators and the defaults of fields.
     validates = any("validator" in mark or "serializer" in mark for mark in decorators(node))
     captured = in_class and (hook.form in ("property", "value") or validates)
@@ -150,13 +150,6 @@ def _form(place: ScopeEntry) -> checks.UpstreamForm | None:
 
 def _is_plain(place: ScopeEntry) -> bool:
     return all(decorators(node) <= KEEPING for node in place.nodes)
-
-
-def _judge_on_demand(finder: Finder, module: SourceModule, attribute: str) -> Presence:
-    """Judge whether a name that ``__getattr__`` provides may have become an attribute of the module."""
-    text = module.file.text
-    stored = "globals()" in text or "setattr" in text or f"global {attribute}" in text
-    return "unknown" if stored or finder.module(f"{module.name}.{attribute}") is not None else "absent"
 
 
 def _judge_presence(finder: Finder, module: SourceModule, owner: ScopeEntry | None, attribute: str) -> Presence:
@@ -224,8 +217,7 @@ def try_in_child(target: str) -> TrialResult:
         return TrialResult(failed=str(error))
     lines = [line for line in done.stdout.splitlines() if line.startswith(_RESULT)]
     if not lines:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return TrialResult(failed=last)
+        return TrialResult(failed=(done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return TrialResult(**json.loads(lines[-1].removeprefix(_RESULT)))
 
 

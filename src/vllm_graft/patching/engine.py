@@ -62,10 +62,15 @@ class Engine:
         for entry in batch:
             with self._blaming(entry, batch):
                 held = [other for other in self._entries.values() if other.is_active]
-                others = [each.patch for each in (*held, *batch[: batch.index(entry)]) if each.patch is not entry.patch]
-                check_conflicts(entry.patch.declaration, [other.declaration for other in others])
-                _choose_bodies(entry, reviewer)
+                others = [one.patch for one in (*held, *batch[: batch.index(entry)]) if one.patch is not entry.patch]
                 declaration = entry.patch.declaration
+                check_conflicts(declaration, [other.declaration for other in others])
+                reviews = reviewer.review(entry.patch)
+                entry.choose([each.hook for each in reviews])
+                for each in reviews:
+                    entry.update(each.hook.attribute, review=each.standing, note=each.note)
+                    if each.note:
+                        _LOG.warning("vllm-graft: %s: %s", declaration.where, each.note)
                 owners[entry] = find_owner(declaration.target, declaration.where, paths)
         with change_lock(), self._all_or_nothing(batch):
             self._land([(entry, owner) for entry, owner in owners.items() if owner is not None], batch)
@@ -120,10 +125,17 @@ class Engine:
         for entry in list(self._entries.values()):
             if entry.owner is None:
                 continue
+            target, where = entry.patch.declaration.target, entry.patch.declaration.where
             try:
-                _check_same_owner(entry)
+                now = resolve(target, where) if target.given is not None or target.module in sys.modules else None
+            except PatchError:
+                now = None
+            try:
+                if now is not entry.owner and target.given is None:
+                    what = "the target has been exchanged for another object since it was patched"
+                    raise ConflictError(what, where=where, fix="apply the patch after whatever exchanges it")
                 for place in self._table.of(entry.patch):
-                    place.check_ownership(entry.patch.declaration.where)
+                    place.check_ownership(where)
             except ConflictError as error:
                 found[entry.patch] = error
         return found
@@ -139,9 +151,8 @@ class Engine:
         for entry, owner in landing:
             with self._blaming(entry, batch):
                 self._table.plan(entry, owner, self.counter, changes)
-            entry_of.update(
-                (place, entry) for place in changes if place.owner is owner and place.attribute in entry.hooks
-            )
+            places = [place for place in changes if place.owner is owner and place.attribute in entry.hooks]
+            entry_of.update(dict.fromkeys(places, entry))
         frames = {place: describe_running_call(place.codes(), place.owner) for place in changes}
         failure = self._table.commit(changes)
         if failure is not None:
@@ -186,36 +197,29 @@ class Engine:
                 entry.wait()
 
     def _after_import(self, name: str) -> None:
+        """Apply the armed patches of a module that has just run."""
         refusals: list[PatchError] = []
         for entry in self._of_module(name):
             if not entry.awaited or entry.owner is not None:
                 continue
+            declaration = entry.patch.declaration
             try:
-                self._meet(entry)
+                with self._blaming(entry, [entry]):
+                    owner = resolve(declaration.target, declaration.where)
+                with change_lock(), self._all_or_nothing([entry]):
+                    self._land([(entry, owner)], [entry])
             except PatchError as error:
-                refusals += self._refusal(entry.patch, error)
+                try:
+                    if self.on_refused is not None:
+                        self.on_refused(entry.patch, error)
+                    refusals += [error] if self.strict else []
+                except PatchError as fatal:
+                    refusals.append(fatal)
             finally:
                 if self.on_change is not None:
                     self.on_change(entry.patch)
         if refusals:
             raise join(refusals)
-
-    def _refusal(self, patch: Patch, error: PatchError) -> list[PatchError]:
-        """Report a refused patch, and return the error that is to fail the import, if any."""
-        try:
-            if self.on_refused is not None:
-                self.on_refused(patch, error)
-        except PatchError as fatal:
-            return [fatal]
-        return [error] if self.strict else []
-
-    def _meet(self, entry: PatchEntry) -> None:
-        """Apply an armed patch to its target, whose module has just run."""
-        declaration = entry.patch.declaration
-        with self._blaming(entry, [entry]):
-            owner = resolve(declaration.target, declaration.where)
-        with change_lock(), self._all_or_nothing([entry]):
-            self._land([(entry, owner)], [entry])
 
     @contextmanager
     def _all_or_nothing(self, batch: Sequence[PatchEntry]) -> Iterator[None]:
@@ -241,11 +245,9 @@ class Engine:
         try:
             yield
         except PatchError as error:
-            name = entry.patch.declaration.name
+            beside = f"it was to be applied together with {entry.patch.declaration.name!r}"
             for other in batch:
-                other.become(
-                    "refused", str(error) if other is entry else f"it was to be applied together with {name!r}"
-                )
+                other.become("refused", str(error) if other is entry else beside)
                 held = self._entries.get(other.patch.declaration.name)
                 if held is None or not held.is_active:
                     self._entries[other.patch.declaration.name] = other
@@ -257,29 +259,6 @@ class Engine:
     def _states(self, entry: PatchEntry) -> Iterator[HookState]:
         for hook in entry.hooks.values():
             yield hook if hook.cell is None else replace(hook, hits=self.counter.cells[hook.cell])
-
-
-def _choose_bodies(entry: PatchEntry, reviewer: Reviewer) -> None:
-    """Choose the bodies for the installed vLLM, and warn where the code beneath them is not what was reviewed."""
-    reviews = reviewer.review(entry.patch)
-    entry.choose([each.hook for each in reviews])
-    for each in reviews:
-        entry.update(each.hook.attribute, review=each.standing, note=each.note)
-        if each.note:
-            _LOG.warning("vllm-graft: %s: %s", entry.patch.declaration.where, each.note)
-
-
-def _check_same_owner(entry: PatchEntry) -> None:
-    target, where = entry.patch.declaration.target, entry.patch.declaration.where
-    if target.given is not None:
-        return
-    try:
-        now = resolve(target, where) if target.module in sys.modules else None
-    except PatchError:
-        now = None
-    if now is not entry.owner:
-        what = "the target has been exchanged for another object since it was patched"
-        raise ConflictError(what, where=where, fix="apply the patch after whatever exchanges it")
 
 
 _default: Engine | None = None

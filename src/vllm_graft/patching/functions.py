@@ -164,13 +164,8 @@ _SPIES: Final = frozenset({"locals", "vars", "eval", "exec", "dir", "_getframe",
 
 def strings_mentioned(function: FunctionType) -> set[str]:
     """Return every string constant of the function and of those reachable from it."""
-    return {
-        constant
-        for one in reachable(function)
-        for code in code_objects(one.__code__)
-        for constant in code.co_consts
-        if isinstance(constant, str)
-    }
+    codes = [code for one in reachable(function) for code in code_objects(one.__code__)]
+    return {constant for code in codes for constant in code.co_consts if isinstance(constant, str)}
 
 
 def uses_class_cell(function: FunctionType) -> bool:
@@ -255,11 +250,8 @@ def parameter_mismatch(
 def accessor_mismatch(attribute: str, accessors: property, *, wraps: bool) -> str:
     """Say why an accessor of a property cannot take the object and, to set it, a value; empty where all can."""
     owner, value = (Parameter(name, Parameter.POSITIONAL_ONLY) for name in ("self", "value"))
-    for function, upstreams in (
-        (accessors.fget, [owner]),
-        (accessors.fset, [owner, value]),
-        (accessors.fdel, [owner]),
-    ):
+    for function in (accessors.fget, accessors.fset, accessors.fdel):
+        upstreams = [owner, value] if function is accessors.fset else [owner]
         ours = parameters_of(function) if isinstance(function, FunctionType) else None
         if ours is None:
             continue
@@ -292,14 +284,10 @@ def parameters_from_tokens(tokens: Sequence[str]) -> list[Parameter]:
     return found
 
 
-class _SourceText:
+class _SourceText(str):
     """A default value whose ``repr`` is its source text."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
+    __repr__ = str.__str__
 
 
 def parameters_of(function: FunctionType) -> list[Parameter] | None:
@@ -327,8 +315,14 @@ class _Arguments:
         for position, theirs in enumerate(upstream.positional):
             if position >= len(self.positional) and not self.any_positional:
                 yield f"it has no place for {theirs.name!r}"
-            elif by_name and theirs.name in upstream.named and not self._takes_named(theirs.name, position):
-                yield f"it cannot take {theirs.name!r} by name"
+            elif by_name and theirs.name in upstream.named:
+                places = [each.name for each in self.positional]
+                # A parameter of that name at another position would get two values, or another argument's.
+                fits = theirs.name not in places or places.index(theirs.name) == position
+                if theirs.name not in self.named:
+                    fits = bool(self.any_named) and position >= len(self.positional)
+                if not fits:
+                    yield f"it cannot take {theirs.name!r} by name"
         for theirs in upstream.keyword_only:
             if theirs.name not in self.named and not self.any_named:
                 yield f"it has no place for {theirs.name!r}"
@@ -341,17 +335,8 @@ class _Arguments:
             yield from (f"it needs {each.name!r}, which vLLM does not pass" for each in needed)
         if not upstream.any_named:
             needed = [each for each in self.keyword_only if each.default is Parameter.empty]
-            yield from (f"it needs {each.name!r}, which vLLM does not pass" for each in needed if each not in upstream)
-
-    def _takes_named(self, name: str, position: int) -> bool:
-        if name not in self.named:
-            return bool(self.any_named) and position >= len(self.positional)
-        places = [each.name for each in self.positional]
-        # A parameter of that name at another position would get two values, or another argument's.
-        return name not in places or places.index(name) == position
-
-    def __contains__(self, parameter: Parameter) -> bool:
-        return parameter.name in self.named
+            unnamed = [each for each in needed if each.name not in upstream.named]
+            yield from (f"it needs {each.name!r}, which vLLM does not pass" for each in unnamed)
 
 
 def _name_of(kind: inspect._ParameterKind, parameters: Sequence[Parameter]) -> str:

@@ -143,9 +143,7 @@ class _BodyReader:
     """Reads one body; its fields are the facts that every refusal names."""
 
     def __init__(self, patch: type, target: Target, where: str) -> None:
-        self.patch = patch
-        self.target = target
-        self.where = where
+        self.target, self.where = target, where
         self.mangled = f"_{patch.__name__.lstrip('_')}__"
 
     def refuse(self, what: str, fix: str) -> DeclarationError:
@@ -160,8 +158,16 @@ class _BodyReader:
             value = classmethod(value)
         form = form_of(value)
         self._check_name(name)
-        self._check_form(name, value, form)
         functions = functions_in(value)
+        fits = bool(functions) and (form == "function" or self.target.is_class)
+        if form == "value":
+            fits = not callable(value) and not hasattr(type(value), "__get__")
+        if not fits:
+            allowed = "functions, classmethods, staticmethods, properties" if self.target.is_class else "functions"
+            raise self.refuse(
+                f"{name!r} is a {type(value).__name__}, which cannot be put on {self.target}",
+                f"use {allowed} or plain values; a callable object goes into a function that calls it",
+            )
         for function in functions:
             self._check_function(name, function)
         originals = frozenset(found for function in functions for found in originals_mentioned(function))
@@ -182,20 +188,6 @@ class _BodyReader:
                 f"Python renames {written!r} after the patch's class, so it would never meet upstream's",
                 f"write the full name: def _{self.target.short}{written}(...)",
             )
-
-    def _check_form(self, name: str, value: object, form: Form) -> None:
-        fits = form in ("function", "value") or self.target.is_class
-        if form == "value":
-            fits = not callable(value) and not hasattr(type(value), "__get__")
-        elif fits:
-            fits = bool(functions_in(value))
-        if fits:
-            return
-        allowed = "functions, classmethods, staticmethods, properties" if self.target.is_class else "functions"
-        raise self.refuse(
-            f"{name!r} is a {type(value).__name__}, which cannot be put on {self.target}",
-            f"use {allowed} or plain values; a callable object goes into a function that calls it",
-        )
 
     def _check_function(self, name: str, function: FunctionType) -> None:
         private = sorted(n for n in names_mentioned(function) if n.startswith(self.mangled) and not n.endswith("__"))

@@ -110,11 +110,12 @@ class PatchManager:
             if name not in others:
                 self.apply_patch(name)
         if others:
-            # Where vLLM does not load vllm-graft, no start checks these names again.
-            level = logging.DEBUG if _start_checks_names() else logging.WARNING
-            logger.log(
-                level, "%s: not registered here and left to other packages: %s", PATCHES_VARIABLE, ", ".join(others)
-            )
+            # A start refuses a name that no plugin registers, but only where vLLM loads vllm-graft.
+            listed = os.environ.get("VLLM_PLUGINS")
+            off = os.environ.get("GRAFT_DISABLE", "").strip().lower() not in ("", "0", "false", "no")
+            checked = not off and (listed is None or "graft" in listed.split(","))
+            what = f"{PATCHES_VARIABLE}: not registered here and left to other packages: {', '.join(others)}"
+            logger.log(logging.DEBUG if checked else logging.WARNING, "%s", what)
         logger.info("patches active: %s", ", ".join(self.applied_patches) or "none")
 
 
@@ -127,10 +128,3 @@ def _vllm_loads_plugins() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _start_checks_names() -> bool:
-    """Return whether vLLM loads vllm-graft too, whose start refuses a name that no plugin registers."""
-    listed = os.environ.get("VLLM_PLUGINS")
-    off = os.environ.get("GRAFT_DISABLE", "").strip().lower() not in ("", "0", "false", "no")
-    return not off and (listed is None or "graft" in listed.split(","))

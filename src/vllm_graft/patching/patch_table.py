@@ -161,7 +161,12 @@ class _Copies:
         places = [place for place in places if place in self._known]
         wanted = {key: place for place in places for key in self._known[place]}
         for module, name, place in list(_find_copies(wanted)):
-            _rebind(module, name, place)
+            own = {layer.patch.declaration.package for layer in place.layers}
+            now = place.placed[place.attribute]
+            foreign = module.__name__.partition(".")[0] not in own
+            if foreign and module is not place.owner and vars(module).get(name) is not now:
+                setattr(module, name, now)
+                _LOG.debug("vllm-graft: %s.%s, a copy of a patched function, follows it", module.__name__, name)
         for place in places:
             if not place.layers:
                 del self._known[place]
@@ -173,15 +178,6 @@ def _find_copies(wanted: Mapping[int, PatchedAttribute]) -> Iterator[tuple[Modul
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if id(value) in wanted:
                 yield module, name, wanted[id(value)]
-
-
-def _rebind(module: ModuleType, name: str, place: PatchedAttribute) -> None:
-    own = {layer.patch.declaration.package for layer in place.layers}
-    now = place.placed[place.attribute]
-    if module is place.owner or vars(module).get(name) is now or module.__name__.partition(".")[0] in own:
-        return
-    setattr(module, name, now)
-    _LOG.debug("vllm-graft: %s.%s, a copy of a patched function, follows it", module.__name__, name)
 
 
 def _note(place: PatchedAttribute) -> str:

@@ -133,8 +133,7 @@ class _Review:
 
     def bodies(self) -> tuple[Hook, ...]:
         """Choose the hooks for the installed vLLM, one per attribute, or raise VersionError."""
-        where = self._declaration.where
-        self._installed.check_in_range(self._declaration.vllm, where, by_code=self._equal_releases)
+        self._installed.check_in_range(self._declaration.vllm, self._declaration.where, by_code=self._equal_releases)
         groups: dict[str, list[Hook]] = {}
         for hook in self._declaration.hooks:
             groups.setdefault(hook.attribute, []).append(hook)

@@ -57,7 +57,13 @@ class Target:
 def target_of(named: object) -> Target:
     """Return the target that the brackets of ``VLLMPatch[...]`` name."""
     if isinstance(named, str):
-        return _parse(named)
+        module, colon, qualname = named.partition(":")
+        parts = module.split(".") + (qualname.split(".") if colon else [])
+        if all(part.isidentifier() for part in parts):
+            return Target(module, qualname)
+        what = f"{named!r} is not a target"
+        fix = 'write "pkg.module:Class", "pkg.module:Outer.Inner", or "pkg.module" for a module'
+        raise DeclarationError(what, where="VLLMPatch[...]", fix=fix)
     if isinstance(named, type):
         return Target(named.__module__, named.__qualname__, named)
     if isinstance(named, ModuleType):
@@ -65,16 +71,6 @@ def target_of(named: object) -> Target:
     what = f"{type(named).__name__} {getattr(named, '__name__', named)!r} cannot be a target"
     fix = 'name a class, a module, or a string such as "pkg.module:Class"; a function is patched through its module'
     raise DeclarationError(what, where="VLLMPatch[...]", fix=fix)
-
-
-def _parse(text: str) -> Target:
-    module, colon, qualname = text.partition(":")
-    parts = module.split(".") + (qualname.split(".") if colon else [])
-    if not all(part.isidentifier() for part in parts):
-        what = f"{text!r} is not a target"
-        fix = 'write "pkg.module:Class", "pkg.module:Outer.Inner", or "pkg.module" for a module'
-        raise DeclarationError(what, where="VLLMPatch[...]", fix=fix)
-    return Target(module, qualname)
 
 
 def readiness(target: Target) -> Readiness:
@@ -150,7 +146,16 @@ def check_exists(target: Target, where: str, known: SearchPaths) -> None:
     for done in range(1, len(parts)):
         found = _search_path(".".join(parts[: done + 1]), path, known)
         if found is None:
-            raise _refuse_missing_module(where, target, ".".join(parts[:done]), parts[done], path)
+            import pkgutil
+
+            package, missing = ".".join(parts[:done]), parts[done]
+            beside = [module.name for module in pkgutil.iter_modules(path)]
+            fix = _INSPECT_VLLM
+            if missing[:1].isupper():
+                fix = f'write "{package}:{missing}" if {missing!r} is a class: a colon stands before it'
+            moved = _describe_move(target.module, target.qualname.partition(".")[0]) if target.is_class else ""
+            hint = moved or (nearest(missing, beside) if beside else "")
+            raise TargetError(f"there is no module {missing!r} in {package!r}{hint}", where=where, fix=fix)
         path = found
 
 
@@ -172,18 +177,6 @@ def _describe_move(module: str, name: str) -> str:
 
     places = moved_to(module, name)
     return f", and {name!r} is defined in {' and '.join(places)}" if places else ""
-
-
-def _refuse_missing_module(where: str, target: Target, package: str, missing: str, path: Sequence[str]) -> TargetError:
-    import pkgutil
-
-    beside = [module.name for module in pkgutil.iter_modules(path)]
-    fix = _INSPECT_VLLM
-    if missing[:1].isupper():
-        fix = f'write "{package}:{missing}" if {missing!r} is a class: a colon stands before it'
-    moved = _describe_move(target.module, target.qualname.partition(".")[0]) if target.is_class else ""
-    hint = moved or (nearest(missing, beside) if beside else "")
-    return TargetError(f"there is no module {missing!r} in {package!r}{hint}", where=where, fix=fix)
 
 
 Notice = Callable[[str], None]
