@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.cli import COMMANDS, main
-from vllm_graft.cli.serve import check_plugins_variable, with_default_model
+from vllm_graft.cli.serve import check_set_up, with_default_model
 from vllm_graft.errors import ConfigError
 from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.record import Record, Stall
@@ -417,12 +417,12 @@ def test_serve_refuses_a_plugin_list_that_leaves_us_out(listed: str, complaint: 
     """vLLM would run without us and nothing of ours could say so."""
     monkeypatch.setenv("VLLM_PLUGINS", listed)
     with pytest.raises(ConfigError, match=complaint):
-        check_plugins_variable()
+        check_set_up()
     monkeypatch.setenv("VLLM_PLUGINS", "other,graft")
-    check_plugins_variable()
+    check_set_up()
     monkeypatch.setenv("VLLM_PLUGINS", listed)
     monkeypatch.setenv("GRAFT_DISABLE", "1")
-    check_plugins_variable()
+    check_set_up()
 
 
 def test_serve_adds_the_embedded_model_only_where_none_is_named(monkeypatch: pytest.MonkeyPatch):

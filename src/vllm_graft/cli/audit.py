@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import shutil
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from vllm_graft.errors import ConfigError
-from vllm_graft.findings import exit_status
+from vllm_graft.findings import exit_status, worst_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vllm_graft.audit.model import Cell, PackageUses, Report, ReportRow
+    from vllm_graft.audit.model import PackageUses, Report
     from vllm_graft.audit.releases.library import Library
     from vllm_graft.audit.releases.release import Release
     from vllm_graft.audit.uses import PackageFiles
-    from vllm_graft.audit.uses.distribution import VllmRequirement
 
 HELP = "say what a vLLM release does to the patches, overrides and imports of packages, without installing it"
 
@@ -63,39 +64,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audit packages and print the report; exit status 1 if a finding is at level error."""
+    from vllm_graft.audit.releases.library import INSTALLED, LATEST, Library
     from vllm_graft.audit.uses import collector_paused
 
-    # Packing and printing a report make many objects, too, and what was read is still alive then.
-    with collector_paused(ending=args.ends_process):
-        return _run(args)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from vllm_graft.audit.releases.library import Library
-
-    _split_against(args)
-    library = Library(offline=args.offline, progress=_bar("fetching vLLM's sources"))
-    packages = _packages(args.package, tests=args.tests)
-    against = _against(args, library)
-    base, why = _base(args, library, packages, against)
-    if args.matrix:
-        against = _later_than(base, against)
-    report = _cached_report(args, packages, library, base, against)
-    if args.copies:
-        report = _with_copies(report, base, library)
-    _show(args, report, library, why)
-    return exit_status(report.findings)
-
-
-def _split_against(args: argparse.Namespace) -> None:
-    """Move words that are not releases from ``--against``, which takes several words, to the packages."""
-    from vllm_graft.audit.releases.library import INSTALLED, LATEST
-
+    # --against takes several words; those that are not releases are packages.
     words = args.against or []
     releases = [word for word in words if word in (INSTALLED, LATEST) or re.match(r"v?\d", word)]
-    packages = [word for word in words if word not in releases]
-    if releases and packages:
-        args.package, args.against = [*args.package, *packages], releases
+    others = [word for word in words if word not in releases]
+    if releases and others:
+        args.package, args.against = [*args.package, *others], releases
+    # Packing and printing a report make many objects, too, and what was read is still alive then.
+    with collector_paused(ending=args.ends_process):
+        library = Library(offline=args.offline, progress=_bar("fetching vLLM's sources"))
+        packages = _packages(args.package, tests=args.tests)
+        against = _against(args, library)
+        base, why = _base(args, library, packages, against)
+        if args.matrix:
+            # A comparison with an older release says nothing about an upgrade.
+            against = [release for release in against if _numbers(release.version) > _numbers(base.version)]
+            if not against:
+                what = f"the catalogue has no release after {base.version}"
+                raise ConfigError(what, fix="name an older one with --base")
+        report = _cached_report(args, packages, library, base, against)
+        if args.copies:
+            from vllm_graft.audit.copies import copies
+
+            # Copied functions are searched for in every available release.
+            known = dict.fromkeys([*library.catalogue.releases, base.version, *report.releases])
+            found = [finding for _, _, finding in copies(report, list(known), library.text)]
+            report = replace(report, findings=tuple(worst_first([*report.findings, *found])))
+        _show(args, report, library, why)
+        return exit_status(report.findings)
 
 
 def _packages(names: list[str], *, tests: bool) -> list[PackageFiles]:
@@ -103,10 +102,8 @@ def _packages(names: list[str], *, tests: bool) -> list[PackageFiles]:
 
     names = names or installed_plugins()
     if not names:
-        raise ConfigError(
-            "no package was named, and none is installed that registers plugins with vLLM",
-            fix="name a package, a file or a folder",
-        )
+        what = "no package was named, and none is installed that registers plugins with vLLM"
+        raise ConfigError(what, fix="name a package, a file or a folder")
     return [locate(name, tests=tests) for name in dict.fromkeys(names)]
 
 
@@ -174,6 +171,8 @@ def _base(
     args: argparse.Namespace, library: Library, packages: list[PackageFiles], against: list[Release]
 ) -> tuple[Release, str]:
     """Return the release that others are compared with, and why it was chosen."""
+    from vllm_graft.audit.releases.library import is_older
+
     if args.base:
         return library.release(args.base), "--base"
     if args.matrix:
@@ -185,9 +184,11 @@ def _base(
     unknown = ""
     for name, one in required:
         if one.by_number:
-            found = _same_number(library, name, one, against)
-            if found is not None:
-                return found
+            # The release with the package's own number, which it mentions, where that is an older one.
+            if all(is_older(one.exact, release.version) for release in against):
+                with contextlib.suppress(ConfigError):
+                    why = f"{name} has its number, and {one.file} speaks of vLLM {one.exact}"
+                    return library.release(one.exact), why
             continue
         within = f"within {name}'s vllm{one.specifier} in {one.file}"
         newest = library.newest_within(one.specifier)
@@ -196,21 +197,6 @@ def _base(
         unknown = unknown or f"; no release is known here {within}"
     release, why = _default_base(library, against)
     return release, f"{why}{unknown}"
-
-
-def _same_number(
-    library: Library, name: str, required: VllmRequirement, against: list[Release]
-) -> tuple[Release, str] | None:
-    """Return the release with the number of a package that mentions it; None where there is no older one."""
-    from vllm_graft.audit.releases.library import is_older
-
-    if not all(is_older(required.exact, release.version) for release in against):
-        return None
-    try:
-        release = library.release(required.exact)
-    except ConfigError:
-        return None
-    return release, f"{name} has its number, and {required.file} speaks of vLLM {required.exact}"
 
 
 def _default_base(library: Library, against: list[Release]) -> tuple[Release, str]:
@@ -228,38 +214,14 @@ def _default_base(library: Library, against: list[Release]) -> tuple[Release, st
     known = [version for version in library.catalogue.releases if not is_wanted(version)]
     if not known:
         raise ConfigError("there is nothing to compare with", fix="say with --base which release the code is for")
-    return _nearest_release(library, known, against[0])
-
-
-def _later_than(base: Release, releases: list[Release]) -> list[Release]:
-    """Return the releases after the base: a comparison with an older one says nothing about an upgrade."""
-    later = [release for release in releases if _numbers(release.version) > _numbers(base.version)]
-    if not later:
-        raise ConfigError(f"the catalogue has no release after {base.version}", fix="name an older one with --base")
-    return later
-
-
-def _nearest_release(library: Library, known: list[str], release: Release) -> tuple[Release, str]:
-    """Return the release to compare another with where nothing else tells."""
-    older = [version for version in known if _numbers(version) < _numbers(release.version)]
+    wanted = against[0].version
+    older = [version for version in known if _numbers(version) < _numbers(wanted)]
     if older:
         return library.release(older[-1]), "the one before"
-    if not _numbers(release.version) or ".dev" in release.version:
+    if not _numbers(wanted) or ".dev" in wanted:
         # A checkout states no version, or one that its tools made up, such as 0.1.dev1.
         return library.release(known[-1]), "the newest in the catalogue"
     return library.release(known[0]), "the oldest in the catalogue"
-
-
-def _with_copies(report: Report, base: Release, library: Library) -> Report:
-    """Add the findings on copied functions, which are searched for in every available release."""
-    from dataclasses import replace
-
-    from vllm_graft.audit.copies import copies
-    from vllm_graft.findings import worst_first
-
-    known = dict.fromkeys([*library.catalogue.releases, base.version, *report.releases])
-    found = [finding for _, _, finding in copies(report, list(known), library.text)]
-    return replace(report, findings=tuple(worst_first([*report.findings, *found])))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -268,6 +230,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _show(args: argparse.Namespace, report: Report, library: Library, why: str) -> None:
     from vllm_graft.audit.render import html, markdown, text
+    from vllm_graft.audit.render.presentation import count
     from vllm_graft.audit.report import with_diffs
 
     if (args.markdown or args.html is not None) and not args.no_diff:
@@ -276,31 +239,22 @@ def _show(args: argparse.Namespace, report: Report, library: Library, why: str) 
         print(f"audit: the sources of {', '.join(library.unread)} cannot be had: no diffs of them", file=sys.stderr)
     if args.json:
         print(json.dumps(_document(report, why), indent=2))
-    elif args.markdown:
+        return
+    if args.markdown:
         print(markdown(report))
-    elif args.html is not None:
-        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        _write(args.html, html(report, when=when))
+        return
+    if args.html is not None:
+        page = html(report, when=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
+        try:
+            args.html.write_text(page, encoding="utf-8")
+        except OSError as error:
+            what, fix = f"it cannot be written: {error.strerror}", "name a file in a folder you can write to"
+            raise ConfigError(what, where=str(args.html), fix=fix) from error
         print(f"wrote {args.html}")
-    else:
-        _print(args, report, why, text(report, shutil.get_terminal_size((120, 24)).columns, every=args.every))
-
-
-def _write(path: Path, page: str) -> None:
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"it cannot be written: {error.strerror}", where=str(path), fix="name a file in a folder you can write to"
-        ) from error
-
-
-def _print(args: argparse.Namespace, report: Report, why: str, table: str) -> None:
-    from vllm_graft.audit.render.presentation import count
-
+        return
     compared = f"compared with {report.base} ({why})" if report.base else "each compared with the one before"
     print(f"vLLM {', '.join(report.releases)}, {compared}")
-    print(table)
+    print(text(report, shutil.get_terminal_size((120, 24)).columns, every=args.every))
     for reading in report.packages:
         if reading.tests:
             print(f"{reading.package}: {count(reading.tests, 'test file')} left out; --tests reads them too")
@@ -326,33 +280,29 @@ def _document(report: Report, why: str) -> dict[str, object]:
             }
             for each in report.packages
         ],
-        "rows": [_row(row) for row in report.rows],
+        "rows": [
+            {
+                "package": row.package,
+                "way": row.use.way,
+                "name": row.use.name,
+                "where": row.use.where,
+                "owner": row.use.owner,
+                "patch": row.use.patch.name if row.use.patch is not None else "",
+                "guarded": row.use.guarded,
+                "cells": [
+                    {
+                        "release": cell.release,
+                        "since": cell.since,
+                        "state": cell.verdict.state,
+                        "detail": cell.verdict.detail,
+                        "now": cell.verdict.now,
+                    }
+                    for cell in row.cells
+                ],
+            }
+            for row in report.rows
+        ],
         "findings": [finding.as_dict() for finding in report.findings],
-    }
-
-
-def _row(row: ReportRow) -> dict[str, object]:
-    use = row.use
-    return {
-        "package": row.package,
-        "way": use.way,
-        "name": use.name,
-        "where": use.where,
-        "owner": use.owner,
-        "patch": use.patch.name if use.patch is not None else "",
-        "guarded": use.guarded,
-        "cells": [_cell(cell) for cell in row.cells],
-    }
-
-
-def _cell(cell: Cell) -> dict[str, str]:
-    found = cell.verdict
-    return {
-        "release": cell.release,
-        "since": cell.since,
-        "state": found.state,
-        "detail": found.detail,
-        "now": found.now,
     }
 
 

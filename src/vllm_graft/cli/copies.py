@@ -6,7 +6,7 @@ import ast
 import io
 import tokenize
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_graft.audit.merge import lines
@@ -83,31 +83,24 @@ def in_file(text: str, upstream: str) -> Copy:
     if len(nodes) != 1 or not isinstance(nodes[0], Function):
         what = "is defined several times" if len(nodes) > 1 else "is not a function" if nodes else "is not there"
         raise ConfigError(f"{qualname} {what}", where=name, fix="name one function or method of this file")
-    module, _, theirs = (upstream or _inferred(text, Path(name), nodes[0])).partition(":")
+    fix = "give --upstream vllm.module:Class.method"
+    if not upstream:
+        from vllm_graft.audit.uses import read as read_uses
+
+        # The class around a function, or the name that it replaces, tells what it is a copy of.
+        uses = [
+            use for use in read_uses(Path(name)).uses if use.way in ("override", "replace") and use.body is not None
+        ]
+        found = sorted({use.name for use in uses if use.body is not None and use.body.lineno == nodes[0].lineno})
+        if len(found) != 1:
+            what = f"it may be a copy of {' or of '.join(found)}" if found else "nothing says what it is a copy of"
+            why = "" if found else ": it overrides no method of a class that this file imports from vLLM"
+            raise ConfigError(f"{what}{why}", where=text, fix=fix)
+        upstream = found[0]
+    module, _, theirs = upstream.partition(":")
     if not module or not theirs:
-        raise ConfigError(
-            f"{upstream!r} does not part the module from the name",
-            where=text,
-            fix="give --upstream vllm.module:Class.method",
-        )
+        raise ConfigError(f"{upstream!r} does not part the module from the name", where=text, fix=fix)
     return _copy(text, Path(name), source, nodes[0], module, theirs)
-
-
-def _inferred(text: str, path: Path, node: Function) -> str:
-    """Return what a function is a copy of, by the class around it or by the name that it replaces."""
-    from vllm_graft.audit.uses import read as read_uses
-
-    uses = [
-        use
-        for use in read_uses(path).uses
-        if use.way in ("override", "replace") and use.body is not None and use.body.lineno == node.lineno
-    ]
-    found = sorted({use.name for use in uses})
-    if len(found) == 1:
-        return found[0]
-    what = f"it may be a copy of {' or of '.join(found)}" if found else "nothing says what it is a copy of"
-    why = "" if found else ": it overrides no method of a class that this file imports from vLLM"
-    raise ConfigError(f"{what}{why}", where=text, fix="give --upstream vllm.module:Class.method")
 
 
 def in_patch(name: str, attribute: str, releases: Sequence[str]) -> list[Copy]:
@@ -123,19 +116,14 @@ def in_patch(name: str, attribute: str, releases: Sequence[str]) -> list[Copy]:
         code = innermost(functions_in(hook.value)[0]).__code__
         path = Path(code.co_filename)
         source, body = _parsed(path)
-        inside = (each for statement in body for each in ast.walk(statement))
-        node = next((each for each in inside if _begins(each, code.co_firstlineno)), None)
-        if not isinstance(node, Function):
-            raise ConfigError(
-                f"{hook.attribute!r} is not written there as a function",
-                where=f"{path}:{code.co_firstlineno}",
-                fix="write it with def, in the patch's own file",
-            )
+        inside = [each for statement in body for each in ast.walk(statement) if isinstance(each, Function)]
+        node = next((each for each in inside if _first_line(each) == code.co_firstlineno), None)
+        if node is None:
+            where, fix = f"{path}:{code.co_firstlineno}", "write it with def, in the patch's own file"
+            raise ConfigError(f"{hook.attribute!r} is not written there as a function", where=where, fix=fix)
         made = _copy(name, path, source, node, target.module, target.inside(hook.attribute))
         seen = tuple(reviewed.get(hook_name(patch.declaration, hook.attribute), ()))
-        copies.append(
-            Copy(name, path, made.line, made.text, made.module, made.qualname, seen, addition=hook.kind == "auto")
-        )
+        copies.append(replace(made, reviewed=seen, addition=hook.kind == "auto"))
     return sorted(copies, key=lambda copy: (copy.path, copy.line))
 
 
@@ -147,36 +135,31 @@ def _hooks(patch: Patch, attribute: str, releases: Sequence[str]) -> list[Hook]:
             offered.setdefault(hook.attribute, []).append(hook)
     if not offered or (attribute and attribute not in offered):
         hint = nearest(attribute, offered) if attribute and offered else ""
-        raise ConfigError(
-            f"it does not replace {attribute!r}{hint}" if attribute else "it replaces no function",
-            where=patch.declaration.where,
-            fix="name a function that it replaces: a wrap holds no copy of upstream's",
-        )
-    return [_fitting(patch, bodies, releases) for name, bodies in offered.items() if attribute in ("", name)]
-
-
-def _fitting(patch: Patch, bodies: Sequence[Hook], releases: Sequence[str]) -> Hook:
-    if len(bodies) == 1:
-        return bodies[0]
-    for release in releases:
-        fitting = [body for body in bodies if includes(body.vllm, release)]
-        if len(fitting) == 1:
-            return fitting[0]
-    raise ConfigError(
-        f"there are several bodies of {bodies[0].attribute!r}, and none is for {' or '.join(releases)}",
-        where=patch.declaration.where,
-        fix="say with --from which release the one you mean is for",
-    )
+        what = f"it does not replace {attribute!r}{hint}" if attribute else "it replaces no function"
+        fix = "name a function that it replaces: a wrap holds no copy of upstream's"
+        raise ConfigError(what, where=patch.declaration.where, fix=fix)
+    chosen = []
+    for name, bodies in offered.items():
+        if attribute not in ("", name):
+            continue
+        fitting = [[body for body in bodies if includes(body.vllm, release)] for release in releases]
+        found = bodies if len(bodies) == 1 else next((each for each in fitting if len(each) == 1), None)
+        if found is None:
+            what = f"there are several bodies of {name!r}, and none is for {' or '.join(releases)}"
+            fix = "say with --from which release the one you mean is for"
+            raise ConfigError(what, where=patch.declaration.where, fix=fix)
+        chosen += found
+    return chosen
 
 
 def _copy(owner: str, path: Path, source: str, node: Function, module: str, qualname: str) -> Copy:
-    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    first = _first_line(node)
     return Copy(owner, path, first, "".join(lines(source)[first - 1 : node.end_lineno]), module, qualname)
 
 
-def _begins(node: ast.AST, line: int) -> bool:
-    """Return whether a function, its decorators included, begins at a line."""
-    return isinstance(node, Function) and line == min([node.lineno, *(each.lineno for each in node.decorator_list)])
+def _first_line(node: Function) -> int:
+    """Return the line at which a function begins, its decorators included."""
+    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
 
 
 def read(path: Path) -> tuple[str, str]:
@@ -194,8 +177,5 @@ def _parsed(path: Path) -> tuple[str, list[ast.stmt]]:
     try:
         return text, ast.parse(text).body
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(
-            f"it is no Python: {error}",
-            where=str(path),
-            fix="repair it: conflict markers may be left in it",
-        ) from error
+        fix = "repair it: conflict markers may be left in it"
+        raise ConfigError(f"it is no Python: {error}", where=str(path), fix=fix) from error

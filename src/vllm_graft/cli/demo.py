@@ -16,7 +16,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -200,11 +200,29 @@ def _grafted_half(server: ServerProcess, folder: Path) -> bool:
 
 def _burst(folder: Path) -> bool:
     _say("6. A burst in five classes on vLLM's real scheduler, in virtual time on a modelled L40S")
-    print(textwrap.indent(f"{_BURST_PLAN}", "   | "))
+    print(textwrap.indent(_BURST_PLAN, "   | "))
+    # A burst of half as much again as can be served, then less.
+    seconds = sum(length for length, _ in _PHASES)
+    parts = [f"[workload]\nseed = 7\nseconds = {seconds}\n{_LENGTHS}"]
+    parts += [f"\n[[phase]]\nseconds = {length}\nrate = {rate}\n" for length, rate in _PHASES]
+    for number, share in enumerate(_SHARES, 1):
+        parts.append(f'\n[[group]]\nname = "P{number}"\nshare = {share}\npriority = {number}\n')
+    file = folder / "burst.toml"
+    file.write_text("".join(parts), encoding="utf-8")
     print("   playing", end="", flush=True)
-    shown, good = _play_burst(folder, lambda name: print(f" {name} ..", end="", flush=True))
-    print(" done\n" + textwrap.indent(shown, "   ") + "\n")
-    return good
+    found, rows = {}, []
+    for name, (plan, arguments) in _BURST_SCHEDULERS.items():
+        print(f" {name} ..", end="", flush=True)
+        facts = found[name] = _simulate(folder, file, plan, ("--max-num-seqs", "128", *arguments))
+        first, last = (facts["groups"][group]["ttft_s"] for group in ("P1", "P5"))
+        served = [f"{first['mean']:.2f} s", f"{first['p99']:.2f} s", f"{last['mean']:.1f} s"]
+        rows.append((name, *served, f"{facts['queue_s']['max']:.1f} s", f"{facts['output_tokens_per_s']:,.0f}"))
+    print(" done\n" + textwrap.indent(table(_BURST_HEAD, rows), "   ") + "\n")
+    # The first class is to be served soon, and no class starved.
+    fcfs, strict, ours = found.values()
+    fair = ours["queue_s"]["max"] < 0.7 * strict["queue_s"]["max"]
+    means = [facts["groups"]["P1"]["ttft_s"]["mean"] for facts in (ours, fcfs)]
+    return bool(fair and means[0] < 0.1 * means[1])
 
 
 def _long_chats(folder: Path) -> bool:
@@ -215,65 +233,14 @@ def _long_chats(folder: Path) -> bool:
     chat = {"at": 0, "prompt_tokens": prompt, "max_tokens": answer}
     file.write_text("".join(f"{json.dumps(chat)}\n" for _ in range(number)), encoding="utf-8")
     print("   playing", end="", flush=True)
-    found = {}
+    found, rows = {}, []
     for name, plan in (("full", ""), ("sink-window", _CHATS_PLAN)):
         print(f" {name} ..", end="", flush=True)
-        found[name] = _simulate(folder, file, plan, _CHATS_ARGUMENTS)
-    rows = [
-        (
-            name,
-            f"{facts['ttft_s']['mean']:.1f} s",
-            f"{1000 * facts['tpot_s']['mean']:.0f} ms",
-            f"{facts['makespan_s']:.1f} s",
-            f"{facts['output_tokens_per_s']:,.0f}",
-        )
-        for name, facts in found.items()
-    ]
+        facts = found[name] = _simulate(folder, file, plan, _CHATS_ARGUMENTS)
+        times = [f"{facts['ttft_s']['mean']:.1f} s", f"{1000 * facts['tpot_s']['mean']:.0f} ms"]
+        rows.append((name, *times, f"{facts['makespan_s']:.1f} s", f"{facts['output_tokens_per_s']:,.0f}"))
     print(" done\n" + textwrap.indent(table(_CHATS_HEAD, rows), "   ") + "\n")
     return bool(found["sink-window"]["makespan_s"] < 0.8 * found["full"]["makespan_s"])
-
-
-def _burst_workload() -> str:
-    """Return the workload: a burst of half as much again as can be served, then less."""
-    seconds = sum(length for length, _ in _PHASES)
-    rows = [f"[workload]\nseed = 7\nseconds = {seconds}\n{_LENGTHS}"]
-    rows += [f"\n[[phase]]\nseconds = {length}\nrate = {rate}\n" for length, rate in _PHASES]
-    rows += [
-        f'\n[[group]]\nname = "P{number}"\nshare = {share}\npriority = {number}\n'
-        for number, share in enumerate(_SHARES, 1)
-    ]
-    return "".join(rows)
-
-
-def _play_burst(folder: Path, tell: Callable[[str], None]) -> tuple[str, bool]:
-    """Return the table, and whether it shows what it should: the first class served soon, and no class starved."""
-    file = folder / "burst.toml"
-    file.write_text(_burst_workload(), encoding="utf-8")
-    found = {}
-    for name, (plan, arguments) in _BURST_SCHEDULERS.items():
-        tell(name)
-        found[name] = _simulate(folder, file, plan, ("--max-num-seqs", "128", *arguments))
-    fcfs, strict, ours = found.values()
-    fair = ours["queue_s"]["max"] < 0.7 * strict["queue_s"]["max"]
-    soon = _first_class(ours)["mean"] < 0.1 * _first_class(fcfs)["mean"]
-    return table(_BURST_HEAD, [_burst_row(name, facts) for name, facts in found.items()]), fair and soon
-
-
-def _burst_row(name: str, facts: dict[str, Any]) -> tuple[str, ...]:
-    first, last = _first_class(facts), facts["groups"]["P5"]["ttft_s"]
-    return (
-        name,
-        f"{first['mean']:.2f} s",
-        f"{first['p99']:.2f} s",
-        f"{last['mean']:.1f} s",
-        f"{facts['queue_s']['max']:.1f} s",
-        f"{facts['output_tokens_per_s']:,.0f}",
-    )
-
-
-def _first_class(facts: dict[str, Any]) -> dict[str, float]:
-    spread: dict[str, float] = facts["groups"]["P1"]["ttft_s"]
-    return spread
 
 
 def _simulate(folder: Path, file: Path, plan: str, arguments: tuple[str, ...]) -> dict[str, Any]:

@@ -76,7 +76,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
         return exit_status(findings)
     if rows:
-        print(_in_full(rows[0]) if args.name is not None else table(_HEAD, [_cells(row) for row in rows]))
+        keys = [", ".join(str(key["name"]) for key in row.keys) or "-" for row in rows]
+        cells = [
+            (row.name, row.point, row.package, render_options(row.options), names)
+            for row, names in zip(rows, keys, strict=True)
+        ]
+        print(_in_full(rows[0]) if args.name is not None else table(_HEAD, cells))
     if findings:
         print(show_findings(findings))
     return exit_status(findings)
@@ -109,12 +114,17 @@ def describe(entry: CatalogueEntry) -> ItemDescription:
     )
 
 
-def _cells(row: ItemDescription) -> tuple[str, ...]:
-    keys = ", ".join(str(key["name"]) for key in row.keys) or "-"
-    return (row.name, row.point, row.package, render_options(row.options), keys)
-
-
 def _in_full(row: ItemDescription) -> str:
+    keys = []
+    for key in row.keys:
+        low, high = key["min"], key["max"]
+        if low is not None and high is not None:
+            span = f", {low:g} to {high:g}"
+        elif low is not None:
+            span = f", at least {low:g}"
+        else:
+            span = "" if high is None else f", at most {high:g}"
+        keys.append(f"{key['name']}: {key['type']}{span}, default {json.dumps(key['default'])}")
     fields = [
         ("point", f"{row.point}; named under `{row.key}` in graft.toml"),
         ("package", row.package),
@@ -123,17 +133,6 @@ def _in_full(row: ItemDescription) -> str:
         ("runs in", "+".join(row.roles)),
         ("vllm", row.vllm or "every release the point is bound on"),
         ("options", render_options(row.options)),
-        ("request keys", "\n".join(_key(key) for key in row.keys) or "-"),
+        ("request keys", "\n".join(keys) or "-"),
     ]
     return table(("FIELD", row.name), fields)
-
-
-def _key(key: dict[str, object]) -> str:
-    low, high = key["min"], key["max"]
-    if low is not None and high is not None:
-        span = f", {low:g} to {high:g}"
-    elif low is not None:
-        span = f", at least {low:g}"
-    else:
-        span = "" if high is None else f", at most {high:g}"
-    return f"{key['name']}: {key['type']}{span}, default {json.dumps(key['default'])}"

@@ -72,8 +72,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         head = ("PATCH", "UPSTREAM", "RELEASE", "STATE", "FINGERPRINT")
         print(table(head, [tuple(value or "-" for value in row.values()) for row in rows]))
-    if not args.check and not args.json:
-        _advise(chosen)
+    bare = [patch.declaration.name for patch in chosen if not patch.declaration.locked]
+    if bare and not args.check and not args.json:
+        # How a lock gets to the server, for patches that would be applied without one.
+        print(f"{', '.join(bare)}: without locked=True a start goes on where the")
+        print(
+            "lock is missing. Declare it in the class statement, and put patches.lock into the wheel as package data."
+        )
     return 1 if any(row["state"] in bad for row in rows) else 0
 
 
@@ -110,19 +115,6 @@ def _release(version: str, text: str) -> str:
     except InvalidVersion:
         found = Version("0.dev0")
     if found.is_devrelease:
-        raise ConfigError(
-            f"it is vLLM {version or 'of no stated version'}, which is not a release",
-            where=text,
-            fix="say with --as which release it stands for",
-        )
+        what = f"it is vLLM {version or 'of no stated version'}, which is not a release"
+        raise ConfigError(what, where=text, fix="say with --as which release it stands for")
     return found.base_version
-
-
-def _advise(chosen: list[Patch]) -> None:
-    """Print how a lock gets to the server, for patches that would be applied without one."""
-    bare = [patch.declaration for patch in chosen if not patch.declaration.locked]
-    if bare:
-        print(f"{', '.join(declaration.name for declaration in bare)}: without locked=True a start goes on where the")
-        print(
-            "lock is missing. Declare it in the class statement, and put patches.lock into the wheel as package data."
-        )

@@ -10,7 +10,7 @@ from typing import Final
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.patching import VLLMPatch, lock
 from vllm_graft.patching.declaration import Patch
-from vllm_graft.plan.catalogue import CatalogueEntry, catalogue
+from vllm_graft.plan.catalogue import catalogue
 from vllm_graft.sources import Definition, Installed, Source, Tree, Wheel
 from vllm_graft.sources.finder import Finder
 
@@ -25,24 +25,18 @@ def patches(names: Sequence[str]) -> list[Patch]:
     known = catalogue()
     for name in names:
         if name not in known:
-            raise ConfigError(
-                f"there is no item {name!r}{nearest(name, known)}",
-                fix="correct the name, or install the package that offers it",
-            )
-    offered = [known[name] for name in names] if names else [each for each in known.values() if each.package != OURS]
-    found = [patch for each in offered if (patch := _patch(each, named=bool(names))) is not None]
+            what = f"there is no item {name!r}{nearest(name, known)}"
+            raise ConfigError(what, fix="correct the name, or install the package that offers it")
+    found: list[Patch] = []
+    for each in [known[name] for name in names] or [each for each in known.values() if each.package != OURS]:
+        kind = each.load()
+        if issubclass(kind, VLLMPatch):
+            found.append(kind)
+        elif names:
+            raise ConfigError(f"{each.name!r} is not a patch but a {kind.__qualname__}", fix="name a patch")
     if not found:
         raise ConfigError("no installed package offers a patch", fix="install yours, or name one of the shipped ones")
     return found
-
-
-def _patch(offered: CatalogueEntry, *, named: bool) -> Patch | None:
-    kind = offered.load()
-    if issubclass(kind, VLLMPatch):
-        return kind
-    if named:
-        raise ConfigError(f"{offered.name!r} is not a patch but a {kind.__qualname__}", fix="name a patch")
-    return None
 
 
 def source(text: str, release: str = "", *, offline: bool = False) -> Source:
@@ -58,11 +52,8 @@ def source(text: str, release: str = "", *, offline: bool = False) -> Source:
         from vllm_graft.audit.releases.wheels import open_release as fetched
 
         return fetched(text, offline=offline)
-    raise ConfigError(
-        f"{text!r} is not a file, a folder or a release",
-        where="source of vLLM",
-        fix="name a wheel, a folder that holds vllm/, or a release such as 0.32.0",
-    )
+    fix = "name a wheel, a folder that holds vllm/, or a release such as 0.32.0"
+    raise ConfigError(f"{text!r} is not a file, a folder or a release", where="source of vLLM", fix=fix)
 
 
 def _is_version(text: str) -> bool:
@@ -98,9 +89,6 @@ def lock_file(patch: Patch) -> Path:
     """Return the path of a patch's lock, which may not exist yet."""
     path = lock.file_of(patch)
     if path is None:
-        raise ConfigError(
-            "its module has no file, so there is no place for a lock",
-            where=patch.declaration.where,
-            fix="put it in one",
-        )
+        what = "its module has no file, so there is no place for a lock"
+        raise ConfigError(what, where=patch.declaration.where, fix="put it in one")
     return path

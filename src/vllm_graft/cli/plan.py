@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 
 from packaging.version import Version
 
@@ -26,13 +25,8 @@ HELP = "show what would be active for a model, where, and where each value came 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--model", required=True, help="the model's name or path, as given to vLLM")
-    parser.add_argument(
-        "--served-model-name",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="names it is served under; profiles match them too",
-    )
+    served = "names it is served under; profiles match them too"
+    parser.add_argument("--served-model-name", nargs="+", default=[], metavar="NAME", help=served)
     parser.add_argument(
         "--additional-config", default=None, metavar="JSON", help="what vLLM's argument of that name would be"
     )
@@ -41,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Resolve and print the plan; return 1 if something in it would be refused."""
-    plan = resolve(PlanRequest(args.model, tuple(args.served_model_name), _json(args.additional_config)))
+    try:
+        config = json.loads(args.additional_config) if args.additional_config is not None else None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"is not JSON: {error}", where="--additional-config", fix="quote it as one word") from error
+    plan = resolve(PlanRequest(args.model, tuple(args.served_model_name), config))
     if plan.callers:
         Callers.read(plan.callers).check_plan(plan)
     findings = [*switched_off(planned=bool(plan)), *plan.findings, *findings_of(plan)]
@@ -78,25 +76,7 @@ def findings_of(plan: Plan) -> list[Finding]:
     """Return what a start with this plan would refuse or warn of, as far as it shows without importing vLLM."""
     if not plan:
         return []
-    found = list(_lacking_here(plan))
-    version = vllm_version()
-    if version is None:
-        fix = "install a vLLM build for your hardware"
-        return [
-            *found,
-            Finding("P001", "warning", "vLLM", "is not installed here, so versions are not checked", "", fix),
-        ]
-    if not in_tested_range(version):
-        what = f"{version} is outside the tested range {TESTED_FROM} to {TESTED_BELOW} (exclusive)"
-        found.append(Finding("P002", "warning", "vLLM", what, "", "expect refusals by name; test before production"))
-    if plan.of("sampler") and Version(Version(version).base_version) < Version("0.31"):
-        what = f"run on the V1 model runner: vLLM {version} takes none on its V2 runner"
-        found.append(Finding("P005", "warning", "samplers", what, "", "install vLLM 0.31 or newer to have both"))
-    return [*found, *patch_review.review(plan.of("patch"), strict=plan.strict)]
-
-
-def _lacking_here(plan: Plan) -> Iterator[Finding]:
-    """Yield what options name and this machine lacks."""
+    found = []
     for item in plan:
         kind = load(item.target, item.name, item.package)
         try:
@@ -104,13 +84,15 @@ def _lacking_here(plan: Plan) -> Iterator[Finding]:
                 kind.check_machine(item.options)
         except OptionError as error:
             what = f"would not start on this machine: its option {error.option!r} {error.what}"
-            yield Finding("P012", "warning", f"{item.point} {item.name}", what, item.origin, error.fix)
-
-
-def _json(text: str | None) -> object:
-    if text is None:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"is not JSON: {error}", where="--additional-config", fix="quote it as one word") from error
+            found.append(Finding("P012", "warning", f"{item.point} {item.name}", what, item.origin, error.fix))
+    version = vllm_version()
+    if version is None:
+        what, fix = "is not installed here, so versions are not checked", "install a vLLM build for your hardware"
+        return [*found, Finding("P001", "warning", "vLLM", what, "", fix)]
+    if not in_tested_range(version):
+        what = f"{version} is outside the tested range {TESTED_FROM} to {TESTED_BELOW} (exclusive)"
+        found.append(Finding("P002", "warning", "vLLM", what, "", "expect refusals by name; test before production"))
+    if plan.of("sampler") and Version(Version(version).base_version) < Version("0.31"):
+        what = f"run on the V1 model runner: vLLM {version} takes none on its V2 runner"
+        found.append(Finding("P005", "warning", "samplers", what, "", "install vLLM 0.31 or newer to have both"))
+    return [*found, *patch_review.review(plan.of("patch"), strict=plan.strict)]

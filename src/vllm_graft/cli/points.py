@@ -7,7 +7,7 @@ import json
 
 from vllm_graft.cli.printing import table
 from vllm_graft.errors import ConfigError, nearest
-from vllm_graft.points import POINTS, Point
+from vllm_graft.points import POINTS
 
 HELP = "show every extension point: contract, budget, where it runs, releases it is bound on"
 
@@ -32,12 +32,11 @@ def run(args: argparse.Namespace) -> int:
         print(table(("FIELD", args.name), rows))
     else:
         head = ("POINT", "KEY", "CONTRACT", "BUDGET", "RUNS IN", "BOUND ON VLLM")
-        print(table(head, [_row(point) for point in chosen]))
+        cells = []
+        for point in chosen:
+            contracts = "\n".join(contract.partition(":")[2] for contract in point.contracts) or "-"
+            contracts = contracts if point.bound else "not bound yet"
+            bound = f"{point.bound[0]} to {point.bound[-1]}" if point.bound else "not yet"
+            cells.append((point.name, point.key or "-", contracts, point.budget, "+".join(point.roles), bound))
+        print(table(head, cells))
     return 0
-
-
-def _row(point: Point) -> tuple[str, ...]:
-    contracts = "\n".join(contract.partition(":")[2] for contract in point.contracts) or "-"
-    bound = f"{point.bound[0]} to {point.bound[-1]}" if point.bound else "not yet"
-    roles = "+".join(point.roles)
-    return (point.name, point.key or "-", contracts if point.bound else "not bound yet", point.budget, roles, bound)

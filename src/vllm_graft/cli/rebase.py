@@ -14,7 +14,6 @@ from vllm_graft.audit.rebase import RebaseResult, new_names, rebase
 from vllm_graft.cli.copies import Copy, in_file, in_patch, names_a_file, read
 from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, source
 from vllm_graft.errors import ConfigError
-from vllm_graft.sources import Definition
 from vllm_graft.sources.finder import Finder
 
 HELP = "carry a function that was copied from upstream to another release, by a three-way merge"
@@ -41,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print, or write, each rebased function; exit status 1 where one has conflicts."""
     new = Finder(source(args.to, offline=args.offline))
-    copies = _copies(args, new.source.version)
+    if names_a_file(args.patch):
+        copies = [in_file(args.patch, args.upstream or "")]
+    elif args.upstream:
+        raise ConfigError("a patch says itself what it replaces", where="--upstream", fix="leave it out")
+    else:
+        copies = in_patch(args.patch, args.attribute, [each for each in (new.source.version, args.old) if each])
     known = _releases(copies, args)
     rows = [row for copy in copies if (row := _row(copy, known, new, args)) is not None]
     if not rows:
@@ -113,22 +117,20 @@ class RebasedCopy:
             yield f"  it now uses {', '.join(self.names)}, which {self.copy.path} does not have: import or define it"
 
 
-def _copies(args: argparse.Namespace, to: str) -> list[Copy]:
-    if names_a_file(args.patch):
-        return [in_file(args.patch, args.upstream or "")]
-    if args.upstream:
-        raise ConfigError("a patch says itself what it replaces", where="--upstream", fix="leave it out")
-    return in_patch(args.patch, args.attribute, [each for each in (to, args.old) if each])
-
-
 def _releases(copies: Iterable[Copy], args: argparse.Namespace) -> dict[str, Finder]:
     """Return the releases that a copy may come from: reviewed, in the catalogue, cached, installed."""
     if args.old:
         finder = Finder(source(args.old, offline=args.offline))
         return {finder.source.version or args.old: finder}
+    from vllm_graft.audit.releases.catalogue import Catalogue
+    from vllm_graft.files import cache_folder
+
+    kept = [path.name for shelf in ("sources", "wheels") for path in sorted(cache_folder().glob(f"{shelf}/[0-9]*"))]
+    reviewed = [release for copy in copies for release in copy.reviewed]
+    numbers = [name for name in [*reviewed, *Catalogue.shipped().releases, *kept] if not name.endswith(".lock")]
     known: dict[str, Finder] = {}
     missing = []
-    for text in _candidates(copies):
+    for text in dict.fromkeys([*numbers, INSTALLED]):
         try:
             found = source(text, offline=args.offline)
         except ConfigError:
@@ -141,16 +143,6 @@ def _releases(copies: Iterable[Copy], args: argparse.Namespace) -> dict[str, Fin
     return known
 
 
-def _candidates(copies: Iterable[Copy]) -> list[str]:
-    from vllm_graft.audit.releases.catalogue import Catalogue
-    from vllm_graft.files import cache_folder
-
-    kept = [path.name for shelf in ("sources", "wheels") for path in sorted(cache_folder().glob(f"{shelf}/[0-9]*"))]
-    reviewed = [release for copy in copies for release in copy.reviewed]
-    numbers = [name for name in [*reviewed, *Catalogue.shipped().releases, *kept] if not name.endswith(".lock")]
-    return list(dict.fromkeys([*numbers, INSTALLED]))
-
-
 def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Namespace) -> RebasedCopy | None:
     """Find where a copy comes from, and carry it over; None where it is not a copy."""
     found = {release: finder.find(copy.module, copy.qualname) for release, finder in known.items()}
@@ -159,12 +151,19 @@ def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Na
     if now is None and not texts and copy.addition:
         _say(f"{copy.upstream}: upstream has none, so there is nothing to carry")
         return None
-    now = _there(now, copy, f"vLLM {to}")
-    if not texts:
-        _there(None, copy, f"vLLM {args.old}" if args.old else "no release that can be read")
+    if now is None or not texts:
+        lacking = f"vLLM {args.old}" if args.old else "no release that can be read"
+        what = f"{f'vLLM {to}' if now is None else lacking} has no {copy.qualname} in {copy.module}"
+        fix = "compare the name with upstream: it may have been renamed or moved"
+        raise ConfigError(what, where=copy.owner, fix=fix)
     origin = nearest(copy.text, texts, prefer_old=True)
     if not origin.copied and not args.old:
-        _no_copy(copy, origin, named=bool(args.attribute) or names_a_file(args.patch))
+        what = f"it is not a copy of {copy.upstream} in any release that can be read; the nearest is {origin.release}, "
+        what += f"from which {origin.differing} lines differ"
+        where = f"{copy.path}:{copy.line}"
+        if args.attribute or names_a_file(args.patch):
+            raise ConfigError(what, where=where, fix="name the release that it was taken from with --from")
+        _say(f"{where}: {what}")
         return None
     names = (copy.owner, f"vLLM {origin.release}", f"vLLM {to}")
     done = rebase(copy.text, texts[origin.release], now.text, names=names)
@@ -174,28 +173,6 @@ def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Na
     if not args.old and origin.differing and origin.release == oldest(texts):
         _say("  no older release can be read here; if it is from one, name that with --from, or changes may be lost")
     return row
-
-
-def _no_copy(copy: Copy, origin: Origin, *, named: bool) -> None:
-    """Raise an error for a function that was named; else print that it is skipped."""
-    what = (
-        f"it is not a copy of {copy.upstream} in any release that can be read; the nearest is {origin.release}, from "
-        f"which {origin.differing} lines differ"
-    )
-    where = f"{copy.path}:{copy.line}"
-    if named:
-        raise ConfigError(what, where=where, fix="name the release that it was taken from with --from")
-    _say(f"{where}: {what}")
-
-
-def _there(found: Definition | None, copy: Copy, where: str) -> Definition:
-    if found is not None:
-        return found
-    raise ConfigError(
-        f"{where} has no {copy.qualname} in {copy.module}",
-        where=copy.owner,
-        fix="compare the name with upstream: it may have been renamed or moved",
-    )
 
 
 def _write(rows: Iterable[RebasedCopy]) -> None:

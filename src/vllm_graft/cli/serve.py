@@ -63,7 +63,12 @@ def run(args: argparse.Namespace) -> int:
 def is_sound(arguments: Sequence[str]) -> bool:
     """Print what the doctor's cheap rules find before a start; return whether there is no error."""
     try:
-        findings = _findings(arguments)
+        from vllm_graft.doctor import Environment, examine
+
+        # The server is a `python -m`, which has the working directory on its path.
+        here = [] if os.environ.get("PYTHONSAFEPATH") else [os.getcwd()]
+        path = list(dict.fromkeys([*here, *filter(None, sys.path)]))
+        findings = examine(Environment.gather(arguments, path=path, by_graft=True))
     except Exception as error:
         # A fault of ours, met in others' files, must not keep a server from starting.
         print(f"vllm-graft: the doctor failed, starting without: {error!r}", file=sys.stderr)
@@ -81,21 +86,11 @@ def is_sound(arguments: Sequence[str]) -> bool:
     return not errors
 
 
-def _findings(arguments: Sequence[str]) -> list[Finding]:
-    from vllm_graft.doctor import Environment, examine
-
-    # The server is a `python -m`, which has the working directory on its path.
-    here = [] if os.environ.get("PYTHONSAFEPATH") else [os.getcwd()]
-    path = list(dict.fromkeys([*here, *filter(None, sys.path)]))
-    return examine(Environment.gather(arguments, path=path, by_graft=True))
-
-
 def watch(server: ServerProcess) -> int:
     """Start the server, print the status table once it is healthy, stop it cleanly on a signal."""
     if server.health():
-        raise ConfigError(
-            f"something answers on {server.url} already", where="--port", fix="give another --port, or stop that server"
-        )
+        fix = "give another --port, or stop that server"
+        raise ConfigError(f"something answers on {server.url} already", where="--port", fix=fix)
     stopping: list[int] = []
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -145,21 +140,14 @@ def _conclude(server: ServerProcess, status: int) -> int:
 
 
 def check_set_up() -> None:
-    """Refuse to start without vLLM, or if it would not load us."""
-    check_plugins_variable()
-    if vllm_version() is None:
-        raise SetupError("vLLM is not installed", where=sys.executable, fix="install a vLLM build for your hardware")
-
-
-def check_plugins_variable() -> None:
-    """Refuse a ``VLLM_PLUGINS`` that turns us off before any code of ours runs in the server."""
+    """Refuse to start without vLLM, or with a ``VLLM_PLUGINS`` that turns us off before any code of ours runs."""
     fault = plugins_fault()
     if fault and not disabled():
-        raise ConfigError(
-            f"{fault}, so vLLM would not load vllm-graft and nothing of the plan would be active",
-            where=PLUGINS_VARIABLE,
-            fix="add graft to it without blanks, or unset it; GRAFT_DISABLE=1 gives the stock server",
-        )
+        what = f"{fault}, so vLLM would not load vllm-graft and nothing of the plan would be active"
+        fix = "add graft to it without blanks, or unset it; GRAFT_DISABLE=1 gives the stock server"
+        raise ConfigError(what, where=PLUGINS_VARIABLE, fix=fix)
+    if vllm_version() is None:
+        raise SetupError("vLLM is not installed", where=sys.executable, fix="install a vLLM build for your hardware")
 
 
 def with_default_model(arguments: list[str]) -> list[str]:

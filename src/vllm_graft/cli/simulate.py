@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -12,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_graft.boot import disabled
@@ -75,18 +75,26 @@ def run(args: argparse.Namespace) -> int:
     """List, play a workload, or serve."""
     from vllm_graft.cli.serve import check_set_up
     from vllm_graft.simulator.model_shape import find_model
+    from vllm_graft.simulator.workload import read
 
     if args.list:
         return print_list(as_json=args.json)
     if args.model is None:
         raise ConfigError("no model is named", where="--model", fix="name one; `vllm-graft simulate --list` has some")
     model = find_model(args.model)
-    variables = _variables(args)
-    settings = _settings(args, variables)
-    if args.workload is None:
-        _check_server(args, settings)
+    variables, settings = _settings(args)
+    if args.workload is None and settings.virtual:
+        what = "virtual time belongs to one process, and a server has several"
+        fix = "give --workload FILE to play a workload, or a number such as --speed 10"
+        raise ConfigError(what, where="--speed", fix=fix)
+    for name in ("per_request", "json"):
+        if args.workload is None and getattr(args, name):
+            where = f"--{name.replace('_', '-')}"
+            raise ConfigError("there are no figures without a workload", where=where, fix="add --workload FILE")
     _check_memory(model, settings, args.rest)
-    workload = _workload(args)
+    workload = read(args.workload) if args.workload is not None else None
+    if workload is not None and args.per_request is not None:
+        _check_per_request(args.per_request, args.workload)
     if disabled():
         raise ConfigError("GRAFT_DISABLE turns the simulated device off too", where="GRAFT_DISABLE", fix="unset it")
     check_set_up()
@@ -114,7 +122,7 @@ def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], wor
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     # As Ctrl-C: the report of what has been played is printed.
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     words = _vllm_arguments(model, args.rest, tokenizer=workload.has_text)
     progress = PlayProgress() if sys.stderr.isatty() else None
     report = run(workload, parse_engine_args(["--model", *words]), progress=progress)
@@ -127,25 +135,17 @@ def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], wor
     return 0 if report.sound else 1
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _settings(args: argparse.Namespace) -> tuple[dict[str, str], SimulationSettings]:
+    """Return our arguments as variables, which every process of vLLM sees, and the settings that follow from them.
 
-
-def _variables(args: argparse.Namespace) -> dict[str, str]:
-    """Return our arguments as variables, which every process of vLLM sees."""
-    from vllm_graft.simulator.settings import VARIABLES
-
-    given = {VARIABLES[key]: getattr(args, key) for key in _KEYS if getattr(args, key) is not None}
-    # Without --device, a variable or the file may name one; the variable asks for the platform in any case.
-    asked = os.environ.get(VARIABLES["device"], "").strip()
-    given.setdefault(VARIABLES["device"], asked if asked.lower() not in ("", "0", "false", "no") else "1")
-    return given
-
-
-def _settings(args: argparse.Namespace, variables: dict[str, str]) -> SimulationSettings:
-    """Resolve the settings; an error names the argument at fault rather than its variable."""
+    An error names the argument at fault rather than its variable.
+    """
     from vllm_graft.simulator.settings import VARIABLES, resolve_settings
 
+    variables = {VARIABLES[key]: getattr(args, key) for key in _KEYS if getattr(args, key) is not None}
+    # Without --device, a variable or the file may name one; the variable asks for the platform in any case.
+    asked = os.environ.get(VARIABLES["device"], "").strip()
+    variables.setdefault(VARIABLES["device"], asked if asked.lower() not in ("", "0", "false", "no") else "1")
     try:
         settings = resolve_settings({**os.environ, **variables})
     except ConfigError as error:
@@ -153,48 +153,24 @@ def _settings(args: argparse.Namespace, variables: dict[str, str]) -> Simulation
         where = error.where if key is None else f"--{key.replace('_', '-')}"
         raise ConfigError(error.what, where=where, fix=error.fix) from None
     if not settings.named:
-        raise ConfigError(
-            "no device is named",
-            where="--device",
-            fix="name one; `vllm-graft simulate --list` has them, instant is the one whose steps take no time",
-        )
-    return settings
-
-
-def _check_server(args: argparse.Namespace, settings: SimulationSettings) -> None:
-    if settings.virtual:
-        raise ConfigError(
-            "virtual time belongs to one process, and a server has several",
-            where="--speed",
-            fix="give --workload FILE to play a workload, or a number such as --speed 10",
-        )
-    for name in ("per_request", "json"):
-        if getattr(args, name):
-            raise ConfigError(
-                "there are no figures without a workload",
-                where=f"--{name.replace('_', '-')}",
-                fix="add --workload FILE",
-            )
+        fix = "name one; `vllm-graft simulate --list` has them, instant is the one whose steps take no time"
+        raise ConfigError("no device is named", where="--device", fix=fix)
+    return variables, settings
 
 
 def _check_per_request(file: str, workload: str) -> None:
     """Refuse a file that cannot be written or is the workload's own; leave no empty one behind."""
-    if _is_one_file(workload, file):
-        raise ConfigError(
-            f"{file} is the workload itself, and would be overwritten", where="--per-request", fix="name another file"
-        )
+    same = False
+    with contextlib.suppress(OSError):
+        # A terminal may be both read and written.
+        same = Path(workload).is_file() and Path(workload).samefile(file)
+    if same:
+        what = f"{file} is the workload itself, and would be overwritten"
+        raise ConfigError(what, where="--per-request", fix="name another file")
     new = not os.path.lexists(file)
     _write(file, "", "a")
     if new:
         Path(file).unlink()
-
-
-def _is_one_file(first: str, second: str) -> bool:
-    """Return whether two names are one file on a disk; a terminal may be both read and written."""
-    try:
-        return Path(first).is_file() and Path(first).samefile(second)
-    except OSError:
-        return False
 
 
 def _write(file: str, text: str, mode: str) -> None:
@@ -202,9 +178,8 @@ def _write(file: str, text: str, mode: str) -> None:
         with Path(file).open(mode, encoding="utf-8") as stream:
             stream.write(text)
     except OSError as error:
-        raise ConfigError(
-            f"{file} cannot be written: {error}", where="--per-request", fix="name another file"
-        ) from None
+        what = f"{file} cannot be written: {error}"
+        raise ConfigError(what, where="--per-request", fix="name another file") from None
 
 
 def _check_memory(model: Model, settings: SimulationSettings, rest: list[str]) -> None:
@@ -220,23 +195,12 @@ def _check_memory(model: Model, settings: SimulationSettings, rest: list[str]) -
     weights = Roofline(model.shape, device, tensor=tensor, pipeline=pipeline, data=data).weight_bytes / 1e9
     usable = share * device.memory_gb - device.reserve_gb
     if weights >= usable:
-        raise ConfigError(
-            f"the weights of {model.name} take {weights:.1f} GB of each of {math.prod(parallel)} {settings.name}, "
-            f"and {usable:.1f} GB can be used",
-            where="--model",
-            fix="raise --tensor-parallel-size, or name a device with more memory",
+        devices = f"{math.prod(parallel)} {settings.name}"
+        what = (
+            f"the weights of {model.name} take {weights:.1f} GB of each of {devices}, and {usable:.1f} GB can be used"
         )
-
-
-def _workload(args: argparse.Namespace) -> Workload | None:
-    from vllm_graft.simulator.workload import read
-
-    if args.workload is None:
-        return None
-    workload = read(args.workload)
-    if args.per_request is not None:
-        _check_per_request(args.per_request, args.workload)
-    return workload
+        fix = "raise --tensor-parallel-size, or name a device with more memory"
+        raise ConfigError(what, where="--model", fix=fix)
 
 
 def _vllm_arguments(model: Model, rest: list[str], *, tokenizer: bool) -> list[str]:
@@ -318,9 +282,27 @@ class PlayProgress:
 def render(report: WorkloadReport) -> str:
     """Render a report for people."""
     facts = report.as_dict()
-    parts = [_headline(facts), table(("WHAT", "VALUE"), _counts(facts)), _times(facts)]
+    state = "interrupted: " if facts["interrupted"] else ""
+    pace = f"{facts['modelled_s']:.1f} s modelled in {facts['wall_s']:.1f} s"
+    if facts["speed"] == "virtual":
+        pace += f", {facts['modelled_per_wall']:.1f} times faster than the time it models"
+    policy = f"attention: {facts['attention']}; " if facts["attention"] else ""
+    how = "asynchronous" if facts["async_scheduling"] else "synchronous"
+    headline = (
+        f"{state}{facts['model']} on a modelled {facts['device']}, vLLM {facts['vllm']}, {how} scheduling, "
+        f"KV cache of {facts['kv_tokens']} tokens\nscheduler: {facts['scheduler']}; {policy}"
+        f"{'plan ' + facts['plan'] if facts['plan'] else 'no plan'}\n{facts['workload']}: {pace}"
+    )
+    columns = [name.upper() for name in _SPREAD]
+    times = [(title, *_spread(facts[name])) for name, title in _TITLES.items()]
+    parts = [headline, table(("WHAT", "VALUE"), _counts(facts)), table(("SECONDS", *columns), times)]
     if facts["groups"]:
-        parts.append(_groups(facts["groups"]))
+        rows = [
+            (name or "(none)", str(group["requests"]), str(group["done"]), title, *_spread(group[key]))
+            for name, group in facts["groups"].items()
+            for key, title in _TITLES.items()
+        ]
+        parts.append(table(("GROUP", "REQUESTS", "DONE", "SECONDS", *columns), rows))
     if facts["reasons"]:
         reasons = [(str(count), reason) for reason, count in facts["reasons"].items()]
         parts.append(table(("REQUESTS", "REJECTED OR ABORTED BECAUSE"), reasons))
@@ -331,51 +313,21 @@ def render(report: WorkloadReport) -> str:
     return "\n\n".join(parts)
 
 
-def _headline(facts: Mapping[str, Any]) -> str:
-    state = "interrupted: " if facts["interrupted"] else ""
-    pace = f"{facts['modelled_s']:.1f} s modelled in {facts['wall_s']:.1f} s"
-    factor = facts["modelled_per_wall"]
-    if facts["speed"] == "virtual":
-        pace += f", {factor:.1f} times faster than the time it models"
-    policy = f"attention: {facts['attention']}; " if facts["attention"] else ""
-    how = "asynchronous" if facts["async_scheduling"] else "synchronous"
-    return (
-        f"{state}{facts['model']} on a modelled {facts['device']}, vLLM {facts['vllm']}, {how} scheduling, "
-        f"KV cache of {facts['kv_tokens']} tokens\nscheduler: {facts['scheduler']}; {policy}"
-        f"{'plan ' + facts['plan'] if facts['plan'] else 'no plan'}\n{facts['workload']}: {pace}"
-    )
-
-
 def _counts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     requests = f"{facts['requests']}: {facts['done']} done, {facts['rejected']} rejected, {facts['aborted']} aborted"
     prompt = f"{facts['prompt_tokens']}, {facts['prompt_tokens_per_s']:.1f} per second, {facts['cached_tokens']} cached"
+    steps = f"{facts['steps']}, the device busy for {100 * facts['device_busy_share']:.1f} % of the time"
+    if facts["engines"] > 1:
+        steps += f" (the first of {facts['engines']} engines)"
     return [
         ("requests", requests),
         ("makespan", f"{facts['makespan_s']:.3f} s"),
         ("prompt tokens", prompt),
         ("output tokens", f"{facts['output_tokens']}, {facts['output_tokens_per_s']:.1f} per second"),
         ("preemptions", str(facts["preemptions"])),
-        (
-            "steps",
-            f"{facts['steps']}, the device busy for {100 * facts['device_busy_share']:.1f} % of the time"
-            + (f" (the first of {facts['engines']} engines)" if facts["engines"] > 1 else ""),
-        ),
+        ("steps", steps),
         ("digest", facts["digest"]),
     ]
-
-
-def _times(facts: Mapping[str, Any]) -> str:
-    rows = [(title, *_spread(facts[name])) for name, title in _TITLES.items()]
-    return table(("SECONDS", *(name.upper() for name in _SPREAD)), rows)
-
-
-def _groups(groups: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = [
-        (name or "(none)", str(group["requests"]), str(group["done"]), title, *_spread(group[key]))
-        for name, group in groups.items()
-        for key, title in _TITLES.items()
-    ]
-    return table(("GROUP", "REQUESTS", "DONE", "SECONDS", *(name.upper() for name in _SPREAD)), rows)
 
 
 def _spread(values: Mapping[str, float] | None) -> tuple[str, ...]:
@@ -392,7 +344,20 @@ def print_list(*, as_json: bool) -> int:
     own = read_file(path).devices if path is not None else {}
     found = {name: find_device(name, own, "graft.toml") for name in (*DEVICES, *own)}
     devices = {name: device for name, device in found.items() if device is not None}
-    shapes = [_shape_facts(find_model(name)) for name in shipped_models()]
+    shapes: list[dict[str, Any]] = []
+    for model in map(find_model, shipped_models()):
+        shape = model.shape
+        assert shape is not None, f"{model.file} ships, and says all that a shape needs"
+        shapes.append(
+            {
+                "name": model.name,
+                "parameters": shape.parameters,
+                "weight_bytes": round(shape.total_bytes),
+                "layers": len(shape.layers),
+                "kv_bytes_per_token": 2 * shape.kv_width * len(shape.layers),
+                "max_model_len": model.config.get("max_position_embeddings"),
+            }
+        )
     if as_json:
         rows = [{"name": name, **asdict(device)} for name, device in devices.items()]
         print(json.dumps({"devices": rows, "shapes": shapes}, indent=2))
@@ -416,16 +381,3 @@ def print_list(*, as_json: bool) -> int:
     print()
     print(table(_SHAPE_HEADS, shape_rows))
     return 0
-
-
-def _shape_facts(model: Model) -> dict[str, Any]:
-    shape = model.shape
-    assert shape is not None, f"{model.file} ships, and says all that a shape needs"
-    return {
-        "name": model.name,
-        "parameters": shape.parameters,
-        "weight_bytes": round(shape.total_bytes),
-        "layers": len(shape.layers),
-        "kv_bytes_per_token": 2 * shape.kv_width * len(shape.layers),
-        "max_model_len": model.config.get("max_position_embeddings"),
-    }

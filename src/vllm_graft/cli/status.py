@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from vllm_graft.boot.env import switched_off
 from vllm_graft.cli.printing import paint, show_findings, table
@@ -82,7 +82,14 @@ def run(args: argparse.Namespace) -> int:
 def render(servers: Sequence[StatusDocument], *, everyone: bool = False) -> str:
     """Render servers as tables, with their last errors and findings."""
     if not servers:
-        return _no_server()
+        return "\n".join(
+            [
+                f"no server with a plan runs here (records: {state_folder() or 'none'})",
+                "A server for whose model nothing is planned leaves no record: `vllm-graft plan --model MODEL`, run "
+                "where that server was started, says why.",
+                *(finding.explain() for finding in switched_off(planned=False)),
+            ]
+        )
     parts = [render_server(server, everyone=everyone) for server in servers]
     parts += [
         paint(printable(f"last error in {row['name']} (pid {row['pid']}): {row['last_error']}"), "yellow")
@@ -93,16 +100,6 @@ def render(servers: Sequence[StatusDocument], *, everyone: bool = False) -> str:
     findings = [Finding.from_dict(row) for server in servers for row in server["findings"]]
     verdict = show_findings(findings) if findings else paint("every process has what its plan names", "green")
     return "\n".join([*parts, verdict])
-
-
-def _no_server() -> str:
-    """Return the text for a machine without a server: what may be the reason."""
-    lines = [
-        f"no server with a plan runs here (records: {state_folder() or 'none'})",
-        "A server for whose model nothing is planned leaves no record: `vllm-graft plan --model MODEL`, run where that "
-        "server was started, says why.",
-    ]
-    return "\n".join([*lines, *(finding.explain() for finding in switched_off(planned=False))])
 
 
 def render_server(server: StatusDocument, *, everyone: bool = False) -> str:
@@ -134,22 +131,18 @@ def render_queues(rows: Sequence[QueueRow]) -> str:
     if not rows:
         return ""
     kept, left_out = busiest(rows)
+    cells = []
+    for row in kept:
+        # Labels are clients' words, so they may be long and hold control characters.
+        value = printable(row["value"])
+        value = value if len(value) <= 40 else value[:39] + "…"
+        named = [str(row[name]) for name in ("item", "pid", "label")]
+        counts = [str(row[name]) for name in ("waiting", "running", "admitted", "refused", "ended", "aborted")]
+        waits = (row["wait_mean_s"], row["wait_p99_s"], row["wait_max_s"])
+        times = [f"{wait:.2f} s" if wait is not None else "" for wait in waits]
+        cells.append([*named, value, *counts, *times, str(row["tokens"]), f"{100 * row['share']:.1f} %"])
     more = f"\nand {left_out} more: --json has all of them" if left_out else ""
-    return table(_QUEUE_HEAD, [_queue_cells(row) for row in kept]) + more
-
-
-def _queue_cells(row: QueueRow) -> list[str]:
-    # Labels are clients' words, so they may be long and hold control characters.
-    value = printable(row["value"])
-    waits = (row["wait_mean_s"], row["wait_p99_s"], row["wait_max_s"])
-    return [
-        *(str(row[name]) for name in ("item", "pid", "label")),
-        value if len(value) <= 40 else value[:39] + "…",
-        *(str(row[name]) for name in ("waiting", "running", "admitted", "refused", "ended", "aborted")),
-        *(f"{wait:.2f} s" if wait is not None else "" for wait in waits),
-        str(row["tokens"]),
-        f"{100 * row['share']:.1f} %",
-    ]
+    return table(_QUEUE_HEAD, cells) + more
 
 
 def ask(url: str, key: str | None) -> StatusDocument:
@@ -158,37 +151,26 @@ def ask(url: str, key: str | None) -> StatusDocument:
     headers = {"Accept": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=90) as answer:
-            return _checked(json.load(answer), address)
+            found = json.load(answer)
     except urllib.error.HTTPError as error:
         fix = _NEXT_STEPS.get(error.code, "look at the server's log")
         raise SetupError(f"the server answered {error.code} {error.reason}", where=address, fix=fix) from error
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-        raise SetupError(
-            f"no answer: {error}", where=address, fix="see that the server runs and the address is right"
-        ) from error
-
-
-def _checked(found: Any, address: str) -> StatusDocument:
-    """Return an answer that is a status document; raise SetupError if it is something else."""
+        fix = "see that the server runs and the address is right"
+        raise SetupError(f"no answer: {error}", where=address, fix=fix) from error
     lists = [found.get(name) for name in ("processes", "findings")] if isinstance(found, dict) else [None]
     are_rows = all(isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in lists)
     if not are_rows or not isinstance(found.get("plan"), dict):
-        raise SetupError(
-            "the answer is not a status document of vllm-graft",
-            where=address,
-            fix="see that the address is that of a server",
-        )
+        fix = "see that the address is that of a server"
+        raise SetupError("the answer is not a status document of vllm-graft", where=address, fix=fix)
     document: StatusDocument = found
     try:
         document["findings"] = [{key: str(value) for key, value in row.items()} for row in document["findings"]]
         # What rendering needs is all that a command needs.
         render([document], everyone=True)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise SetupError(
-            f"the answer is an incomplete status document: {type(error).__name__}: {error}",
-            where=address,
-            fix="use the vllm-graft of the server's version",
-        ) from error
+        what = f"the answer is an incomplete status document: {type(error).__name__}: {error}"
+        raise SetupError(what, where=address, fix="use the vllm-graft of the server's version") from error
     return document
 
 
@@ -196,19 +178,16 @@ def _item(item: ItemRow) -> str:
     state = item["state"]
     tone = {"applied": "green", "armed": "green", "quarantined": "yellow", "drifted": "yellow"}.get(state, "red")
     number = "1 call" if item["calls"] == 1 else f"{item['calls']} calls"
-    calls = f", {number}{_hooks(item)}" if item["calls"] else ""
-    figures = "".join(f", {number} {name}" for name, number in item.get("figures", {}).items())
-    reason = f" ({item['reason']})" if item["reason"] and state not in ("applied", "armed") else ""
-    return f"{printable(item['name'])}: {paint(printable(state), tone)}{printable(calls + figures + reason)}"
-
-
-def _hooks(item: ItemRow) -> str:
-    """Return the called hooks: their cost if they have a budget, and the calls of each if there are several."""
+    # The called hooks: their cost if they have a budget, and the calls of each if there are several.
     called = {name: hook for name, hook in item["hooks"].items() if hook["calls"]}
     shown = []
     for name, hook in called.items():
-        calls = str(hook["calls"]) if len(called) > 1 else ""
+        each = str(hook["calls"]) if len(called) > 1 else ""
         cost = f"p99 {hook['p99_us']:.0f} us of {hook['budget_us']:g}" if hook["budget_us"] else ""
         # Of a patched method, the name without its module.
-        shown.append(" ".join(filter(None, [name.rpartition(":")[2], calls, cost])))
-    return f" ({', '.join(shown)})" if shown else ""
+        shown.append(" ".join(filter(None, [name.rpartition(":")[2], each, cost])))
+    hooks = f" ({', '.join(shown)})" if shown else ""
+    calls = f", {number}{hooks}" if item["calls"] else ""
+    figures = "".join(f", {number} {name}" for name, number in item.get("figures", {}).items())
+    reason = f" ({item['reason']})" if item["reason"] and state not in ("applied", "armed") else ""
+    return f"{printable(item['name'])}: {paint(printable(state), tone)}{printable(calls + figures + reason)}"
