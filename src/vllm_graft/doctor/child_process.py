@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 _TAIL_BYTES: Final = 16_384
 """The part of the output that is kept: a plugin in a loop may print gigabytes."""
@@ -60,18 +60,31 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) ->
         start_new_session=True,
     )
     assert child.stdout is not None
-    tail = bytearray()
-    reader = threading.Thread(target=_keep_tail, args=(child.stdout, tail), daemon=True)
+    stream, tail = child.stdout, bytearray()
+
+    def keep_tail() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while chunk := os.read(stream.fileno(), 65_536):
+                tail.extend(chunk)
+                del tail[:-_TAIL_BYTES]
+
+    reader = threading.Thread(target=keep_tail, daemon=True)
     reader.start()
     status: int | None = None
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = child.wait(timeout_s)
     finally:
-        _end(child)
+        for pid in _family(child.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if child.poll() is None:
+            child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(10)
         reader.join(5)
         if not reader.is_alive():
-            child.stdout.close()
+            stream.close()
     return ChildExit(status, bytes(tail).decode("utf-8", errors="replace"))
 
 
@@ -90,17 +103,6 @@ def run_task(
     return ended, report
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a child, its session and its descendants."""
-    for pid in _family(child.pid):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    if child.poll() is None:
-        child.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(10)
-
-
 def _family(first: int) -> list[int]:
     """Return a process, its descendants and its session's processes, by /proc where there is one."""
     kin: dict[int, tuple[int, int]] = {}
@@ -112,10 +114,3 @@ def _family(first: int) -> list[int]:
     for pid in found:
         found += [one for one, (parent, _) in kin.items() if parent == pid and one not in found]
     return found
-
-
-def _keep_tail(stream: IO[bytes], tail: bytearray) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        while chunk := os.read(stream.fileno(), 65_536):
-            tail += chunk
-            del tail[:-_TAIL_BYTES]

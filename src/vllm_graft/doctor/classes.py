@@ -69,9 +69,20 @@ class ClassReader:
         """Return what an entry point, ``module:Name`` or ``module.Name`` stands for."""
         module, qualname = _split(what)
         name = f"{module}:{qualname}"
-        if name not in self._known:
-            self._known[name] = self._look_up(module, qualname)
-        return self._known[name]
+        if name in self._known:
+            return self._known[name]
+        places = [found for found in self._meanings(module, qualname) if isinstance(found, ScopeEntry)]
+        classes = [place for place in places if place.cls is not None]
+        kind: Kind = "unknown"
+        if classes:
+            bases, complete = self._above(classes)
+            found = ObjectInfo(_name(classes[0]), "class", tuple(bases), complete)
+        else:
+            if places:
+                kind = "function" if isinstance(places[0].nodes[-1], Function) else "value"
+            found = ObjectInfo(_name(places[0]) if places else name, kind)
+        self._known[name] = found
+        return found
 
     def is_a(self, what: EntryPoint | str, ancestor: str) -> Derives:
         """Return whether a class is, or derives from, another; what is not a class derives from nothing."""
@@ -112,17 +123,6 @@ class ClassReader:
         """Return whether a word stands anywhere in the module of a name."""
         file = self._finder.source.read(_split(what)[0])
         return file is not None and word in file.text
-
-    def _look_up(self, module: str, qualname: str) -> ObjectInfo:
-        places = [found for found in self._meanings(module, qualname) if isinstance(found, ScopeEntry)]
-        classes = [place for place in places if place.cls is not None]
-        if classes:
-            bases, complete = self._above(classes)
-            return ObjectInfo(_name(classes[0]), "class", tuple(bases), complete)
-        if not places:
-            return ObjectInfo(f"{module}:{qualname}", "unknown")
-        kind: Kind = "function" if isinstance(places[0].nodes[-1], Function) else "value"
-        return ObjectInfo(_name(places[0]), kind)
 
     def _above(self, classes: list[ScopeEntry]) -> tuple[list[str], bool]:
         """Return the names of all classes above some, and whether every one of them was found."""

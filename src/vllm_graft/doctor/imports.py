@@ -88,7 +88,10 @@ def examine_imports(
 
 
 def _check_import(env: Environment, entry: EntryPoint, timeout_s: float) -> Iterator[Finding]:
-    report = _import(env, entry, timeout_s)
+    call = entry.group in _EVERYWHERE and entry.top_level != "vllm_graft"
+    task = {"path": list(env.path), "module": entry.module, "attribute": entry.attribute, "call": call}
+    ended, found = run_task([sys.executable, import_child.__file__], task, env.variables, timeout_s)
+    report = ImportReport(ended, **{**found, "heavy": tuple(found.get("heavy", ()))} if "stage" in found else {})
     subject = f"plugin {entry.name!r}"
     if report.failure:
         code, level, what, fix = _failure(env, entry, report, timeout_s)
@@ -102,20 +105,6 @@ def _check_import(env: Environment, entry: EntryPoint, timeout_s: float) -> Iter
         what = f"importing it alone takes {report.seconds:.1f} s{heavy}; every vLLM process does it"
         fix = "import what is heavy inside the functions that need it, and name classes by strings"
         yield Finding("D008", "info", subject, what, entry.origin, fix)
-
-
-def _import(env: Environment, entry: EntryPoint, timeout_s: float) -> ImportReport:
-    call = entry.group in _EVERYWHERE and entry.top_level != "vllm_graft"
-    task = {"path": list(env.path), "module": entry.module, "attribute": entry.attribute, "call": call}
-    ended, found = run_task([sys.executable, import_child.__file__], task, env.variables, timeout_s)
-    return ImportReport(
-        ended,
-        str(found.get("stage", "import")),
-        str(found.get("error", "")),
-        float(found.get("seconds", 0.0)),
-        tuple(found.get("heavy", ())),
-        bool(found.get("cuda", False)),
-    )
 
 
 def _failure(
@@ -134,10 +123,8 @@ def _failure(
         return "D009", "error", what, "have it return None where its hardware or libraries are not there"
     if report.stage == "call":
         # load_general_plugins calls the functions without a try.
-        what = (
-            f"its function {report.failure}, and vLLM does not catch that: every process stops, the command line "
-            "included"
-        )
+        then = "vLLM does not catch that: every process stops, the command line included"
+        what = f"its function {report.failure}, and {then}"
         fix = f"fix what it needs, leave it out by VLLM_PLUGINS, or uninstall {entry.package}"
         return "D029", "error" if loads else "warning", what, fix
     last = limit = ""

@@ -72,8 +72,8 @@ def _run(body: Sequence[ast.stmt], state: State) -> Ending:
         if isinstance(node, ast.Assert):
             # One that cannot be judged is taken to hold: it has nothing to do with a second call.
             ending = node if _truth(_value(state, node.test)) is False else "end"
-        elif isinstance(node, ast.If):
-            ending = _branch(node, state)
+        elif isinstance(node, ast.If) and (held := _truth(_value(state, node.test))) is not None:
+            ending = _run(node.body if held else node.orelse, state)
         elif isinstance(node, ast.With):
             ending = _run(node.body, state)
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -93,16 +93,6 @@ def _run(body: Sequence[ast.stmt], state: State) -> Ending:
             state.update(dict.fromkeys(_bound([node]), _UNKNOWN))
         if ending != "end":
             return ending
-    return "end"
-
-
-def _branch(node: ast.If, state: State) -> Ending:
-    held = _truth(_value(state, node.test))
-    if held is not None:
-        return _run(node.body if held else node.orelse, state)
-    if any(isinstance(each, ast.Raise | ast.Return) for each in ast.walk(node)):
-        return "unknown"
-    state.update(dict.fromkeys(_bound([node]), _UNKNOWN))
     return "end"
 
 

@@ -255,7 +255,15 @@ class _ReadItem(CatalogueEntry):
         holder, kind = found
         if not isinstance(kind, ast.ClassDef):
             return [], self.given
-        bases = [base for node in kind.bases if (base := _contract(holder, node))]
+        bases = []
+        for base in kind.bases:
+            # A base counts that is imported from vllm-graft, and is a contract.
+            node = base.value if isinstance(base, ast.Subscript) else base
+            bound = holder.namespace.only(node.id) if isinstance(node, ast.Name) else None
+            if isinstance(bound, ast.ImportFrom) and (bound.module or "").startswith("vllm_graft"):
+                names = {alias.asname or alias.name: alias.name for alias in bound.names}
+                contract = names[node.id] if isinstance(node, ast.Name) else ""
+                bases += [contract] if contract in _CONTRACTS else []
         for statement in kind.body:
             targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
             if any(isinstance(target, ast.Name) and target.id == "options" for target in targets):
@@ -265,15 +273,3 @@ class _ReadItem(CatalogueEntry):
                     value = None
                 return bases, value if isinstance(value, dict) else self.given
         return bases, None if len(bases) == len(kind.bases) else self.given
-
-
-def _contract(module: SourceModule, base: ast.expr) -> str:
-    """Return the contract of vllm-graft that a base class is; empty for any other class."""
-    node = base.value if isinstance(base, ast.Subscript) else base
-    if not isinstance(node, ast.Name):
-        return ""
-    bound = module.namespace.only(node.id)
-    if not isinstance(bound, ast.ImportFrom) or not (bound.module or "").startswith("vllm_graft"):
-        return ""
-    name = next(alias.name for alias in bound.names if (alias.asname or alias.name) == node.id)
-    return name if name in _CONTRACTS else ""

@@ -160,9 +160,8 @@ def is_sure(env: Environment) -> bool:
         *arguments.document("-sc"),
         *(word.partition("=")[0].replace("-", "_").rpartition(".")[2] for word in arguments.words),
     }
-    return not (
-        drafting or any(map(arguments.given, _RUNNER_MATTERS)) or platform_plugins(env) or "rocm" in str(env.vllm)
-    )
+    other = any(map(arguments.given, _RUNNER_MATTERS)) or platform_plugins(env) or "rocm" in str(env.vllm)
+    return not (drafting or other)
 
 
 def generates(env: Environment) -> bool | None:
@@ -248,13 +247,9 @@ LORA_UPDATING: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 
 def foreign_resolvers(env: Environment) -> list[EntryPoint]:
     """Return the loaded general plugins of other packages whose module mentions vLLM's registry of resolvers."""
-    return [
-        entry
-        for entry in env.in_group("vllm.general_plugins")
-        if env.loads(entry)
-        and entry.top_level not in ("vllm", "vllm_graft")
-        and env.classes.mentions(entry, "LoRAResolverRegistry")
-    ]
+    entries = [entry for entry in env.in_group("vllm.general_plugins") if env.loads(entry)]
+    others = [entry for entry in entries if entry.top_level not in ("vllm", "vllm_graft")]
+    return [entry for entry in others if env.classes.mentions(entry, "LoRAResolverRegistry")]
 
 
 def active_resolvers(env: Environment) -> list[str]:

@@ -48,21 +48,18 @@ class Plugin:
 
 def plugins(env: Environment, findings: Iterable[Finding] = ()) -> list[Plugin]:
     """Return a row for every plugin, those that will not load first."""
-    known = list(findings)
-    rows = [_plugin(env, entry, known) for entry in env.in_group(*GROUPS, OURS)]
+    known, rows = list(findings), []
+    for entry in env.in_group(*GROUPS, OURS):
+        loads = entry.group == OURS or env.loads(entry)
+        about = (each for each in known if repr(entry.name) in each.subject or entry.name in each.subject.split())
+        codes = tuple(dict.fromkeys(each.code for each in about if each.level != "info"))
+        lacks = _lacks(env, entry) if loads else ""
+        where = f"{PLACES[entry.group]}; {lacks}" if lacks else PLACES[entry.group]
+        if not loads:
+            unset = env.allowed is None
+            where = f"not loaded: VLLM_PLUGINS {'must name it, and is not set' if unset else 'does not name it'}"
+        rows.append(Plugin(entry.name, entry.group, entry.package, entry.value, loads, where, codes, bool(lacks)))
     return sorted(rows, key=lambda row: (row.loads and not row.codes, row.loads, row.group, row.name))
-
-
-def _plugin(env: Environment, entry: EntryPoint, findings: Iterable[Finding]) -> Plugin:
-    loads = entry.group == OURS or env.loads(entry)
-    about = (each for each in findings if repr(entry.name) in each.subject or entry.name in each.subject.split())
-    codes = tuple(dict.fromkeys(each.code for each in about if each.level != "info"))
-    lacks = _lacks(env, entry) if loads else ""
-    where = f"{PLACES[entry.group]}; {lacks}" if lacks else PLACES[entry.group]
-    if not loads:
-        unset = env.allowed is None
-        where = f"not loaded: VLLM_PLUGINS {'must name it, and is not set' if unset else 'does not name it'}"
-    return Plugin(entry.name, entry.group, entry.package, entry.value, loads, where, codes, bool(lacks))
 
 
 def _lacks(env: Environment, entry: EntryPoint) -> str:

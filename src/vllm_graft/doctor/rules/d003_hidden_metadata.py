@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_graft.doctor.environment import GROUPS, OURS, EntryPoint, Environment, PackageMetadata, parse_version
+from vllm_graft.doctor.environment import GROUPS, OURS, Environment, parse_version
 from vllm_graft.findings import Finding, Level
 
 CODE = "D003"
@@ -16,12 +16,18 @@ def check(env: Environment) -> Iterator[Finding]:
     seen = {package.name: package for package in env.packages if not package.hidden}
     for package in env.packages:
         first = seen[package.name]
-        lost = _lost(package, first) if package.hidden else ""
+        taken = {(entry.group, entry.name): entry.value for entry in first.entries}
+        lost = []
+        for entry in package.entries if package.hidden else ():
+            instead = taken.get((entry.group, entry.name))
+            if entry.group in (*GROUPS, OURS) and instead != entry.value:
+                given = f", instead of which {instead} is taken" if instead is not None else ""
+                lost.append(f"{entry.name} of {entry.group} ({entry.value}{given})")
         if not lost:
             continue
         what = (
             f"the copy {first.version or 'of no version'} at {first.where} hides {package.version or 'another'} at "
-            f"{package.where}, whose entry points are not found: {lost}"
+            f"{package.where}, whose entry points are not found: {', '.join(lost)}"
         )
         where = str(first.where)
         # An older copy behind a newer one is the usual end of an upgrade.
@@ -34,19 +40,3 @@ def check(env: Environment) -> Iterator[Finding]:
             level: Level = "error" if first.where.suffix == ".egg-info" else "warning"
             fix = f"remove the one that is out of date, then install {package.name} again"
             yield Finding(CODE, level, f"package {package.name}", what, where, fix)
-
-
-def _lost(hidden: PackageMetadata, first: PackageMetadata) -> str:
-    taken = {(entry.group, entry.name): entry.value for entry in first.entries}
-    lost = [
-        entry
-        for entry in hidden.entries
-        if entry.group in (*GROUPS, OURS) and taken.get((entry.group, entry.name)) != entry.value
-    ]
-
-    def describe(entry: EntryPoint) -> str:
-        instead = taken.get((entry.group, entry.name))
-        given = f", instead of which {instead} is taken" if instead is not None else ""
-        return f"{entry.name} of {entry.group} ({entry.value}{given})"
-
-    return ", ".join(map(describe, lost))

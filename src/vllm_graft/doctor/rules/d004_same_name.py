@@ -22,8 +22,14 @@ def check(env: Environment) -> Iterator[Finding]:
             # vLLM does not mind two packages that register one object; vllm-graft does.
             if len({entry.value if group != OURS else entry.where for entry in entries}) > 1:
                 yield from _in_one_group(env, group, name, entries)
-    if env.allowed is not None:
-        yield from _in_two_groups(env)
+    gated = [entry for entry in env.plugins if entry.group != "vllm.logits_processors"]
+    for name in dict.fromkeys(entry.name for entry in gated) if env.allowed is not None else ():
+        entries = [entry for entry in gated if entry.name == name]
+        if len({entry.group for entry in entries}) > 1 and len({entry.package for entry in entries}) > 1:
+            places = ", ".join(f"{entry.package} in {entry.group}" for entry in entries)
+            what = f"is registered by {places}: VLLM_PLUGINS goes by the name alone and switches them all at once"
+            fix = "have one of them renamed to switch them apart"
+            yield Finding(CODE, "info", f"plugin {name!r}", what, "VLLM_PLUGINS", fix)
 
 
 def _in_one_group(env: Environment, group: str, name: str, entries: list[EntryPoint]) -> Iterator[Finding]:
@@ -43,15 +49,3 @@ def _in_one_group(env: Environment, group: str, name: str, entries: list[EntryPo
         fix = f"uninstall all but one of {', '.join(dict.fromkeys(entry.package for entry in entries))}"
         level = "error" if env.uses(last) else "warning"
         yield Finding(CODE, level, f"plugin {name!r}", what, f"entry points of {group}", fix)
-
-
-def _in_two_groups(env: Environment) -> Iterator[Finding]:
-    gated = [entry for entry in env.plugins if entry.group != "vllm.logits_processors"]
-    for name in dict.fromkeys(entry.name for entry in gated):
-        entries = [entry for entry in gated if entry.name == name]
-        several = len({entry.group for entry in entries}) > 1 and len({entry.package for entry in entries}) > 1
-        if several:
-            places = ", ".join(f"{entry.package} in {entry.group}" for entry in entries)
-            what = f"is registered by {places}: VLLM_PLUGINS goes by the name alone and switches them all at once"
-            fix = "have one of them renamed to switch them apart"
-            yield Finding(CODE, "info", f"plugin {name!r}", what, "VLLM_PLUGINS", fix)

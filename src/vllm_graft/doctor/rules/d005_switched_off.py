@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from vllm_graft.doctor import plans, server
 from vllm_graft.doctor.environment import Environment
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, Level
 
 CODE = "D005"
 TITLE = "Plugins that VLLM_PLUGINS switches off"
-
-_GRAFT: Final = "graft"
 
 
 def check(env: Environment) -> Iterator[Finding]:
@@ -22,11 +19,18 @@ def check(env: Environment) -> Iterator[Finding]:
     # A name with blanks around it has a rule of its own.
     spaced = {name.strip() for name in env.allowed}
     off = [entry for entry in env.plugins if not env.loads(entry) and entry.name not in spaced]
-    ours = [entry for entry in off if entry.name == _GRAFT and entry.package == "vllm-graft"]
+    ours = [entry for entry in off if entry.name == "graft" and entry.package == "vllm-graft"]
     theirs = [entry for entry in off if entry.top_level == "vllm"]
     others = [entry for entry in off if entry not in ours and entry not in theirs]
     if ours and not plans.disabled(env):
-        yield _graft(env)
+        level: Level = "info"
+        what = "VLLM_PLUGINS does not list it, so nothing of vllm-graft runs; nothing asks it to do anything either"
+        fix = "add graft to the list before you need it"
+        if asked := plans.configured(env):
+            level = "error"
+            what = f"VLLM_PLUGINS does not list it, so nothing of vllm-graft runs, although {asked} asks it to"
+            fix = f"set VLLM_PLUGINS={_list(env, ['graft'])}; GRAFT_DISABLE=1 says that the stock server is meant"
+        yield Finding(CODE, level, "plugin 'graft'", what, "VLLM_PLUGINS", fix)
     if others:
         names = ", ".join(f"{entry.name} ({entry.package}, {entry.group})" for entry in others)
         what = f"is an allow-list for all groups and switches off: {names}"
@@ -39,16 +43,6 @@ def check(env: Environment) -> Iterator[Finding]:
         what = f"switches off vLLM's own {', '.join(idle)} too"
         fix = "add them if LoRA adapters are to be found at run time"
         yield Finding(CODE, "info", "VLLM_PLUGINS", what, "VLLM_PLUGINS", fix)
-
-
-def _graft(env: Environment) -> Finding:
-    asked = plans.configured(env)
-    if not asked:
-        what = "VLLM_PLUGINS does not list it, so nothing of vllm-graft runs; nothing asks it to do anything either"
-        return Finding(CODE, "info", "plugin 'graft'", what, "VLLM_PLUGINS", "add graft to the list before you need it")
-    what = f"VLLM_PLUGINS does not list it, so nothing of vllm-graft runs, although {asked} asks it to"
-    fix = f"set VLLM_PLUGINS={_list(env, [_GRAFT])}; GRAFT_DISABLE=1 says that the stock server is meant"
-    return Finding(CODE, "error", "plugin 'graft'", what, "VLLM_PLUGINS", fix)
 
 
 def _list(env: Environment, names: list[str]) -> str:

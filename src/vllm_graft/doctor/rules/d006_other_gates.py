@@ -13,20 +13,14 @@ TITLE = "Groups that do not obey VLLM_PLUGINS as the others do"
 
 def check(env: Environment) -> Iterator[Finding]:
     """Find logits processors, which load whatever the list says, and endpoint plugins that no list names."""
-    if env.allowed is None:
-        yield from _endpoints(env)
-        return
-    for entry in env.in_group("vllm.logits_processors"):
-        if entry.name not in env.allowed:
-            what = f"VLLM_PLUGINS does not list it, and vLLM loads it all the same: no list holds for {entry.group}"
-            fix = f"uninstall {entry.package} where it is not wanted"
-            yield Finding(CODE, "warning", entry.subject, what, entry.where, fix)
-
-
-def _endpoints(env: Environment) -> Iterator[Finding]:
-    for entry in env.in_group("vllm.endpoint_plugins"):
+    for entry in env.in_group("vllm.endpoint_plugins") if env.allowed is None else ():
         # The list that lets it in shuts out all that it does not name.
         wanted = [each.name for each in env.plugins if env.loads(each) and each.group != "vllm.logits_processors"]
         what = "is not loaded: VLLM_PLUGINS is not set, and endpoint plugins load only when it names them"
         fix = f"set VLLM_PLUGINS={','.join(dict.fromkeys([*wanted, entry.name]))}, which keeps the others on"
         yield Finding(CODE, "warning", entry.subject, what, "VLLM_PLUGINS", fix)
+    for entry in env.in_group("vllm.logits_processors"):
+        if env.allowed is not None and entry.name not in env.allowed:
+            what = f"VLLM_PLUGINS does not list it, and vLLM loads it all the same: no list holds for {entry.group}"
+            fix = f"uninstall {entry.package} where it is not wanted"
+            yield Finding(CODE, "warning", entry.subject, what, entry.where, fix)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from vllm_graft.doctor import plans
 from vllm_graft.doctor.environment import GROUPS, OURS, EntryPoint, Environment
 from vllm_graft.errors import nearest
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, Level
 from vllm_graft.sources.modules import Missing, SourceModule
 from vllm_graft.sources.scopes import Namespace
 
@@ -24,21 +24,14 @@ def check(env: Environment) -> Iterator[Finding]:
         if lacking:
             what = f"{entry.value} cannot be loaded: {lacking}; {_consequence(env, entry)}"
             fix = f"correct the entry point and install {entry.package} again"
-            yield Finding(
-                CODE,
-                "error" if plans.loads(env, entry) else "warning",
-                entry.subject,
-                what,
-                f"{entry.where} [{entry.group}]",
-                fix,
-            )
+            level: Level = "error" if plans.loads(env, entry) else "warning"
+            yield Finding(CODE, level, entry.subject, what, f"{entry.where} [{entry.group}]", fix)
 
 
 def _lacking(module: SourceModule, entry: EntryPoint, env: Environment) -> str:
     first, _, rest = entry.attribute.partition(".")
-    if not first:
-        return ""
-    if lacking := unbound(env, module, first):
+    lacking = unbound(env, module, first) if first else ""
+    if lacking or not first:
         return lacking
     kind = module.namespace.only(first)
     if rest and isinstance(kind, ast.ClassDef) and not (kind.bases or kind.keywords or kind.decorator_list):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from vllm_graft.doctor.environment import GROUPS, OURS, Environment
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, Level
 
 CODE = "D011"
 TITLE = "A group that is never read"
@@ -34,14 +34,8 @@ def check(env: Environment) -> Iterator[Finding]:
         hint = f" (did you mean {meant!r}?)" if meant else f" (there is: {', '.join(GROUPS)})"
         what = f"{reader} reads no such group, so this is never loaded: {names}{hint}"
         fix = f"correct the group in the metadata of {packages} and install it again"
-        yield Finding(
-            CODE,
-            "error" if meant and _nearest(_plain(group), known, _CERTAIN) is not None else "warning",
-            f"group {group!r} of {packages}",
-            what,
-            entries[0].where,
-            fix,
-        )
+        level: Level = "error" if meant and _nearest(_plain(group), known, _CERTAIN) is not None else "warning"
+        yield Finding(CODE, level, f"group {group!r} of {packages}", what, entries[0].where, fix)
 
 
 def _meant(group: str, env: Environment) -> str | None:

@@ -45,7 +45,7 @@ def check(env: Environment) -> Iterator[Finding]:
         module = env.module(entry.module)
         if not isinstance(module, SourceModule):
             continue
-        fault = _of_class(entry, env) if entry.group in _CLASSES else _of_call(entry, env)
+        fault = _fault(entry, env)
         if fault:
             is_what, then, fix = fault
             what = f"{entry.value} is {is_what}; {then}"
@@ -56,28 +56,23 @@ def check(env: Environment) -> Iterator[Finding]:
             yield Finding(CODE, level, entry.subject, what, where, fix)
 
 
-def _of_class(entry: EntryPoint, env: Environment) -> tuple[str, str, str] | None:
-    then = f"{entry.group} takes a class, so {_CLASSES[entry.group]}"
-    fix = "point the entry point at the class itself"
-    if not entry.attribute:
-        return "a module", then, fix
-    kind = _kind(entry, env)
-    if isinstance(kind, Function | ast.Lambda):
-        return "a function", then, fix
-    if isinstance(kind, ast.Call):
-        return "an object, not a class", then, fix
-    return ("a plain value", then, fix) if isinstance(kind, _VALUES) else None
-
-
-def _of_call(entry: EntryPoint, env: Environment) -> tuple[str, str, str] | None:
+def _fault(entry: EntryPoint, env: Environment) -> tuple[str, str, str] | None:
+    """Return what an entry point is instead of what its group takes, what comes of it, and the next step."""
     group = entry.group
-    then = f"{group} takes a function that is called without arguments, so {_CALLED[group]}"
-    fix = "point the entry point at a function without arguments"
+    if group in _CLASSES:
+        then, fix = f"{group} takes a class, so {_CLASSES[group]}", "point the entry point at the class itself"
+    else:
+        then = f"{group} takes a function that is called without arguments, so {_CALLED[group]}"
+        fix = "point the entry point at a function without arguments"
     if not entry.attribute:
         return "a module", then, fix
     kind = _kind(entry, env)
     if isinstance(kind, _VALUES):
         return "a plain value", then, fix
+    if group in _CLASSES:
+        if isinstance(kind, Function | ast.Lambda):
+            return "a function", then, fix
+        return ("an object, not a class", then, fix) if isinstance(kind, ast.Call) else None
     if isinstance(kind, ast.AsyncFunctionDef):
         return "a coroutine function", f"{group} takes a plain function: nobody awaits this one, so it never runs", fix
     if isinstance(kind, ast.FunctionDef | ast.Lambda) and (needs := _needed(kind.args, method=False)):

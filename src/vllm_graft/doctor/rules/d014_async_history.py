@@ -17,21 +17,15 @@ _CURE: Final = "async-history"
 
 def check(env: Environment) -> Iterator[Finding]:
     """Find V1 processors of packages: only those of ``--logits-processors`` get the real tokens (vLLM #52461)."""
-    if (
-        env.vllm is None
-        or server.generates(env) is False
-        or server.runner(env) == "V2"
-        or not server.is_asynchronous(env)
-    ):
+    if env.vllm is None or server.generates(env) is False or server.runner(env) == "V2":
         return
-    if server.logits_processors(env) or server.speculative_method(env) is not None:
+    if not server.is_asynchronous(env) or server.logits_processors(env) or server.speculative_method(env) is not None:
         return
-    entries = [
-        entry for entry in env.in_group(server.PROCESSORS) if env.classes.is_a(entry, server.V1_PROCESSOR) == "yes"
-    ]
-    if not entries or {_CURE, "*"} & plans.planned(env).get("patches", set()):
+    if {_CURE, "*"} & plans.planned(env).get("patches", set()):
         return
-    for entry in entries:
+    for entry in env.in_group(server.PROCESSORS):
+        if env.classes.is_a(entry, server.V1_PROCESSOR) != "yes":
+            continue
         what = "with asynchronous scheduling it sees -1 in the place of the tokens that were sampled (vLLM #52461)"
         fix = f'plan the patch that ships with vllm-graft, patches = ["{_CURE}"], or start with --no-async-scheduling'
         yield Finding(CODE, "warning", f"logits processor {entry.name!r}", what, entry.origin, fix)

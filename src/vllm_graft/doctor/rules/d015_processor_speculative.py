@@ -14,12 +14,9 @@ TITLE = "Logits processors and speculative decoding"
 
 def check(env: Environment) -> Iterator[Finding]:
     """Find processors beside drafting: the V1 runner drops those of packages in silence, and refuses named ones."""
-    if (
-        env.vllm is None
-        or server.generates(env) is False
-        or server.speculative_method(env) is None
-        or server.runner(env) == "V2"
-    ):
+    if env.vllm is None or server.generates(env) is False:
+        return
+    if server.speculative_method(env) is None or server.runner(env) == "V2":
         return
     for processor in server.processors(env):
         if processor.is_installed:

@@ -33,23 +33,19 @@ def _own(env: Environment, name: str, source: str) -> Iterator[Finding]:
     if missing:
         what = f"this LoRA resolver is asked for and will not resolve anything: {', and '.join(missing)}"
         where = source if env.variables.get(source) else "VLLM_PLUGINS"
-        fix = ", ".join(missing.values())
-        yield Finding(CODE, _level(env, name, source), f"plugin {name!r}", what, where, fix)
+        # An error where two settings ask for it: one may be part of an image, or of a list that keeps all on.
+        lora = env.arguments.switched("--enable-lora") and not env.arguments.given("--lora-modules")
+        meant = bool(server.switched_on(env, server.LORA_UPDATING) or lora)
+        level: Level = "error" if meant or name in (env.allowed or ()) else "warning"
+        if not env.variables.get(source):
+            level = "warning" if meant else "info"
+        yield Finding(CODE, level, f"plugin {name!r}", what, where, ", ".join(missing.values()))
     folder = env.variables.get(source)
     if name == server.FILESYSTEM_RESOLVER and folder and server.is_let_in(env, name) and not Path(folder).is_dir():
         fault = "is not a folder" if Path(folder).exists() else "does not exist"
         what = f"{folder} {fault}, and the plugin raises ValueError for that, which stops every vLLM process"
         fix = f"make the folder, or correct {source}"
         yield Finding(CODE, "error", f"plugin {name!r}", what, source, fix)
-
-
-def _level(env: Environment, name: str, source: str) -> Level:
-    """Return error where two settings ask for it: one may be part of an image, or of a list that keeps all on."""
-    lora = env.arguments.switched("--enable-lora") and not env.arguments.given("--lora-modules")
-    meant = bool(server.switched_on(env, server.LORA_UPDATING) or lora)
-    if not env.variables.get(source):
-        return "warning" if meant else "info"
-    return "error" if meant or name in (env.allowed or ()) else "warning"
 
 
 def _missing(env: Environment) -> dict[str, str]:

@@ -30,9 +30,8 @@ def check(env: Environment) -> Iterator[Finding]:
     lost = ", ".join(map(repr, server.active_resolvers(env)))
     what = f"{said} starts {count} API servers, and vLLM refuses that with {server.LORA_UPDATING} (ValueError)"
     fix = f"start with --api-server-count 1, or unset {server.LORA_UPDATING}"
-    yield Finding(
-        CODE, "error", f"LoRA resolvers {lost}" if lost else server.LORA_UPDATING, what, said.partition(" ")[0], fix
-    )
+    subject = f"LoRA resolvers {lost}" if lost else server.LORA_UPDATING
+    yield Finding(CODE, "error", subject, what, said.partition(" ")[0], fix)
 
 
 def _api_servers(env: Environment) -> tuple[int, str]:

@@ -32,11 +32,15 @@ def check(env: Environment) -> Iterator[Finding]:
         companion = seen.get(name)
         if torch is None or companion is None:
             continue
-        misfit = _other_build(companion, torch) or _other_release(companion, torch)
+        other_build = misfit = _other_build(companion, torch)
+        version = parse_version(torch.version)
+        for requirement in _requirements(companion) if version is not None and not other_build else ():
+            fits = version is None or requirement.specifier.contains(version.base_version, prereleases=True)
+            if requirement.name == "torch" and not fits and not misfit:
+                misfit = f"needs torch{requirement.specifier}, and torch is {torch.version}"
         if misfit:
             # A neighbouring release may do; another build never does.
-            sure = name == "torchvision" and _other_build(companion, torch)
-            level: Level = "error" if sure else "warning"
+            level: Level = "error" if name == "torchvision" and other_build else "warning"
             fix = f"uninstall {name}, which vLLM runs without, or install the one that belongs to this torch"
             yield Finding(CODE, level, f"package {name}", f"{misfit}: {then}", str(companion.where), fix)
 
@@ -47,15 +51,6 @@ def _other_build(companion: PackageMetadata, torch: PackageMetadata) -> str:
         return f"is a CUDA build ({_full(companion)}) beside a CPU build of torch ({_full(torch)})"
     if "" not in (_major(build), _major(wanted)) and _major(build) != _major(wanted):
         return f"is built for another major release of CUDA ({_full(companion)}) than torch ({_full(torch)})"
-    return ""
-
-
-def _other_release(companion: PackageMetadata, torch: PackageMetadata) -> str:
-    version = parse_version(torch.version)
-    for requirement in _requirements(companion) if version is not None else ():
-        fits = version is None or requirement.specifier.contains(version.base_version, prereleases=True)
-        if requirement.name == "torch" and not fits:
-            return f"needs torch{requirement.specifier}, and torch is {torch.version}"
     return ""
 
 

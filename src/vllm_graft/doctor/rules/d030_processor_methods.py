@@ -49,7 +49,12 @@ def _faults(
     methods: Methods, interface: Mapping[str, Function], inherits: bool
 ) -> Iterator[tuple[Level | None, str, str]]:
     """Yield what is wrong with a processor's methods, with a level where it is not that of an engine that stops."""
-    missing = [name for name, method in interface.items() if _is_missing(name, method, methods, inherits)]
+    missing = []
+    for name, method in interface.items():
+        # The method that a class has may be abstract; one that it has not, it may inherit.
+        required = (is_abstract(method) or name == "validate_params") and name != "__init__"
+        if is_abstract(methods[name]) if name in methods else required and not inherits:
+            missing.append(name)
     if missing:
         yield None, _lacks(missing, methods, inherits), f"define {listed(missing)}"
     for name, method in interface.items():
@@ -69,13 +74,6 @@ def _faults(
         elif gives and (line := _empty_end(mine)):
             what = f"{name} returns nothing on some paths (line {line}), and vLLM goes on with what it returns; "
             yield "warning", f"{what}{_then(name)} that takes one", "return the logits on every path"
-
-
-def _is_missing(name: str, method: Function, methods: Methods, inherits: bool) -> bool:
-    """Return whether a class lacks a method: the one it has is abstract, or it has none and inherits none."""
-    if name in methods:
-        return is_abstract(methods[name])
-    return not inherits and (is_abstract(method) or name == "validate_params") and name != "__init__"
 
 
 def _lacks(missing: Sequence[str], methods: Methods, inherits: bool) -> str:
@@ -132,14 +130,11 @@ def _runs_out(body: Sequence[ast.stmt]) -> bool:
         return _runs_out(last.body)
     if isinstance(last, ast.For | ast.AsyncFor):
         return _runs_out(last.orelse)
-    return isinstance(last, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Pass | ast.Delete) and not (
-        isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and _may_not_return(last.value)
-    )
-
-
-def _may_not_return(call: ast.Call) -> bool:
-    """Return whether a call may raise by design: an own method or a plain function; tensors' methods return."""
-    return not isinstance(call.func, ast.Attribute) or dotted(call.func).startswith(("self.", "sys.", "os."))
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        # An own method or a plain function may raise by design; tensors' methods return.
+        called = last.value.func
+        return isinstance(called, ast.Attribute) and not dotted(called).startswith(("self.", "sys.", "os."))
+    return isinstance(last, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Pass | ast.Delete)
 
 
 def _is_none(node: ast.expr) -> bool:

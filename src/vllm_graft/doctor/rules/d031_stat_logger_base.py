@@ -7,7 +7,7 @@ from typing import Final
 
 from vllm_graft.doctor.classes import is_abstract, listed, methods_of
 from vllm_graft.doctor.environment import Environment
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, Level
 
 CODE = "D031"
 TITLE = "A stat logger that vLLM refuses"
@@ -23,18 +23,15 @@ def check(env: Environment) -> Iterator[Finding]:
     for entry in env.in_group(GROUP):
         if env.classes.look_up(entry).kind != "class":
             continue  # D007 and D012 speak of those
-        lineage = env.classes.lineage(entry)
+        missing = [name for name, each in methods_of(env.classes.lineage(entry) or ()).items() if is_abstract(each)]
         if env.classes.is_a(entry, BASE) == "no":
             what, fix = "it does not derive from StatLoggerBase", f"derive the class from {BASE.replace(':', '.')}"
-        elif lineage is not None and (
-            missing := [name for name, method in methods_of(lineage).items() if is_abstract(method)]
-        ):
+        elif missing:
             what = f"it does not define {listed(missing)}, which vLLM's class leaves abstract"
             fix = f"define {listed(missing)}"
         else:
             continue
         what = f"{what}; an API server of vLLM stops at its start with a TypeError"
         fix = f"{fix}, or uninstall {entry.package}"
-        yield Finding(
-            CODE, "error" if env.loads(entry) else "warning", f"stat logger {entry.name!r}", what, entry.origin, fix
-        )
+        level: Level = "error" if env.loads(entry) else "warning"
+        yield Finding(CODE, level, f"stat logger {entry.name!r}", what, entry.origin, fix)

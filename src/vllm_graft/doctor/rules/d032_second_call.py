@@ -8,7 +8,7 @@ from typing import Final
 from vllm_graft.doctor.environment import Environment
 from vllm_graft.doctor.interpreter import raises_when_called_again
 from vllm_graft.doctor.server import PLATFORMS
-from vllm_graft.findings import Finding
+from vllm_graft.findings import Finding, Level
 
 CODE = "D032"
 TITLE = "A plugin that refuses a second call"
@@ -30,11 +30,5 @@ def check(env: Environment) -> Iterator[Finding]:
         if raising is not None:
             what = f"{entry.value} raises when it is called a second time; {CONSEQUENCES[entry.group]}"
             fix = "return where everything is registered already, instead of raising"
-            yield Finding(
-                CODE,
-                "error" if entry.group == PLATFORMS and env.loads(entry) else "warning",
-                entry.subject,
-                what,
-                f"{module.file.path}:{raising.lineno}",
-                fix,
-            )
+            level: Level = "error" if entry.group == PLATFORMS and env.loads(entry) else "warning"
+            yield Finding(CODE, level, entry.subject, what, f"{module.file.path}:{raising.lineno}", fix)

@@ -64,15 +64,11 @@ def _ending(
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and deep:
             called = find_certain(module, call.func.id, path)
             function = called[1] if called is not None else None
-            # A decorator may skip the body, and a generator waits with it.
-            if (
-                called is not None
-                and isinstance(function, ast.FunctionDef)
-                and not (
-                    function.decorator_list
-                    or any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(function))
-                )
-            ):
+            runs = isinstance(function, ast.FunctionDef) and not (
+                # A decorator may skip the body, and a generator waits with it.
+                function.decorator_list or any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(function))
+            )
+            if called is not None and isinstance(function, ast.FunctionDef) and runs:
                 inner = _ending(called[0], function.body, path, raises=raises, deep=deep - 1)
                 if inner is not None:
                     return inner

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from vllm_graft.doctor import plans
-from vllm_graft.doctor.child_process import ChildExit, run_task
+from vllm_graft.doctor.child_process import run_task
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
 from vllm_graft.plan.patch_review import review
@@ -57,16 +57,13 @@ def check(env: Environment) -> list[Finding]:
     ended, report = run_task([sys.executable, "-P", "-c", code], task, env.variables, limit)
     if "findings" in report:
         return [Finding.from_dict(row) for row in report["findings"]]
-    return [_unfinished(report.get("item") or items[0], ended)]
-
-
-def _unfinished(item: Mapping[str, str], ended: ChildExit) -> Finding:
-    """Build the finding for a child that ended while it imported a patch."""
+    # The child ended while it imported a patch.
+    item = report.get("item") or items[0]
     timed_out = ended.status is None or ended.signal == "SIGALRM"
     how = f"does not come to an end within {_IMPORT_S} s" if timed_out else ended.describe()
     last = f"; its last line: {ended.last_line}" if ended.last_line else ""
     fix = f"repair or reinstall {item['package']}, or take {item['name']!r} out of the plan"
-    return Finding(CODE, "error", f"patch {item['name']}", f"importing it {how}{last}", item["origin"], fix)
+    return [Finding(CODE, "error", f"patch {item['name']}", f"importing it {how}{last}", item["origin"], fix)]
 
 
 def main(file: str) -> None:
