@@ -18,6 +18,7 @@ has the package installed.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 SIMULATE_VARIABLE = "GRAFT_SIMULATE"
 """Set to 1 or to the name of a device, vLLM runs on the simulated accelerator."""
@@ -36,15 +37,16 @@ def register() -> None:
 
 def platform() -> str | None:
     """Return the simulated platform if ``GRAFT_SIMULATE`` is set: the entry point of ``vllm.platform_plugins``."""
-    if disabled() or not _is_set(SIMULATE_VARIABLE):
+    if disabled() or not is_set(SIMULATE_VARIABLE):
         return None
     return "vllm_graft.simulator.platform.SimulatedPlatform"
 
 
 def disabled() -> bool:
     """Return whether ``GRAFT_DISABLE`` turns the package off."""
-    return _is_set(DISABLE_VARIABLE)
+    return is_set(DISABLE_VARIABLE)
 
 
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")
+def is_set(variable: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a variable is set to something else than "off"."""
+    return environ.get(variable, "").strip().lower() not in ("", "0", "false", "no")

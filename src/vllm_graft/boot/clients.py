@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from vllm_graft import ledger
 from vllm_graft.boot import disabled, proof, startup_error
 from vllm_graft.boot.process import LOG, process
-from vllm_graft.boot.role import is_called_by
+from vllm_graft.boot.role import frames_above
 from vllm_graft.errors import GraftError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.ledger import ProcessRow, comparison
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
 
 _STATUS_TIMEOUT_S: Final = 10.0
-"""How long engines have to answer a request for the status."""
+"""The seconds that engines have to answer a request for the status."""
 
 _FRESH_S: Final = 1.0
-"""How long an answer is reused."""
+"""The seconds for which an answer is reused."""
 
 _LEAVE_S: Final = 5.0
-"""How long an API server takes to end, apart from its sinks."""
+"""The seconds that an API server takes to end, apart from its sinks."""
 
 _HTTP: Final = "run_server_worker"
 """The function in which vLLM's HTTP server makes its client (0.26 to 0.32)."""
@@ -70,7 +70,7 @@ def make_client(
     elif ledger.current().home is not None and nodes == 1 and parallel.distributed_executor_backend != "ray":
         # Every process of the engine records on this machine, as far as its configuration tells.
         proof.compare(plan)
-    elif not is_called_by(_HTTP):
+    elif not any(frame.f_code.co_name == _HTTP for frame in frames_above()):
         # An HTTP server asks its engines before it serves (GraftEndpoint); other programs do not.
         what = (
             "is not compared with the engines of this AsyncLLM: they may run on other machines, and nobody asked them"
@@ -178,9 +178,7 @@ def _engine_core(client: Any) -> Any:
     """Return the part of an engine client that speaks to single engines, or refuse a vLLM without one."""
     core = getattr(client, "engine_core", None)
     if not hasattr(core, "core_engines") or not hasattr(core, "_call_utility_async"):
-        raise StartError(
-            f"this vLLM's engine client ({type(client).__name__}) has no way to ask each engine what it has",
-            where="engine_core._call_utility_async",
-            fix="install a vLLM of the tested range or a newer vllm-graft, or set GRAFT_DISABLE=1",
-        )
+        what = f"this vLLM's engine client ({type(client).__name__}) has no way to ask each engine what it has"
+        fix = "install a vLLM of the tested range or a newer vllm-graft, or set GRAFT_DISABLE=1"
+        raise StartError(what, where="engine_core._call_utility_async", fix=fix)
     return core

@@ -53,11 +53,9 @@ def enter() -> None:
         env.register_variables(process.patchset)
     except (ImportError, AttributeError) as error:
         # No reason to disturb a server that plans nothing; one that does is refused.
-        process.deferred_error = StartError(
-            f"this vLLM ({vllm_version()}) does not keep its environment variables where vllm-graft looks: {error}",
-            where="vllm.envs.environment_variables",
-            fix="install a vLLM of the tested range or a newer vllm-graft, or set GRAFT_DISABLE=1",
-        )
+        what = f"this vLLM ({vllm_version()}) does not keep its environment variables where vllm-graft looks: {error}"
+        fix = "install a vLLM of the tested range or a newer vllm-graft, or set GRAFT_DISABLE=1"
+        process.deferred_error = StartError(what, where="vllm.envs.environment_variables", fix=fix)
     # A program of its own resolves a plan later, whatever a parent left in its environment.
     plan, run = (carried_plan(), carried_run()) if role is not None else (None, None)
     if role is None or role == "frontend":

@@ -69,12 +69,11 @@ def plugins_fault() -> str:
 
 def switched_off(*, planned: bool) -> list[Finding]:
     """Return findings for variables that turn vllm-graft off; an error if something is planned and lost by accident."""
-    found = []
     if disabled():
         what = "is set: vLLM runs as it is, without anything that is planned"
-        found.append(Finding("P011", "warning", DISABLE_VARIABLE, what, "", f"unset {DISABLE_VARIABLE}"))
-    elif fault := plugins_fault():
+        return [Finding("P011", "warning", DISABLE_VARIABLE, what, "", f"unset {DISABLE_VARIABLE}")]
+    if fault := plugins_fault():
         what = f"{fault}: vLLM does not load vllm-graft, and nothing that is planned is active"
         fix = f"add graft to it without blanks, or unset it; {DISABLE_VARIABLE}=1 says that the stock server is meant"
-        found.append(Finding("P011", "error" if planned else "warning", PLUGINS_VARIABLE, what, "", fix))
-    return found
+        return [Finding("P011", "error" if planned else "warning", PLUGINS_VARIABLE, what, "", fix)]
+    return []

@@ -34,9 +34,16 @@ def refuse_broken() -> None:
         called = envs.VLLM_PLUGINS is None or entry.name in envs.VLLM_PLUGINS
         if not called or _package(entry.value) in ("vllm_graft", _package(chosen.__module__)):
             continue
-        trouble, error = _call_again(entry, chosen)
-        if not trouble:
-            continue
+        error = None
+        try:
+            offered = entry.load()()
+        except Exception as raised:
+            error = raised
+            trouble = " ".join(f"raised {type(raised).__name__}: {raised}".split())
+        else:
+            if offered is None or _package(str(offered)) == _package(chosen.__module__):
+                continue
+            trouble = f"offers {offered} now, and failed when vLLM asked it, in the middle of its own import"
         owner = entry.dist.name if entry.dist is not None else "an unnamed distribution"
         raise StartError(
             f"the platform plugin {entry.name!r} of {owner} ({entry.value}) {trouble}; vLLM has passed over that and "
@@ -45,17 +52,6 @@ def refuse_broken() -> None:
             fix=f"fix or uninstall {owner}; to go on without it, set VLLM_PLUGINS to a list that has 'graft' and not "
             f"{entry.name!r}",
         ) from error
-
-
-def _call_again(entry: metadata.EntryPoint, chosen: type) -> tuple[str, Exception | None]:
-    """Return what is wrong with a plugin, and the exception that it raises now; empty if its platform is in use."""
-    try:
-        offered = entry.load()()
-    except Exception as error:
-        return " ".join(f"raised {type(error).__name__}: {error}".split()), error
-    if offered is None or _package(str(offered)) == _package(chosen.__module__):
-        return "", None
-    return f"offers {offered} now, and failed when vLLM asked it, in the middle of its own import", None
 
 
 def _package(path: str) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Collection, Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from vllm_graft import ledger
 from vllm_graft.bindings.attention import patches as attention_patches
@@ -34,15 +34,7 @@ LOG.addFilter(make_printable)
 
 
 OWN_PREFIX: Final = "graft."
-"""How the names of our own patches of vLLM begin; whether one of them fits matters only once something is planned."""
-
-
-class ItemRefusal(NamedTuple):
-    """A planned item that this process could not apply."""
-
-    item: PlanItem
-    what: str
-    fix: str
+"""The prefix of our own patches of vLLM; whether one of them fits matters only once something is planned."""
 
 
 class Process:
@@ -114,7 +106,8 @@ class Process:
                 # vLLM's worker_main catches what goes wrong before its loop begins, and ends with status 0.
                 book.unfinished = "it ended before it was ready; its error is in the server's log"
         else:
-            book.add_role(role)
+            if role not in book.record.roles:
+                book.record.roles.append(role)
             book.save()
         record, roles = book.record, "+".join(sorted(self.roles))
         if record is not None:
@@ -122,15 +115,15 @@ class Process:
             LOG.info("vllm-graft: plan %s in %s (%s): %s", plan.hash, record.name, roles, items)
         if refused and plan.strict:
             here = f"{record.name if record else 'this process'} ({roles}, pid {os.getpid()})"
-            places = [f"{here}: {item.point} {item.name!r} (from {item.origin})" for item, _, _ in refused]
-            faults = zip(refused, places, strict=True)
-            raise join([StartError(each.what, where=place, fix=each.fix) for each, place in faults])
+            places = [f"{here}: {item.point} {item.name!r} (from {item.origin})" for item, _ in refused]
+            faults = zip(places, (error for _, error in refused), strict=True)
+            raise join([StartError(error.what, where=place, fix=error.fix) for place, error in faults])
 
-    def _apply(self, plan: Plan) -> list[ItemRefusal]:
+    def _apply(self, plan: Plan) -> list[tuple[PlanItem, GraftError]]:
         """Apply the patches that this process needs and revert those it does not; return the refused ones."""
         book = ledger.current()
         needed = plan.needed_by(self.roles)
-        refused: list[ItemRefusal] = []
+        refused: list[tuple[PlanItem, GraftError]] = []
         classes: dict[str, Patch] = {}
         for item in plan.of("patch"):
             # Every process imports every planned patch, because the hash of the patches covers all.
@@ -138,7 +131,8 @@ class Process:
                 classes[item.name] = as_patch(load(item.target, item.name, item.package))
             except GraftError as error:
                 if item in needed:
-                    refused.append(_refuse(item, error))
+                    book.set_item(item.point, item.name, "refused", str(error))
+                    refused.append((item, error))
         self._patchset = patchset_hash(classes.values())
         wanted = {item.name for item in needed}
         if any(self.engine.is_active(kind) for name, kind in classes.items() if name not in wanted):
@@ -153,7 +147,8 @@ class Process:
                 try:
                     self.engine.apply([classes[item.name]])
                 except GraftError as error:
-                    refused.append(_refuse(item, error))
+                    book.set_item(item.point, item.name, "refused", str(error))
+                    refused.append((item, error))
                 else:
                     self._note_patch(item.name, classes[item.name])
             elif item.point != "patch" and not book.knows(item.name):
@@ -224,11 +219,9 @@ class Process:
         if self.was_asked or self.plan is None:
             return
         self.was_asked = True
-        what = (
-            "requests come from a front end that never asked for it: its node has no plan, so this one is active on "
-            "its own node alone"
-        )
-        ledger.current().note_error("S024", f"plan {self.plan.hash}: {what}. Next: {SAME_PLAN}")
+        what = "requests come from a front end that never asked for it: its node has no plan, so this one is active"
+        text = f"plan {self.plan.hash}: {what} on its own node alone. Next: {SAME_PLAN}"
+        ledger.current().note_error("S024", text)
 
     def leave(self) -> None:
         """Revert the patches, close the record and drop the plan, so that this process can take another."""
@@ -248,11 +241,6 @@ class Process:
             if patch not in held:
                 self.engine.revert(patch)
         self.entered = False
-
-
-def _refuse(item: PlanItem, error: GraftError) -> ItemRefusal:
-    ledger.current().set_item(item.point, item.name, "refused", str(error))
-    return ItemRefusal(item, error.what, error.fix)
 
 
 process = Process()

@@ -1,4 +1,4 @@
-"""How engines and workers prove to a front end what is active in them, and what the front end compares.
+"""The proof that engines and workers give a front end of what is active in them, and its comparison with the plan.
 
 Each process answers for itself. vLLM resolves ``WorkerExtension`` by name before it makes a worker, and mixes it into
 the worker class; ``EngineCore.graft_report`` calls the method that it adds on every worker. The resolution is used for
@@ -36,7 +36,7 @@ REPORT: Final = "graft_report"
 """The method of every engine core that the front end calls, and of every worker that the engine core calls."""
 
 START_TIMEOUT_S: Final = 60.0
-"""How long a front end waits for its engines before it serves."""
+"""The seconds for which a front end waits for its engines before it serves."""
 
 
 class WorkerReport:
@@ -107,17 +107,15 @@ def _extension(users: str) -> type:
     try:
         own = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise StartError(
+        what, fix = (
             f"the worker extension {users!r} cannot be imported: {error}",
-            where="--worker-extension-cls",
-            fix="correct the name, as pkg.module.Class",
-        ) from error
-    if hasattr(own, REPORT):
-        raise StartError(
-            f"the worker extension {users!r} has a method {REPORT!r} of its own",
-            where="--worker-extension-cls",
-            fix="rename that method; vllm-graft needs the name to prove what is active",
+            "correct the name, as pkg.module.Class",
         )
+        raise StartError(what, where="--worker-extension-cls", fix=fix) from error
+    if hasattr(own, REPORT):
+        what = f"the worker extension {users!r} has a method {REPORT!r} of its own"
+        fix = "rename that method; vllm-graft needs the name to prove what is active"
+        raise StartError(what, where="--worker-extension-cls", fix=fix)
     return type("WorkerExtension", (WorkerReport, own), {"__module__": __name__})
 
 
@@ -173,14 +171,9 @@ def unmanaged_ranks(size: int, engines: Sequence[bytes]) -> Finding | None:
     others = [str(rank) for rank in range(size) if rank not in managed]
     if not others:
         return None
-    return Finding(
-        "S025",
-        "warning",
-        f"data-parallel rank {', '.join(others)}",
-        "answers to another front end, so this one cannot tell what is active there",
-        "external or hybrid load balancing",
-        "see that /graft/status of every front end shows the same plan",
-    )
+    what = "answers to another front end, so this one cannot tell what is active there"
+    where, fix = "external or hybrid load balancing", "see that /graft/status of every front end shows the same plan"
+    return Finding("S025", "warning", f"data-parallel rank {', '.join(others)}", what, where, fix)
 
 
 @dataclass(frozen=True, slots=True)

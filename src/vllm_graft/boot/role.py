@@ -18,7 +18,7 @@ _BY_NAME: Final[tuple[tuple[str, Role], ...]] = (
     ("VllmWorker", "worker"),
     ("ApiServer", "frontend"),
 )
-"""How vLLM's names for the processes that it starts begin (0.26 to 0.32)."""
+"""The beginnings of vLLM's names for the processes that it starts (0.26 to 0.32)."""
 
 _BY_FILE: Final[tuple[tuple[str, Role], ...]] = (
     ("/vllm/v1/worker/worker_base.py", "worker"),
@@ -51,11 +51,6 @@ def engine_config_above() -> object:
         if frame.f_code.co_filename.endswith("/vllm/v1/engine/core.py") and "vllm_config" in frame.f_locals:
             return frame.f_locals["vllm_config"]
     return None
-
-
-def is_called_by(function: str) -> bool:
-    """Return whether a function of that name is on the stack."""
-    return any(frame.f_code.co_name == function for frame in frames_above())
 
 
 def frames_above() -> Iterator[FrameType]:

@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from vllm_graft import ledger
 from vllm_graft.bindings.attention import arguments as attention
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
-_LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
-
 
 def engine_config(
     args: EngineArgs, call: Callable[..., VllmConfig], positional: tuple[Any, ...], keywords: dict[str, Any]
@@ -44,12 +42,10 @@ def engine_config(
     known = process.plan
     if known is not None and known.hash != plan.hash:
         both = f"the first has {_items(known)}, this one {_items(plan)}"
-        raise ConfigError(
-            f"a second engine with another plan in one process: {both}; patches belong to a process, so one of the two "
-            "would not get what it asked for",
-            where=f"model {plan.model}",
-            fix="run the second model in a process of its own, or give both the same plan",
-        )
+        why = "patches belong to a process, so one of the two would not get what it asked for"
+        what = f"a second engine with another plan in one process: {both}; {why}"
+        fix = "run the second model in a process of its own, or give both the same plan"
+        raise ConfigError(what, where=f"model {plan.model}", fix=fix)
     is_child = child_role() is not None
     if not is_child:
         # A child that resolves the plan again has nothing to add.
@@ -96,8 +92,9 @@ def _as_names(served: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _log(findings: Iterable[Finding]) -> None:
+    levels = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
     for finding in findings:
-        LOG.log(_LEVELS[finding.level], "vllm-graft: %s", finding.explain())
+        LOG.log(levels[finding.level], "vllm-graft: %s", finding.explain())
 
 
 def _refuse_unsupported(plan: Plan) -> None:
@@ -105,28 +102,20 @@ def _refuse_unsupported(plan: Plan) -> None:
     process.raise_deferred_error()
     hook = process.missing_core_patch()
     if hook is not None:
-        raise StartError(
-            f"this vLLM ({vllm_version()}) lacks a place that vllm-graft needs: {hook.reason}",
-            where=f"{hook.target}.{hook.attribute}",
-            fix=f"install vLLM >={TESTED_FROM},<{TESTED_BELOW} or a newer vllm-graft, or set GRAFT_DISABLE=1",
-        )
+        what = f"this vLLM ({vllm_version()}) lacks a place that vllm-graft needs: {hook.reason}"
+        fix = f"install vLLM >={TESTED_FROM},<{TESTED_BELOW} or a newer vllm-graft, or set GRAFT_DISABLE=1"
+        raise StartError(what, where=f"{hook.target}.{hook.attribute}", fix=fix)
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") in ("1", "true", "True"):
         # It replaces vLLM's Python front end, and with it everything of ours there.
-        raise StartError(
-            f"with the Rust front end nothing can be proven active before the server serves, and no front-end part of "
-            f"the plan ({_items(plan)}) would run",
-            where="VLLM_USE_RUST_FRONTEND",
-            fix="unset VLLM_USE_RUST_FRONTEND, or set GRAFT_DISABLE=1 for a stock server",
-        )
+        what = "with the Rust front end nothing can be proven active before the server serves, and no front-end part"
+        fix = "unset VLLM_USE_RUST_FRONTEND, or set GRAFT_DISABLE=1 for a stock server"
+        raise StartError(f"{what} of the plan ({_items(plan)}) would run", where="VLLM_USE_RUST_FRONTEND", fix=fix)
     if plan.callers:
         Callers.read(plan.callers).check_plan(plan)
         if "--grpc" in sys.argv:
             # Callers are identified by HTTP headers.
-            raise StartError(
-                "with --grpc there is no API server in which callers could be told apart",
-                where="--grpc",
-                fix="take `callers` out of the configuration, or serve HTTP",
-            )
+            what = "with --grpc there is no API server in which callers could be told apart"
+            raise StartError(what, where="--grpc", fix="take `callers` out of the configuration, or serve HTTP")
 
 
 def _items(plan: Plan) -> str:
@@ -149,13 +138,9 @@ def _begin(plan: Plan, extension: str, *, headless: bool) -> Run:
     carry(plan, run)
     version = vllm_version()
     if version is not None and not in_tested_range(version):
-        LOG.warning(
-            "vllm-graft: vLLM %s is outside the tested range %s to %s (exclusive); each feature is probed, and what is "
-            "missing is refused by name",
-            version,
-            TESTED_FROM,
-            TESTED_BELOW,
-        )
+        tested = f"outside the tested range {TESTED_FROM} to {TESTED_BELOW} (exclusive)"
+        then = "each feature is probed, and what is missing is refused by name"
+        LOG.warning("vllm-graft: vLLM %s is %s; %s", version, tested, then)
     if plan.of("sampler") and not sampling.v2_takes_samplers():
         LOG.warning(
             "vllm-graft: P005: a sampler is planned, and vLLM %s takes none on its V2 model runner: this server uses "
@@ -212,12 +197,11 @@ def refuse_config_by_hand(config: Any, plan: Plan | None) -> None:
         _log(plan.findings)
     if not plan:
         return
-    message = StartError(
-        f"this engine's VllmConfig was built by hand, so its plan ({_items(plan)}) cannot take effect",
-        where="engine core",
-        fix="build the configuration with EngineArgs(...).create_engine_config(), or set GRAFT_DISABLE=1 for a stock "
-        "engine",
+    what = f"this engine's VllmConfig was built by hand, so its plan ({_items(plan)}) cannot take effect"
+    fix = (
+        "build the configuration with EngineArgs(...).create_engine_config(), or set GRAFT_DISABLE=1 for a stock engine"
     )
+    message = StartError(what, where="engine core", fix=fix)
     if plan.strict:
         raise message
     LOG.warning("vllm-graft: %s", message)

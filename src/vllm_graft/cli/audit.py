@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import sys
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Audit packages and print the report; exit status 1 if a finding is at level error."""
     from vllm_graft.audit.releases.library import INSTALLED, LATEST, Library
-    from vllm_graft.audit.uses import collector_paused
+    from vllm_graft.audit.uses import collector_paused, installed_plugins, locate
 
     # --against takes several words; those that are not releases are packages.
     words = args.against or []
@@ -76,7 +75,11 @@ def run(args: argparse.Namespace) -> int:
     # Packing and printing a report make many objects, too, and what was read is still alive then.
     with collector_paused(ending=args.ends_process):
         library = Library(offline=args.offline, progress=_bar("fetching vLLM's sources"))
-        packages = _packages(args.package, tests=args.tests)
+        names = args.package or installed_plugins()
+        if not names:
+            what = "no package was named, and none is installed that registers plugins with vLLM"
+            raise ConfigError(what, fix="name a package, a file or a folder")
+        packages = [locate(name, tests=args.tests) for name in dict.fromkeys(names)]
         against = _against(args, library)
         base, why = _base(args, library, packages, against)
         if args.matrix:
@@ -95,16 +98,6 @@ def run(args: argparse.Namespace) -> int:
             report = replace(report, findings=tuple(worst_first([*report.findings, *found])))
         _show(args, report, library, why)
         return exit_status(report.findings)
-
-
-def _packages(names: list[str], *, tests: bool) -> list[PackageFiles]:
-    from vllm_graft.audit.uses import installed_plugins, locate
-
-    names = names or installed_plugins()
-    if not names:
-        what = "no package was named, and none is installed that registers plugins with vLLM"
-        raise ConfigError(what, fix="name a package, a file or a folder")
-    return [locate(name, tests=tests) for name in dict.fromkeys(names)]
 
 
 def _cached_report(
@@ -306,25 +299,9 @@ def _document(report: Report, why: str) -> dict[str, object]:
     }
 
 
-def _bar(step: str) -> _Bar | None:
-    """Return a progress bar on a terminal, nothing elsewhere."""
-    return _Bar(step) if sys.stderr.isatty() else None
+def _bar(step: str) -> Callable[[int, int], None] | None:
+    """Return a progress bar on a terminal, drawn once the step has taken a second; nothing elsewhere."""
+    from vllm_graft.cli.printing import ProgressLine
 
-
-class _Bar:
-    """The progress of a step, shown once it has taken a second."""
-
-    def __init__(self, step: str) -> None:
-        from vllm_graft.cli.printing import ProgressLine
-
-        self._step = step
-        self._line = ProgressLine()
-        self._began = time.monotonic()
-        self._drawn = -1
-
-    def __call__(self, done: int, total: int) -> None:
-        """Redraw, at each percent."""
-        percent = 100 * done // max(total, 1)
-        if percent != self._drawn and time.monotonic() - self._began > 1:
-            self._drawn = percent
-            self._line(self._step, done, max(total, 1))
+    line = ProgressLine(patience_s=1.0)
+    return (lambda done, total: line(step, done, max(total, 1))) if sys.stderr.isatty() else None

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vllm_graft.cli.printing import ProgressLine, paint, table
-from vllm_graft.cli.status import render_run
+from vllm_graft.cli.status import render
 from vllm_graft.errors import SetupError, StartError
 from vllm_graft.launcher.models import embedded_model
 from vllm_graft.launcher.server import ServerProcess, free_port
@@ -184,7 +184,7 @@ def _grafted_half(server: ServerProcess, folder: Path) -> bool:
     if view is None:
         raise StartError("the server left no record", where=str(server.log), fix="look at its log")
     _say("4. What is active, said by every process of the server (vllm-graft status)")
-    print(textwrap.indent(render_run(view), "   "))
+    print(textwrap.indent(render([view.as_dict()]), "   "))
     errors = [process.record.last_error for process in view.processes if process.record.last_error]
     print()
     _say("5. What the stat sink wrote (requests.jsonl)")
@@ -316,27 +316,22 @@ def _server(model: Path, folder: Path, log: str, *, disable: bool) -> Iterator[S
     }
     server = ServerProcess(arguments, env=environment, log=folder / log, cwd=folder)
     print("   starting vLLM", end="", flush=True)
-    started = time.monotonic()
+    started, dots = time.monotonic(), 0
+
+    def dot() -> None:
+        nonlocal dots
+        if time.monotonic() - started >= dots:
+            print(".", end="", flush=True)
+            dots += 1
+
     try:
-        server.start().wait_healthy(while_waiting=_Dots())
+        server.start().wait_healthy(while_waiting=dot)
         print(f" up after {time.monotonic() - started:.0f} s")
         yield server
     finally:
         server.stop()
         left = server.leftovers()
         print(f"   stopped; processes left behind: {len(left)}\n")
-
-
-class _Dots:
-    """Prints a dot every second while the server starts."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic()
-
-    def __call__(self) -> None:
-        if time.monotonic() >= self._next:
-            print(".", end="", flush=True)
-            self._next = time.monotonic() + 1
 
 
 @contextmanager

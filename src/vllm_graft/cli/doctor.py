@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
         line = ProgressLine()
         findings += examine_imports(env, progress=lambda done, total: line("importing plugins", done, total))
-    if args.url:
+    if args.url is not None:
         from vllm_graft.cli.status import ask
 
         findings += [Finding.from_dict(row) for row in ask(args.url, args.api_key)["findings"]]
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(env: Environment, rows: list[Plugin], findings: list[Finding]) -> str:
-    """What is installed, what becomes of it, and what is wrong, for a person."""
+    """Render what is installed, what becomes of it, and what is wrong, for a person."""
     parts = [f"vLLM {env.vllm or 'is not installed'}, Python {platform.python_version()}, {sys.prefix}"]
     cells = []
     for row in rows:

@@ -92,11 +92,9 @@ def describe(entry: CatalogueEntry) -> ItemDescription:
     kind = entry.load()
     point = next((point for point in POINTS if point.key and point.contracts and fits(kind, point)), None)
     if point is None:
-        raise ConfigError(
-            f"{entry.target} of {entry.package} fulfils no contract",
-            where=f"entry point {entry.name}",
-            fix="derive the class from one of the contracts that `vllm-graft points` names",
-        )
+        what = f"{entry.target} of {entry.package} fulfils no contract"
+        fix = "derive the class from one of the contracts that `vllm-graft points` names"
+        raise ConfigError(what, where=f"entry point {entry.name}", fix=fix)
     declaration = getattr(kind, "declaration", None)
     roles = point.roles if declaration is None else tuple(role for role in ROLES if role in declaration.processes)
     keys = kind.request_keys() if issubclass(kind, OptInSampler) else ()

@@ -17,7 +17,6 @@ from vllm_graft.cli.patches import (
 )
 from vllm_graft.cli.printing import table
 from vllm_graft.errors import ConfigError, PatchError
-from vllm_graft.patching.declaration import Patch
 from vllm_graft.patching.lock import Lock
 from vllm_graft.patching.review import Reviewer
 from vllm_graft.sources.finder import Finder
@@ -55,13 +54,16 @@ def run(args: argparse.Namespace) -> int:
             if not includes(patch.declaration.vllm, release):
                 rows.append(_row(patch.declaration.name, "", release, "out of range", ""))
                 continue
-            refusal = _refusal(patch, release, finder)
             places = list(upstream_attributes(patch, finder))
-            if refusal is None or any(place.definition is None for place in places):
-                rows += [_entered(place, release, held) for place in places]
-            else:
-                # What a start refuses is not reviewed: the lock stays as it is.
-                rows.append(_row(patch.declaration.name, refusal.what, release, "refused", ""))
+            try:
+                # As a start on that release would, whatever the lock says.
+                Reviewer(InstalledVersion(release), finder, locks=False).examine(patch)
+            except PatchError as error:
+                if all(place.definition is not None for place in places):
+                    # What a start refuses is not reviewed: the lock stays as it is.
+                    rows.append(_row(patch.declaration.name, error.what, release, "refused", ""))
+                    continue
+            rows += [_entered(place, release, held) for place in places]
     bad = {"not found", "refused"} | ({"new", "changed", "out of range"} if args.check else set())
     if not args.check:
         for held in locks.values():
@@ -80,15 +82,6 @@ def run(args: argparse.Namespace) -> int:
             "lock is missing. Declare it in the class statement, and put patches.lock into the wheel as package data."
         )
     return 1 if any(row["state"] in bad for row in rows) else 0
-
-
-def _refusal(patch: Patch, release: str, finder: Finder) -> PatchError | None:
-    """Return the error with which a start on a release would refuse a patch, whatever its lock says; None if none."""
-    try:
-        Reviewer(InstalledVersion(release), finder, locks=False).examine(patch)
-    except PatchError as error:
-        return error
-    return None
 
 
 def _entered(place: UpstreamAttribute, release: str, held: Lock) -> dict[str, str]:

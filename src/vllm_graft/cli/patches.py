@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from packaging.version import InvalidVersion, Version
 
 from vllm_graft.errors import ConfigError, nearest
 from vllm_graft.patching import VLLMPatch, lock
@@ -48,21 +51,13 @@ def source(text: str, release: str = "", *, offline: bool = False) -> Source:
         return Tree(path, release)
     if path.is_file():
         return Wheel(path)
-    if _is_version(text):
-        from vllm_graft.audit.releases.wheels import open_release as fetched
+    with contextlib.suppress(InvalidVersion):
+        if Version(text).release:
+            from vllm_graft.audit.releases.wheels import open_release as fetched
 
-        return fetched(text, offline=offline)
+            return fetched(text, offline=offline)
     fix = "name a wheel, a folder that holds vllm/, or a release such as 0.32.0"
     raise ConfigError(f"{text!r} is not a file, a folder or a release", where="source of vLLM", fix=fix)
-
-
-def _is_version(text: str) -> bool:
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return bool(Version(text).release)
-    except InvalidVersion:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

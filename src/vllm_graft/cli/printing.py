@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -34,7 +35,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None 
 
     Of control characters a cell keeps line breaks and the colours of ``paint``.
     """
-    cells = [[_safe(cell).split("\n") for cell in row] for row in rows]
+
+    def safe(cell: str) -> str:
+        # Only colours that paint() itself writes are kept: a cell may hold words of plugins or clients.
+        parts = _PAINT.split(cell) if _coloured() else [cell]
+        return "".join(part if _PAINT.fullmatch(part) else printable_lines(part) for part in parts)
+
+    cells = [[safe(cell).split("\n") for cell in row] for row in rows]
     widths = [
         max([len(title), *(len(line) for row in cells for line in row[index])]) for index, title in enumerate(head)
     ]
@@ -47,12 +54,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None 
         for index in range(max(len(cell) for cell in row)):
             lines.append(_line([cell[index] if index < len(cell) else "" for cell in row], widths))
     return "\n".join(lines)
-
-
-def _safe(cell: str) -> str:
-    # Only colours that paint() itself writes are kept: a cell may hold words of plugins or clients.
-    parts = _PAINT.split(cell) if _coloured() else [cell]
-    return "".join(part if _PAINT.fullmatch(part) else printable_lines(part) for part in parts)
 
 
 def show_findings(findings: Iterable[Finding]) -> str:
@@ -71,22 +72,24 @@ def render_options(options: Mapping[str, object]) -> str:
 
 
 class ProgressLine:
-    """Shows progress on standard error: a bar on a terminal, elsewhere one line per step."""
+    """Shows progress on standard error: a bar on a terminal, redrawn at each percent; elsewhere one line per step.
 
-    def __init__(self) -> None:
+    ``patience_s`` is the time in which nothing is drawn.
+    """
+
+    def __init__(self, patience_s: float = 0.0) -> None:
         self._step = ""
+        self._percent = -1
+        self._draws_at = time.monotonic() + patience_s
 
     def __call__(self, step: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` of this step is done."""
-        if sys.stderr.isatty():
-            filled = _BAR_WIDTH * done // total
-            bar = "#" * filled + "." * (_BAR_WIDTH - filled)
-            print(
-                f"\r{step} [{bar}] {100 * done // total:3} %",
-                end="\n" if done == total else "",
-                file=sys.stderr,
-                flush=True,
-            )
-        elif step != self._step:
+        percent, filled = 100 * done // total, _BAR_WIDTH * done // total
+        if not sys.stderr.isatty() and step != self._step:
             print(f"{step} ...", file=sys.stderr, flush=True)
+        elif sys.stderr.isatty() and percent != self._percent and time.monotonic() >= self._draws_at:
+            bar = "#" * filled + "." * (_BAR_WIDTH - filled)
+            end = "\n" if done == total else ""
+            print(f"\r{step} [{bar}] {percent:3} %", end=end, file=sys.stderr, flush=True)
+            self._percent = percent
         self._step = step

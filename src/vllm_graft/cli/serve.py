@@ -12,7 +12,7 @@ from types import FrameType
 from vllm_graft.boot import disabled
 from vllm_graft.boot.env import PLUGINS_VARIABLE, plugins_fault
 from vllm_graft.boot.startup_error import recorded_error_of
-from vllm_graft.cli.status import render_run
+from vllm_graft.cli.status import render
 from vllm_graft.errors import ConfigError, GraftError, SetupError, StartError
 from vllm_graft.findings import Finding
 from vllm_graft.launcher.models import embedded_model
@@ -33,7 +33,7 @@ _COMPILING = (
     *("--enforce-eager", "--no-enforce-eager", "--compilation-config", "--optimization-level"),
     *("-cc", "-O"),
 )
-"""How the arguments of vLLM that choose compilation begin; without one of them the embedded model is not compiled."""
+"""Beginnings of vLLM's arguments that choose compilation; without one of them the embedded model is not compiled."""
 
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -108,7 +108,15 @@ def watch(server: ServerProcess) -> int:
         except StartError as error:
             # Its processes may have recorded the reason.
             raise recorded_error_of(server.pid) or error from None
-        _show(server)
+        view = server.run_view()
+        if view is not None:
+            print(render([view.as_dict()]), flush=True)
+        elif disabled():
+            print("vllm-graft: GRAFT_DISABLE is set; this is the stock server", flush=True)
+        else:
+            fix = "run `vllm-graft plan --model MODEL` in this folder: it says why"
+            note = Finding("P004", "info", "plan", "is empty: this is the stock server", "", fix)
+            print(note.explain(), flush=True)
         return _conclude(server, server.wait())
     except KeyboardInterrupt:
         # A second signal must not cut the first one's shutdown short and leave processes behind.
@@ -161,15 +169,3 @@ def with_default_model(arguments: list[str]) -> list[str]:
         added.append("--enforce-eager")
     print(f"vllm-graft: no model named, serving the embedded one with {' '.join(added)}", file=sys.stderr)
     return [str(model), *arguments, *added]
-
-
-def _show(server: ServerProcess) -> None:
-    view = server.run_view()
-    if view is not None:
-        print(render_run(view), flush=True)
-    elif disabled():
-        print("vllm-graft: GRAFT_DISABLE is set; this is the stock server", flush=True)
-    else:
-        fix = "run `vllm-graft plan --model MODEL` in this folder: it says why"
-        note = Finding("P004", "info", "plan", "is empty: this is the stock server", "", fix)
-        print(note.explain(), flush=True)

@@ -124,7 +124,12 @@ def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], wor
     # As Ctrl-C: the report of what has been played is printed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     words = _vllm_arguments(model, args.rest, tokenizer=workload.has_text)
-    progress = PlayProgress() if sys.stderr.isatty() else None
+    line = ProgressLine()
+
+    def show(done: int, total: int, modelled_s: float) -> None:
+        line(f"{done} of {total} requests, {modelled_s:.1f} s modelled", done, total)
+
+    progress = show if sys.stderr.isatty() else None
     report = run(workload, parse_engine_args(["--model", *words]), progress=progress)
     print(json.dumps(report.as_dict(), indent=2) if args.json else render(report), flush=True)
     if args.per_request:
@@ -262,21 +267,6 @@ def memory_share(rest: list[str]) -> float | None:
     except ValueError:
         return None
     return share if 0 < share <= 1 else None
-
-
-class PlayProgress:
-    """The progress bar of a workload on a terminal, with the modelled time beside it."""
-
-    def __init__(self) -> None:
-        self._line = ProgressLine()
-        self._shown = -1
-
-    def __call__(self, done: int, total: int, modelled_s: float) -> None:
-        """Redraw for every percent."""
-        part = 100 * done // total
-        if part != self._shown:
-            self._shown = part
-            self._line(f"{done} of {total} requests, {modelled_s:.1f} s modelled", done, total)
 
 
 def render(report: WorkloadReport) -> str:

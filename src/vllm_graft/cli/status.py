@@ -17,7 +17,7 @@ from vllm_graft.boot.env import switched_off
 from vllm_graft.cli.printing import paint, show_findings, table
 from vllm_graft.errors import SetupError
 from vllm_graft.findings import Finding, exit_status
-from vllm_graft.ledger import RunView, StatusDocument, runs, state_folder
+from vllm_graft.ledger import StatusDocument, runs, state_folder
 from vllm_graft.ledger.queue_statistics import QueueRow, busiest
 from vllm_graft.ledger.status import ItemRow
 from vllm_graft.text import printable
@@ -30,7 +30,7 @@ _NEXT_STEPS: Final = {
     403: "give the server's key with --api-key",
     404: "this server runs without a plan, or with endpoint = false",
 }
-"""What to do about an HTTP status."""
+"""The next step for an HTTP status."""
 
 _HEAD: Final = ("PROCESS", "PID", "ROLE", "LIFE", "VLLM", "ITEMS")
 _QUEUE_HEAD: Final = (
@@ -67,7 +67,7 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Print once, or repeatedly until interrupted."""
     while True:
-        servers = [ask(args.url, args.api_key)] if args.url else [view.as_dict() for view in runs()]
+        servers = [ask(args.url, args.api_key)] if args.url is not None else [view.as_dict() for view in runs()]
         if args.watch is not None and not args.json and sys.stdout.isatty():
             print("\x1b[2J\x1b[H", end="")
         findings = [Finding.from_dict(row) for server in servers for row in server["findings"]]
@@ -119,11 +119,6 @@ def render_server(server: StatusDocument, *, everyone: bool = False) -> str:
     title = printable(f"{server['model']}  plan {server['plan']['hash']}")
     queues = render_queues(server.get("queues", []))  # a server of another version may have none
     return "\n".join(filter(None, [title, table(_HEAD, rows), queues]))
-
-
-def render_run(view: RunView) -> str:
-    """Render one run, with its findings."""
-    return render([view.as_dict()])
 
 
 def render_queues(rows: Sequence[QueueRow]) -> str:

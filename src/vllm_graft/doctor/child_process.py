@@ -20,7 +20,7 @@ _TAIL_BYTES: Final = 16_384
 
 @dataclass(frozen=True, slots=True)
 class ChildExit:
-    """How a child ended: its status as subprocess has it, None for a timeout; and the end of its output."""
+    """The end of a child: its status as subprocess has it, None for a timeout; and the end of its output."""
 
     status: int | None
     output: str

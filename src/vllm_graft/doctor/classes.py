@@ -40,7 +40,7 @@ _DEEP: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a name stands for.
+    """The object that a name stands for.
 
     name:      where it is defined, as ``module:Name``; the name looked up where that is not found
     kind:      class, function, value, or unknown where reading does not find it
@@ -55,15 +55,14 @@ class ObjectInfo:
 
 
 class ClassReader:
-    """Reads the class hierarchies of an environment, each module once."""
+    """Reads the class hierarchies of an environment, each module once.
+
+    finder: finds the modules of the environment and of the installed vLLM
+    """
 
     def __init__(self, path: Iterable[str], root: Path | None) -> None:
-        self._finder = Finder(SearchPath(tuple(path), root))
+        self.finder = Finder(SearchPath(tuple(path), root))
         self._known: dict[str, ObjectInfo] = {}
-
-    def module(self, name: str) -> SourceModule | None:
-        """Return a module of the environment, or of the installed vLLM; None where it cannot be parsed."""
-        return self._finder.module(name)
 
     def look_up(self, what: EntryPoint | str) -> ObjectInfo:
         """Return what an entry point, ``module:Name`` or ``module.Name`` stands for."""
@@ -89,9 +88,12 @@ class ClassReader:
         found = self.look_up(what)
         if found.kind != "class":
             return "no" if found.kind == "function" else "unknown"
-        wanted = {self.look_up(ancestor).name, ":".join(_split(ancestor))}
-        if any(_same(name, one) for name in (found.name, *found.bases) for one in wanted):
-            return "yes"
+        for wanted in {self.look_up(ancestor).name, ":".join(_split(ancestor))}:
+            home, _, target = wanted.partition(":")
+            for module, _, qualname in (name.partition(":") for name in (found.name, *found.bases)):
+                # An unreadable package may re-export a class of its submodules.
+                if qualname == target and (module == home or home.startswith(f"{module}.")):
+                    return "yes"
         return "no" if found.complete else "unknown"
 
     def lineage(self, what: EntryPoint | str) -> tuple[ScopeEntry, ...] | None:
@@ -121,7 +123,7 @@ class ClassReader:
 
     def mentions(self, what: EntryPoint | str, word: str) -> bool:
         """Return whether a word stands anywhere in the module of a name."""
-        file = self._finder.source.read(_split(what)[0])
+        file = self.finder.source.read(_split(what)[0])
         return file is not None and word in file.text
 
     def _above(self, classes: list[ScopeEntry]) -> tuple[list[str], bool]:
@@ -146,7 +148,7 @@ class ClassReader:
         """Return all that a name may stand for: definitions, or ``module:Name`` where a module cannot be read."""
         first, _, rest = qualname.partition(".")
         unread = f"{module}:{qualname}"
-        read = None if _is_foreign(unread) or not deep else self._finder.module(module)
+        read = None if _is_foreign(unread) or not deep else self.finder.module(module)
         if read is None:
             return [unread]
         found = list(self._bound(read, first, deep))
@@ -238,10 +240,3 @@ def _name(place: ScopeEntry) -> str:
 
 def _is_foreign(name: str) -> bool:
     return name.partition(":")[0].partition(".")[0] in _FOREIGN
-
-
-def _same(name: str, wanted: str) -> bool:
-    """Return whether two names may be one class: an unreadable package may re-export a class of its submodules."""
-    module, _, qualname = name.partition(":")
-    home, _, target = wanted.partition(":")
-    return qualname == target and (module == home or home.startswith(f"{module}."))

@@ -8,9 +8,9 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -115,7 +115,6 @@ class Environment:
     """An environment as vLLM would find it.
 
     path:       where modules and distributions are searched
-    variables:  the environment variables
     arguments:  the command line of vLLM
     packages:   every distribution, hidden ones included
     vllm:       the version of the vLLM that would be imported, or None
@@ -142,15 +141,9 @@ class Environment:
     ) -> Environment:
         """Gather the environment of this interpreter, or of another path and other variables."""
         places = tuple(sys.path if path is None else path)
-        return cls(
-            places,
-            dict(os.environ if variables is None else variables),
-            VllmArguments(tuple(arguments)),
-            tuple(_packages(places)),
-            vllm_version(),
-            vllm_root(),
-            by_graft,
-        )
+        environ = dict(os.environ if variables is None else variables)
+        told, packages = VllmArguments(tuple(arguments)), tuple(_packages(places))
+        return cls(places, environ, told, packages, vllm_version(), vllm_root(), by_graft)
 
     @cached_property
     def entries(self) -> tuple[EntryPoint, ...]:
@@ -202,16 +195,11 @@ class Environment:
         return ClassReader(self.path, self.root)
 
     @cached_property
-    def _modules(self) -> dict[str, SourceModule | Missing | None]:
-        return {}
-
-    def module(self, name: str) -> SourceModule | Missing | None:
-        """Read a module on the path; None where it may exist and its source cannot be read."""
+    def module(self) -> Callable[[str], SourceModule | Missing | None]:
+        """Read a module on the path, once; None where it may exist and its source cannot be read."""
         from vllm_graft.sources.modules import read_module
 
-        if name not in self._modules:
-            self._modules[name] = read_module(name, self.path)
-        return self._modules[name]
+        return cache(lambda name: read_module(name, self.path))
 
     def definition(self, entry: EntryPoint) -> tuple[SourceModule, ast.AST] | None:
         """Return the statement that makes an entry point's object, and its module; None where it is not certain."""

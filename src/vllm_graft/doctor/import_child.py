@@ -13,17 +13,8 @@ import time
 from typing import Final
 
 HEAVY: Final = (
-    "torch",
-    "vllm",
-    "transformers",
-    "triton",
-    "ray",
-    "tensorflow",
-    "jax",
-    "flashinfer",
-    "xformers",
-    "pandas",
-)
+    "torch", "vllm", "transformers", "triton", "ray", "tensorflow", "jax", "flashinfer", "xformers", "pandas",
+)  # fmt: skip
 """Packages whose import takes long; that of torch takes 2 s of CPU time, that of transformers 3 s."""
 
 
@@ -39,7 +30,16 @@ def main() -> None:
     report: dict[str, object] = {"stage": "import"}
     _write(file, report)
     try:
-        found = _imported(task, report)
+        import importlib
+
+        known = set(sys.modules)
+        started = time.perf_counter()
+        found: object = importlib.import_module(task["module"])
+        for part in task["attribute"].split(".") if task["attribute"] else ():
+            found = getattr(found, part)
+        report["seconds"] = time.perf_counter() - started
+        report["heavy"] = [name for name in HEAVY if name in sys.modules and name not in known]
+        report["cuda"] = _has_cuda()
         report["stage"] = "call" if task["call"] else "done"
         _write(file, report)
         if task["call"]:
@@ -57,20 +57,6 @@ def main() -> None:
     sys.stderr.flush()
     # Not sys.exit, which would wait for threads that the plugin left running.
     os._exit(0)
-
-
-def _imported(task: dict[str, str], report: dict[str, object]) -> object:
-    import importlib
-
-    known = set(sys.modules)
-    started = time.perf_counter()
-    found: object = importlib.import_module(task["module"])
-    for part in task["attribute"].split(".") if task["attribute"] else ():
-        found = getattr(found, part)
-    report["seconds"] = time.perf_counter() - started
-    report["heavy"] = [name for name in HEAVY if name in sys.modules and name not in known]
-    report["cuda"] = _has_cuda()
-    return found
 
 
 def _has_cuda() -> bool:

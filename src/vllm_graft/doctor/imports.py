@@ -77,13 +77,12 @@ def examine_imports(
     has_torch = any(package.name == "torch" for package in env.packages)
     if has_torch and server.runs_on_cpu(env) and env.arguments.value("--dtype") in (None, "auto", "bfloat16"):
         checks.append(partial(_check_bfloat16, env, timeout_s))
+    progress = progress or (lambda done, total: None)
     findings: list[Finding] = []
     for done, check in enumerate(checks):
-        if progress is not None:
-            progress(done, len(checks))
+        progress(done, len(checks))
         findings += check()
-    if progress is not None:
-        progress(len(checks), len(checks))
+    progress(len(checks), len(checks))
     return worst_first(findings)
 
 
@@ -93,9 +92,30 @@ def _check_import(env: Environment, entry: EntryPoint, timeout_s: float) -> Iter
     ended, found = run_task([sys.executable, import_child.__file__], task, env.variables, timeout_s)
     report = ImportReport(ended, **{**found, "heavy": tuple(found.get("heavy", ()))} if "stage" in found else {})
     subject = f"plugin {entry.name!r}"
-    if report.failure:
-        code, level, what, fix = _failure(env, entry, report, timeout_s)
-        yield Finding(code, level, subject, what, entry.origin, fix)
+    level: Level = "error" if env.loads(entry) else "warning"
+    if report.failure and report.stage == "second call":
+        what = f"its function {report.failure} when it is called a second time; {CONSEQUENCES[entry.group]}"
+        fix = "have it do nothing where everything is registered already"
+        yield Finding("D032", level if entry.group == PLATFORMS else "warning", subject, what, entry.origin, fix)
+    elif report.failure and report.stage == "call" and entry.group == PLATFORMS:
+        # vllm/platforms/__init__.py logs the exception of a detector at DEBUG.
+        what = f"its detector {report.failure}"
+        what += ", which vLLM does not show, and takes another platform" if report.error else ""
+        fix = "have it return None where its hardware or libraries are not there"
+        yield Finding("D009", "error", subject, what, entry.origin, fix)
+    elif report.failure and report.stage == "call":
+        # load_general_plugins calls the functions without a try.
+        then = "vLLM does not catch that: every process stops, the command line included"
+        fix = f"fix what it needs, leave it out by VLLM_PLUGINS, or uninstall {entry.package}"
+        yield Finding("D029", level, subject, f"its function {report.failure}, and {then}", entry.origin, fix)
+    elif report.failure:
+        what = f"importing it {report.failure}"
+        if not report.error:
+            what += f" within {timeout_s:g} s" if ended.status is None else ""
+            what += f"; its last line: {ended.last_line}" if ended.last_line else ""
+        level = "error" if plans.loads(env, entry) else "warning"
+        fix = f'try python -c "import {entry.module}", and fix or uninstall {entry.package}'
+        yield Finding("D010", level, subject, what, entry.origin, fix)
     if report.cuda:
         what = "loading it initialises CUDA, which no process that is forked afterwards can use"
         fix = "take what touches the device out of the module's body and its function"
@@ -105,34 +125,6 @@ def _check_import(env: Environment, entry: EntryPoint, timeout_s: float) -> Iter
         what = f"importing it alone takes {report.seconds:.1f} s{heavy}; every vLLM process does it"
         fix = "import what is heavy inside the functions that need it, and name classes by strings"
         yield Finding("D008", "info", subject, what, entry.origin, fix)
-
-
-def _failure(
-    env: Environment, entry: EntryPoint, report: ImportReport, timeout_s: float
-) -> tuple[str, Level, str, str]:
-    """Return code, level, fact and next step for a plugin that fails, by the stage at which it does."""
-    loads = env.loads(entry)
-    if report.stage == "second call":
-        what = f"its function {report.failure} when it is called a second time; {CONSEQUENCES[entry.group]}"
-        level: Level = "error" if entry.group == PLATFORMS and loads else "warning"
-        return "D032", level, what, "have it do nothing where everything is registered already"
-    if report.stage == "call" and entry.group == PLATFORMS:
-        # vllm/platforms/__init__.py logs the exception of a detector at DEBUG.
-        what = f"its detector {report.failure}"
-        what += ", which vLLM does not show, and takes another platform" if report.error else ""
-        return "D009", "error", what, "have it return None where its hardware or libraries are not there"
-    if report.stage == "call":
-        # load_general_plugins calls the functions without a try.
-        then = "vLLM does not catch that: every process stops, the command line included"
-        what = f"its function {report.failure}, and {then}"
-        fix = f"fix what it needs, leave it out by VLLM_PLUGINS, or uninstall {entry.package}"
-        return "D029", "error" if loads else "warning", what, fix
-    last = limit = ""
-    if not report.error:
-        last = f"; its last line: {report.exit.last_line}" if report.exit.last_line else ""
-        limit = f" within {timeout_s:g} s" if report.exit.status is None else ""
-    fix = f'try python -c "import {entry.module}", and fix or uninstall {entry.package}'
-    return "D010", "error" if plans.loads(env, entry) else "warning", f"importing it {report.failure}{limit}{last}", fix
 
 
 def _check_bfloat16(env: Environment, timeout_s: float) -> Iterator[Finding]:

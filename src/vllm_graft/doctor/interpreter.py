@@ -24,7 +24,7 @@ _ADDING: Final = frozenset({"append", "add", "insert"})
 _ORDERS: Final = {ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le}
 
 Ending = Literal["end", "stop", "unknown"] | ast.stmt
-"""How a body ends: at its last statement, by a return, in a way that is unknown, or by the statement that raises."""
+"""The end of a body: at its last statement, by a return, in a way that is unknown, or by the statement that raises."""
 
 
 def raises_when_called_again(module: ast.Module, function: ast.FunctionDef) -> ast.stmt | None:

@@ -10,9 +10,9 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from vllm_graft.boot import DISABLE_VARIABLE, SIMULATE_VARIABLE
+from vllm_graft.boot import DISABLE_VARIABLE, SIMULATE_VARIABLE, is_set
 from vllm_graft.doctor.environment import OURS
 from vllm_graft.errors import ConfigError
 from vllm_graft.findings import Finding
@@ -22,6 +22,7 @@ from vllm_graft.plan.layers import (
     CONFIG_VARIABLE,
     Choice,
     Layer,
+    Options,
     find_file,
     from_additional_config,
     from_environment,
@@ -50,12 +51,12 @@ _CONTRACTS = {contract.rpartition(":")[2]: contract for point in POINTS if point
 
 def disabled(env: Environment) -> bool:
     """Return whether ``GRAFT_DISABLE`` turns vllm-graft off."""
-    return _is_on(env, DISABLE_VARIABLE)
+    return is_set(DISABLE_VARIABLE, env.variables)
 
 
 def simulated(env: Environment) -> bool:
     """Return whether the simulated accelerator would be there."""
-    return _is_on(env, SIMULATE_VARIABLE) and not disabled(env)
+    return is_set(SIMULATE_VARIABLE, env.variables) and not disabled(env)
 
 
 def configured(env: Environment) -> str:
@@ -161,10 +162,6 @@ def loads(env: Environment, entry: EntryPoint) -> bool:
     return any({entry.name, ALL} & given for given in planned(env).values())
 
 
-def _is_on(env: Environment, variable: str) -> bool:
-    return env.variables.get(variable, "").strip().lower() not in ("", "0", "false", "no")
-
-
 def _layers(env: Environment) -> tuple[list[Layer], list[Layer]]:
     """Return the layers of the file, and those that override it.
 
@@ -196,7 +193,7 @@ def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Choice]]:
 
 
 def _faults(env: Environment, weak: list[Layer], strong: list[Layer]) -> Iterator[ConfigError]:
-    options: dict[str, dict[str, tuple[OptionValue, str]]] = merge_options([*weak, *strong])
+    options = merge_options([*weak, *strong])
     for key, named in _chosen(weak, strong):
         known = _known(env, keys()[key], options)
         if key == "patches" and foreign(named, known) and _general_plugins(env):
@@ -212,9 +209,7 @@ def _faults(env: Environment, weak: list[Layer], strong: list[Layer]) -> Iterato
             yield error
 
 
-def _known(
-    env: Environment, point: Point, options: Mapping[str, Mapping[str, tuple[OptionValue, str]]]
-) -> dict[str, CatalogueEntry]:
+def _known(env: Environment, point: Point, options: Options) -> dict[str, CatalogueEntry]:
     offered = {name: (target, "vllm-graft") for name, target in SHIPPED.items()}
     offered.update({entry.name: (entry.value, entry.package) for entry in env.in_group(OURS)})
     given = {name: {option: value for option, (value, _) in options.get(name, {}).items()} for name in offered}
@@ -232,6 +227,7 @@ class _ReadItem(CatalogueEntry):
     point: Point
     path: tuple[str, ...]
     given: Mapping[str, OptionValue]
+    stands_in: ClassVar[bool] = True
 
     def load(self) -> type:
         """Make a class of the same contract and options; what cannot be read is taken to be right."""

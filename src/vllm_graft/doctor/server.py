@@ -28,17 +28,9 @@ V2_PROCESSOR: Final = "vllm.v1.worker.gpu.sample.logits_processor.interface:Logi
 _V1_METHODS: Final = frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})
 # Settings that _get_v2_model_runner_unsupported_features of config/vllm.py and its callers look at as well.
 _RUNNER_MATTERS: Final = (
-    "--attention-config",
-    "--compilation-config",
-    "-cc",
-    "--config",
-    "--distributed-executor-backend",
-    "--enable-dbo",
-    "--enable-elastic-ep",
-    "--mamba-cache-mode",
-    "--ubatch-size",
-    "--watermark-config",
-)
+    "--attention-config", "--compilation-config", "-cc", "--config", "--distributed-executor-backend", "--enable-dbo",
+    "--enable-elastic-ep", "--mamba-cache-mode", "--ubatch-size", "--watermark-config",
+)  # fmt: skip
 _SYNCHRONOUS_METHODS: Final = frozenset({"ngram", *_V1_METHODS})
 
 
@@ -91,11 +83,6 @@ def speculative_method(env: Environment) -> str | None:
     return next((str(method) for method in (*direct, *documents) if method), "")
 
 
-def logits_processors(env: Environment) -> list[str]:
-    """Return the classes that ``--logits-processors`` names."""
-    return env.arguments.values("--logits-processors")
-
-
 @dataclass(frozen=True, slots=True)
 class ProcessorSetting:
     """A logits processor that an engine would load: the entry point of a package, or a class on the command line."""
@@ -122,7 +109,7 @@ class ProcessorSetting:
 
 def processors(env: Environment) -> list[ProcessorSetting]:
     """Return every logits processor that is installed or named."""
-    targets: list[EntryPoint | str] = [*env.in_group(PROCESSORS), *logits_processors(env)]
+    targets: list[EntryPoint | str] = [*env.in_group(PROCESSORS), *env.arguments.values("--logits-processors")]
     return [ProcessorSetting(target) for target in targets]
 
 
@@ -220,7 +207,7 @@ def cpu_is_ordered(env: Environment) -> bool:
     """
     if env.variables.get("VLLM_TARGET_DEVICE", "").lower() != "cpu" or env.root is None:
         return False
-    module = env.classes.module("vllm.platforms")
+    module = env.classes.finder.module("vllm.platforms")
     chooser = module.place("resolve_current_platform_cls_qualname") if module is not None else None
     parts = (part for node in (chooser.nodes if chooser is not None else ()) for part in ast.walk(node))
     return any(isinstance(part, ast.Attribute) and part.attr == "VLLM_TARGET_DEVICE" for part in parts)

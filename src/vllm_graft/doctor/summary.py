@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from vllm_graft.doctor import server
-from vllm_graft.doctor.environment import GROUPS, OURS, EntryPoint, Environment
+from vllm_graft.doctor.environment import GROUPS, OURS, Environment
 from vllm_graft.findings import Finding
 
 PLACES: Final[Mapping[str, str]] = {
@@ -26,7 +26,6 @@ PLACES: Final[Mapping[str, str]] = {
 class Plugin:
     """One installed plugin.
 
-    loads:  whether vLLM loads it
     where:  the processes that load it, or the reason why none does
     codes:  the codes of the findings about it
     idle:   whether it registers nothing when it is loaded, as vLLM's own LoRA resolvers do without a source
@@ -53,20 +52,16 @@ def plugins(env: Environment, findings: Iterable[Finding] = ()) -> list[Plugin]:
         loads = entry.group == OURS or env.loads(entry)
         about = (each for each in known if repr(entry.name) in each.subject or entry.name in each.subject.split())
         codes = tuple(dict.fromkeys(each.code for each in about if each.level != "info"))
-        lacks = _lacks(env, entry) if loads else ""
+        # vLLM's own LoRA resolvers register nothing without a source of adapters.
+        source = server.RESOLVER_SOURCES.get(entry.name) if loads and entry.top_level == "vllm" else None
+        lacks = ""
+        if source is not None and not env.variables.get(source):
+            lacks = f"registers nothing: {source} is not set"
+        elif source is not None and not server.is_let_in(env, entry.name):
+            lacks = "registers nothing: VLLM_PLUGINS must name it"
         where = f"{PLACES[entry.group]}; {lacks}" if lacks else PLACES[entry.group]
         if not loads:
             unset = env.allowed is None
             where = f"not loaded: VLLM_PLUGINS {'must name it, and is not set' if unset else 'does not name it'}"
         rows.append(Plugin(entry.name, entry.group, entry.package, entry.value, loads, where, codes, bool(lacks)))
     return sorted(rows, key=lambda row: (row.loads and not row.codes, row.loads, row.group, row.name))
-
-
-def _lacks(env: Environment, entry: EntryPoint) -> str:
-    """Say why one of vLLM's own LoRA resolvers registers nothing; empty for every other plugin."""
-    source = server.RESOLVER_SOURCES.get(entry.name)
-    if source is None or entry.top_level != "vllm":
-        return ""
-    if not env.variables.get(source):
-        return f"registers nothing: {source} is not set"
-    return "" if server.is_let_in(env, entry.name) else "registers nothing: VLLM_PLUGINS must name it"

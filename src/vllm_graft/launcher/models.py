@@ -80,28 +80,21 @@ def _prepare(name: str, make: Callable[[Path, ModelProgress], None], progress: M
             if faults and folder.exists():
                 _log.warning("%s is damaged: %s; making it again", folder, "; ".join(faults))
             if faults:
-                _build(folder, make, progress)
+                staging, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("new", "old"))
+                _remove(staging, old)
+                staging.mkdir()
+                try:
+                    make(staging, progress)
+                    model_files.write_manifest(staging)
+                    if folder.exists():
+                        folder.rename(old)
+                    staging.rename(folder)
+                finally:
+                    _remove(staging, old)
     except OSError as error:
-        raise SetupError(
-            f"the model cannot be made: {error}",
-            where=str(folder),
-            fix="make room or give the permission, or set GRAFT_CACHE_DIR to a folder with 600 MB free",
-        ) from error
+        fix = "make room or give the permission, or set GRAFT_CACHE_DIR to a folder with 600 MB free"
+        raise SetupError(f"the model cannot be made: {error}", where=str(folder), fix=fix) from error
     return folder
-
-
-def _build(folder: Path, make: Callable[[Path, ModelProgress], None], progress: ModelProgress) -> None:
-    staging, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("new", "old"))
-    _remove(staging, old)
-    staging.mkdir()
-    try:
-        make(staging, progress)
-        model_files.write_manifest(staging)
-        if folder.exists():
-            folder.rename(old)
-        staging.rename(folder)
-    finally:
-        _remove(staging, old)
 
 
 def _remove(*folders: Path) -> None:
@@ -113,8 +106,5 @@ def _remove(*folders: Path) -> None:
 def _require(*modules: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise SetupError(
-            f"making a model needs {' and '.join(missing)}, which this Python does not have",
-            where=sys.executable,
-            fix=f"pip install {' '.join(missing)}",
-        )
+        what = f"making a model needs {' and '.join(missing)}, which this Python does not have"
+        raise SetupError(what, where=sys.executable, fix=f"pip install {' '.join(missing)}")

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Final
 
 from vllm_graft import sockets
-from vllm_graft.errors import LedgerError, StartError
+from vllm_graft.errors import ConfigError, LedgerError, StartError
 from vllm_graft.ledger import RunView, folder, runs
 from vllm_graft.ledger.counters import SUFFIX, mark_ended
 from vllm_graft.ledger.record import process_stat
@@ -30,6 +30,8 @@ _STOP_S: Final = 40.0
 
 _STOP_EARLY_S: Final = 4.0
 """The time before it has served: no request is lost, and vLLM handles no signal while it loads or compiles."""
+
+_LAST_PORT: Final = 65535
 
 _UNSEEN: Final = ("--uds", "--ssl", "--config")
 """Beginnings of the arguments that move a server away from the address where ``/health`` is asked."""
@@ -70,15 +72,16 @@ class ServerProcess:
         self._sockets: Path | None = None
         self._served = False
         told = VllmArguments(tuple(arguments))
-        self._unseen = told.any_begins(*_UNSEEN)
         self.host = told.value("--host") or "127.0.0.1"
-        self.port = int(told.value("--port") or 8000)
+        self.port = _port(told.value("--port") or "8000")
+        # The system chooses a port for 0.
+        self._unseen = told.any_begins(*_UNSEEN) or self.port == 0
 
     @property
     def url(self) -> str:
         """The server's address."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -108,22 +111,16 @@ class ServerProcess:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if (status := self.poll()) is not None:
-                raise StartError(
-                    f"the server ended with status {status} before it served{self._ending()}",
-                    where=" ".join(self.arguments),
-                    fix="fix what its last line says",
-                )
+                what = f"the server ended with status {status} before it served{self._ending()}"
+                raise StartError(what, where=" ".join(self.arguments), fix="fix what its last line says")
             if self.health() == 200:
                 self._served = True
                 return self
             if while_waiting is not None:
                 while_waiting()
             time.sleep(0.25)
-        raise StartError(
-            f"the server did not answer within {timeout_s:.0f} s{self._ending()}",
-            where=self.url,
-            fix="look for what it waits for in its output",
-        )
+        what = f"the server did not answer within {timeout_s:.0f} s{self._ending()}"
+        raise StartError(what, where=self.url, fix="look for what it waits for in its output")
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the server runs."""
@@ -158,10 +155,11 @@ class ServerProcess:
 
     def run_view(self) -> RunView | None:
         """Return the ledger's view of this server; None where it runs without a plan."""
-        named = self._env.get(folder.VARIABLE)
-        state = folder.home_in(Path(named)) if named else folder.state_folder()
-        mine = [view for view in runs(state) if view.run.startswith(f"{self.pid}-")]
+        mine = [view for view in runs(self._state()) if view.run.startswith(f"{self.pid}-")]
         return mine[-1] if mine else None
+
+    def _state(self) -> Path | None:
+        return folder.named_home(self._env) or folder.state_folder()
 
     def tail(self, lines: int = 25) -> str:
         """Return the last lines of the log; empty where the output is on the terminal."""
@@ -247,6 +245,14 @@ class ServerProcess:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
+
+
+def _port(text: str) -> int:
+    """Return the port that an argument names; ConfigError where it names none."""
+    if not text.isdecimal() or int(text) > _LAST_PORT:
+        what = f"must be a port, 0 to {_LAST_PORT}, and is {text[:40]!r}"
+        raise ConfigError(what, where="--port", fix="correct the value")
+    return int(text)
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""What each process records of itself: the state of every planned item, and what its calls cost.
+"""The record that each process keeps of itself: the state of every planned item, and what its calls cost.
 
 - ``Ledger``     this process's record: facts as JSON, counters as shared memory that outlive the process
 - ``Meter``      counts and times the calls of one hook against its budget

@@ -24,10 +24,10 @@ SILENT_S: Final = 30.0
 """A process that gave no sign of life for longer is worth a finding: it gives one every two seconds."""
 
 STALLED_S: Final = 60.0
-"""What is held up for longer is an error, before that a warning."""
+"""A process that is held up for longer is an error, before that a warning."""
 
 REPORT_S: Final = 600.0
-"""How long the first process of a headless node may take to report: each does so before it loads anything."""
+"""The seconds in which the first process of a headless node reports: each does so before it loads anything."""
 
 _MAY_WAIT = ("patch", "stats")
 """Points that a process may rightly have armed: a module may never be imported there, a launcher makes no client."""
@@ -118,7 +118,15 @@ def findings_of(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> l
     if fronts and not any(_has_engine(row, rows) for row in fronts):
         lacking = [_while_starting(finding) for finding in lacking]
     held_up = [finding for row in others if row["life"] == "running" for finding in _held_up(row)]
-    unsaved = [_unsaved(row, shortage) for row in others if row["life"] != "ended" and row.get("unsaved")]
+    unsaved = []
+    for row in others:
+        if row["life"] != "ended" and row.get("unsaved"):
+            level: Level = "warning" if row.get("live") else "error"
+            what = f"could not write its record, so what is shown may be out of date: {row['unsaved']}"
+            if row.get("live"):
+                right = "so what is shown here is right and not what is recorded"
+                what = f"cannot write its record, {right}: {row['unsaved']}"
+            unsaved.append(Finding("S019", level, _subject(row), what, shortage, _NEXT["unsaved"]))
     return died + held_up + unsaved + lacking
 
 
@@ -154,15 +162,6 @@ def _held_up(row: ProcessRow) -> list[Finding]:
         where = ", ".join(filter(None, [stall["where"], f"called for {stall['item']}" if stall["item"] else ""]))
         found.append(Finding("S016", level, _subject(row), what, where, fix))
     return found
-
-
-def _unsaved(row: ProcessRow, shortage: str) -> Finding:
-    if row.get("live"):
-        level: Level = "warning"
-        what = f"cannot write its record, so what is shown here is right and not what is recorded: {row['unsaved']}"
-    else:
-        level, what = "error", f"could not write its record, so what is shown may be out of date: {row['unsaved']}"
-    return Finding("S019", level, _subject(row), what, shortage, _NEXT["unsaved"])
 
 
 def unproven(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> list[Finding]:

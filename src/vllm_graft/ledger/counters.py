@@ -198,7 +198,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class MeterReading:
-    """What a meter has counted. Times are microseconds; percentiles are the upper edge of their histogram bucket."""
+    """The counts of a meter. Times are microseconds; percentiles are the upper edge of their histogram bucket."""
 
     calls: int
     errors: int

@@ -24,7 +24,6 @@ from vllm_graft.ledger.record import FigureRecord, HookRecord, ItemState, Record
 from vllm_graft.ledger.status import ProcessRow
 from vllm_graft.plan.carry import carried_plan
 from vllm_graft.plan.plan import Plan
-from vllm_graft.points import Role
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
@@ -96,12 +95,8 @@ class Ledger:
     def _stay_in_memory(self, error: OSError | LedgerError, state: Path | None) -> None:
         reason = folder.disk_full_reason(state) if state is not None else ""
         self._unsaved = reason or str(error)
-        _LOG.warning(
-            "vllm-graft: this process's record stays in memory (%s); `vllm-graft status` cannot see it, "
-            "GET /graft/status can. Next: set %s to a folder with room",
-            self._unsaved,
-            folder.VARIABLE,
-        )
+        what = f"this process's record stays in memory ({self._unsaved}); `vllm-graft status` cannot see it, GET "
+        _LOG.warning("vllm-graft: %s/graft/status can. Next: set %s to a folder with room", what, folder.VARIABLE)
 
     def retry(self) -> None:
         """Write what could not be written before, or was removed since, if that is possible now."""
@@ -185,12 +180,6 @@ class Ledger:
             self._statistics = StatisticsWriter(item, None, engine)
         return self._statistics
 
-    def add_role(self, role: Role) -> None:
-        """Add a role to the record."""
-        if self.record is not None and role not in self.record.roles:
-            self.record.roles.append(role)
-            self.save()
-
     def set_ready(self) -> None:
         """Record that the engine of this front end has started, or that the loop of this engine or worker runs.
 
@@ -238,13 +227,11 @@ class Ledger:
             # Readers of the record look at this cell first, so it must not be ahead of the record.
             self.cells.cells[ASIDES] += 1
 
-        self._note_error(item, f"is put aside, the server goes on without it: {reason}", save, _ASIDE_S)
+        self.note_error(item, f"is put aside, the server goes on without it: {reason}", save, _ASIDE_S)
 
-    def note_error(self, item: str, text: str) -> None:
-        """Record and log an error that happened while serving; the disk is written in a thread."""
-        self._note_error(item, text, self.save)
-
-    def _note_error(self, item: str, text: str, save: Callable[[], None], wait_s: float = 0.0) -> None:
+    def note_error(self, item: str, text: str, save: Callable[[], None] | None = None, wait_s: float = 0.0) -> None:
+        """Record and log an error that happened while serving; a thread writes the disk, by ``save`` if it is given."""
+        save = save or self.save
         if self.record is not None:
             self.record.last_error = f"{item}: {text}"
         _LOG.error("vllm-graft: %s: %s", item, text)

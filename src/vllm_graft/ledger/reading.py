@@ -55,6 +55,18 @@ class ProcessView:
     def as_dict(self, *, live: bool = False) -> ProcessRow:
         """Return the process as a row; ``live`` if the process itself made it from memory."""
         record, now = self.record, time.time()
+        items: list[ItemRow] = [
+            {
+                "point": item.point,
+                "name": item.name,
+                "state": item.state,
+                "reason": item.reason,
+                "calls": self.calls(item.name),
+                "hooks": {name: cast(HookRow, asdict(each)) for name, each in self.readings.get(item.name, {}).items()},
+                "figures": self.figures.get(item.name, {}),
+            }
+            for item in record.items
+        ]
         return {
             "pid": record.pid,
             "host": record.host,
@@ -78,20 +90,8 @@ class ProcessView:
                 for each in record.stalls
             ],
             "unsaved": self.unsaved,
-            "items": [self._item(item) for item in record.items],
+            "items": items,
             "queue": self.queue.as_dicts() if self.queue is not None and self.life != "ended" else [],
-        }
-
-    def _item(self, item: ItemState) -> ItemRow:
-        hooks = self.readings.get(item.name, {})
-        return {
-            "point": item.point,
-            "name": item.name,
-            "state": item.state,
-            "reason": item.reason,
-            "calls": self.calls(item.name),
-            "hooks": {name: cast(HookRow, asdict(reading)) for name, reading in hooks.items()},
-            "figures": self.figures.get(item.name, {}),
         }
 
 

@@ -28,7 +28,7 @@ never calls; drifted: applied over code that was never reviewed; overwritten: ap
 same attribute since; quarantined: put aside after a failure; skipped: this engine cannot have it."""
 
 Headless = Literal["", "engines", "workers"]
-"""What a node without a front end runs: engine cores with their workers, or workers of an engine core elsewhere."""
+"""The processes of a node without a front end: engine cores with their workers, or workers of one that is elsewhere."""
 
 GOOD: Final[tuple[State, ...]] = ("applied", "armed")
 
@@ -92,7 +92,7 @@ class Stall:
 
 @dataclass(slots=True)
 class Record:
-    """What one process records of itself.
+    """The facts that one process records of itself.
 
     ready:   in a front end: its engine has started; in an engine core or worker: its loop runs
     headless: in the process that starts a node without a front end: what runs there

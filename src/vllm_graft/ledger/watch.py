@@ -29,7 +29,7 @@ PATIENCE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Progress:
-    """How far an engine has come.
+    """The progress of an engine.
 
     mark:    an object that is another one after each step
     waiting: how many requests depend on it

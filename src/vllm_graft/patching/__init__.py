@@ -52,22 +52,11 @@ if TYPE_CHECKING:
     from vllm_graft.patching.manager import PatchManager
     from vllm_graft.patching.report import HitCounter, HookState, LocalHitCounter
 
-_HOME = {
-    "Declaration": "declaration",
-    "Engine": "engine",
-    "HitCounter": "report",
-    "HookState": "report",
-    "LocalHitCounter": "report",
-    "Patch": "declaration",
-    "PatchManager": "manager",
-    "VLLMPatch": "declaration",
-    "add": "declaration",
-    "default_engine": "engine",
-    "min_vllm_version": "declaration",
-    "patchset_hash": "declaration",
-    "replace": "declaration",
-    "set_default_engine": "engine",
-    "wrap": "declaration",
+_NAMES = {
+    "declaration": ("Declaration", "Patch", "VLLMPatch", "add", "min_vllm_version", "patchset_hash", "replace", "wrap"),
+    "engine": ("Engine", "default_engine", "set_default_engine"),
+    "manager": ("PatchManager",),
+    "report": ("HitCounter", "HookState", "LocalHitCounter"),
 }
 
 __all__ = [
@@ -88,7 +77,7 @@ __all__ = [
     "wrap",
 ]
 
-
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 __getattr__ = loader(__name__, _HOME)
 
 

@@ -74,7 +74,7 @@ def upstream_form(raw: object) -> UpstreamForm:
 
 
 Refusal = tuple[str, str]
-"""What is wrong with a hook, and the next step."""
+"""The fault of a hook, and the next step."""
 
 _INSPECT_VLLM: Final = "compare with the installed vLLM"
 
@@ -113,9 +113,14 @@ def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: obje
         refusal = refusal or _refuse_addition_to_class(hook, owner)
     else:
         refusal = refusal or _refuse_captured(hook, owner, present) or _refuse_compiled(hook, owner, present)
-    if kind == "add":
-        refusal = refusal or _refuse_added(declaration, hook)
-    else:
+    users = [other.attribute for other in declaration.hooks if hook.attribute in other.originals]
+    if kind == "add" and hook.attribute == "__new__":
+        what, fix = "it adds '__new__', which Python cannot take off a class again", "wrap '__init__' instead"
+        refusal = refusal or (what, fix)
+    elif kind == "add" and users:
+        what = f"{users[0]!r} mentions {ORIGINAL}{hook.attribute}, and the target has no {hook.attribute!r}"
+        refusal = refusal or (what, f"{_INSPECT_VLLM}: it may have been renamed or moved")
+    elif kind != "add":
         refusal = refusal or _refuse_present(hook, declaration.target.is_class, present)
     if refusal is not None:
         raise refused(declaration, refusal)
@@ -145,16 +150,6 @@ def refuse_absent(hook: Hook, names: Sequence[str]) -> Refusal:
     alike = [one for one in names if one.startswith("__") == name.startswith("__") and not one.startswith("_graft")]
     fix = f"{_INSPECT_VLLM}, where {name!r} may have been renamed or moved, or mark it @add"
     return f"there is no {name!r} to {hook.kind}{nearest(name, alike)}", fix
-
-
-def _refuse_added(declaration: Declaration, hook: Hook) -> Refusal | None:
-    if hook.attribute == "__new__":
-        return "it adds '__new__', which Python cannot take off a class again", "wrap '__init__' instead"
-    users = [other.attribute for other in declaration.hooks if hook.attribute in other.originals]
-    if users:
-        what = f"{users[0]!r} mentions {ORIGINAL}{hook.attribute}, and the target has no {hook.attribute!r}"
-        return what, f"{_INSPECT_VLLM}: it may have been renamed or moved"
-    return None
 
 
 def _refuse_present(hook: Hook, in_class: bool, present: object) -> Refusal | None:

@@ -1,4 +1,4 @@
-"""How a patch is written: ``VLLMPatch[Target]``, its keywords, and the marks ``wrap``, ``replace`` and ``add``."""
+"""The form of a patch: ``VLLMPatch[Target]``, its keywords, and the marks ``wrap``, ``replace`` and ``add``."""
 
 from __future__ import annotations
 

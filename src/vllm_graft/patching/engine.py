@@ -31,7 +31,6 @@ OnRefused = Callable[[Patch, PatchError], None]
 class Engine:
     """Holds the patches of one process.
 
-    counter:     the counter of hits
     strict:      whether a patch that is refused when its module is imported fails that import
     on_refused:  called with the patch and the error when that happens, strict or not
     on_change:   called with a patch whose state has changed at an import

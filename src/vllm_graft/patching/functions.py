@@ -115,11 +115,6 @@ def names_mentioned(function: FunctionType) -> set[str]:
     return {name for one in reachable(function) for code in code_objects(one.__code__) for name in code.co_names}
 
 
-def originals_mentioned(function: FunctionType) -> set[str]:
-    """Return the names ``x`` of every ``_original_x`` in the function."""
-    return {name.removeprefix(ORIGINAL) for name in names_mentioned(function) if name.startswith(ORIGINAL)}
-
-
 def originals_misused(function: FunctionType) -> str:
     """Return an ``_original_x`` that is used other than by reading an attribute, or an empty string."""
     for one in reachable(function):

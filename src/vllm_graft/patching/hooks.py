@@ -21,7 +21,6 @@ from vllm_graft.patching.functions import (
     functions_in,
     names_mentioned,
     never_reads,
-    originals_mentioned,
     originals_misused,
     parameter_at,
     strings_mentioned,
@@ -146,9 +145,6 @@ class _BodyReader:
         self.target, self.where = target, where
         self.mangled = f"_{patch.__name__.lstrip('_')}__"
 
-    def refuse(self, what: str, fix: str) -> DeclarationError:
-        return DeclarationError(what, where=self.where, fix=fix)
-
     def hook(self, name: str, raw: object) -> Hook:
         marked = _unmark(raw)
         value = marked.value
@@ -164,47 +160,44 @@ class _BodyReader:
             fits = not callable(value) and not hasattr(type(value), "__get__")
         if not fits:
             allowed = "functions, classmethods, staticmethods, properties" if self.target.is_class else "functions"
-            raise self.refuse(
-                f"{name!r} is a {type(value).__name__}, which cannot be put on {self.target}",
-                f"use {allowed} or plain values; a callable object goes into a function that calls it",
-            )
+            what = f"{name!r} is a {type(value).__name__}, which cannot be put on {self.target}"
+            fix = f"use {allowed} or plain values; a callable object goes into a function that calls it"
+            raise DeclarationError(what, where=self.where, fix=fix)
         for function in functions:
             self._check_function(name, function)
-        originals = frozenset(found for function in functions for found in originals_mentioned(function))
+        mentioned = {found for function in functions for found in names_mentioned(function)}
+        originals = frozenset(each.removeprefix(ORIGINAL) for each in mentioned if each.startswith(ORIGINAL))
         declared = self._decide_kind(name, marked.kind, form, functions, originals)
         return Hook(name, declared, form, value, originals, check_range(marked.vllm, self.where))
 
     def _check_name(self, name: str) -> None:
+        what = fix = ""
         if name == "__slots__":
-            raise self.refuse("a patch cannot change __slots__", "keep extra state in a table of your own")
-        if self.target.is_class and name in _OF_THE_TYPE:
-            raise self.refuse(
-                f"a patch cannot change {name}, which Python keeps outside of the class's attributes",
-                "patch the methods that should behave otherwise",
-            )
-        if name.startswith(self.mangled) and not name.endswith("__"):
+            what, fix = "a patch cannot change __slots__", "keep extra state in a table of your own"
+        elif self.target.is_class and name in _OF_THE_TYPE:
+            what = f"a patch cannot change {name}, which Python keeps outside of the class's attributes"
+            fix = "patch the methods that should behave otherwise"
+        elif name.startswith(self.mangled) and not name.endswith("__"):
             written = name.removeprefix(self.mangled[:-2])
-            raise self.refuse(
-                f"Python renames {written!r} after the patch's class, so it would never meet upstream's",
-                f"write the full name: def _{self.target.short}{written}(...)",
-            )
+            what = f"Python renames {written!r} after the patch's class, so it would never meet upstream's"
+            fix = f"write the full name: def _{self.target.short}{written}(...)"
+        if what:
+            raise DeclarationError(what, where=self.where, fix=fix)
 
     def _check_function(self, name: str, function: FunctionType) -> None:
         private = sorted(n for n in names_mentioned(function) if n.startswith(self.mangled) and not n.endswith("__"))
+        what = fix = ""
         if private:
             written = private[0].removeprefix(self.mangled[:-2])
-            raise self.refuse(
-                f"{name!r} uses {written!r}, which Python renames after the patch's class to {private[0]!r}",
-                f"write the full name: _{self.target.short}{written}",
-            )
-        if not self.target.is_class and uses_class_cell(function):
-            raise self.refuse(f"{name!r} uses super(), and the target is a module", "target the class instead")
-        misused = originals_misused(function)
-        if misused:
-            raise self.refuse(
-                f"{name!r} uses {misused!r} otherwise than as an attribute that is read",
-                f"write self.{misused}(...), or take the layer beneath as a parameter named 'call'",
-            )
+            what = f"{name!r} uses {written!r}, which Python renames after the patch's class to {private[0]!r}"
+            fix = f"write the full name: _{self.target.short}{written}"
+        elif not self.target.is_class and uses_class_cell(function):
+            what, fix = f"{name!r} uses super(), and the target is a module", "target the class instead"
+        elif misused := originals_misused(function):
+            what = f"{name!r} uses {misused!r} otherwise than as an attribute that is read"
+            fix = f"write self.{misused}(...), or take the layer beneath as a parameter named 'call'"
+        if what:
+            raise DeclarationError(what, where=self.where, fix=fix)
 
     def _decide_kind(
         self, name: str, kind: DeclaredKind, form: Form, functions: Collection[FunctionType], originals: Collection[str]
@@ -212,36 +205,32 @@ class _BodyReader:
         """Return the kind of a hook; one without a mark that reaches the layer beneath is a wrap."""
         position = call_position(form, self.target.is_class)
         takes_call = any(parameter_at(function, position) == "call" for function in functions)
-        if originals and not self.target.is_class:
-            raise self.refuse(
-                f"{name!r} mentions {ORIGINAL}{min(originals)}, and a function of a module has no self to find it on",
-                f"take the layer beneath as the first parameter: def {name}(call, ...)",
-            )
-        reaches = takes_call or name in originals
         unused = all(parameter_at(each, position) != "call" or never_reads(each, "call") for each in functions)
-        if kind == "wrap" and name not in originals and unused:
+        what = fix = ""
+        if originals and not self.target.is_class:
+            lacks = "a function of a module has no self to find it on"
+            what = f"{name!r} mentions {ORIGINAL}{min(originals)}, and {lacks}"
+            fix = f"take the layer beneath as the first parameter: def {name}(call, ...)"
+        elif kind == "wrap" and name not in originals and unused:
+            what = f"{name!r} is marked @wrap and never reaches the layer beneath"
             way = "call its parameter" if takes_call else f"call self.{ORIGINAL}{name}(...), take a parameter named"
-            raise self.refuse(
-                f"{name!r} is marked @wrap and never reaches the layer beneath", f"{way} 'call', or mark it @replace"
-            )
-        if kind in ("replace", "add") and name in originals:
-            raise self.refuse(f"{name!r} is marked @{kind} and mentions {ORIGINAL}{name}", "mark it @wrap")
-        return "wrap" if kind == "auto" and reaches else kind
+            fix = f"{way} 'call', or mark it @replace"
+        elif kind in ("replace", "add") and name in originals:
+            what, fix = f"{name!r} is marked @{kind} and mentions {ORIGINAL}{name}", "mark it @wrap"
+        if what:
+            raise DeclarationError(what, where=self.where, fix=fix)
+        return "wrap" if kind == "auto" and (takes_call or name in originals) else kind
 
     def check_originals(self, hooks: Collection[Hook]) -> None:
         """Refuse an ``_original_x`` that belongs to no hook of this patch with something beneath it."""
         with_original = {hook.attribute for hook in hooks if hook.kind != "add"}
         for hook in hooks:
             for name in sorted(hook.originals - with_original):
-                raise self.refuse(
-                    f"{hook.attribute!r} mentions {ORIGINAL}{name}, and the patch does not wrap or replace {name!r}"
-                    + nearest(name, with_original),
-                    f"call self.{name}(...), or add a hook named {name!r}",
-                )
+                what = f"{hook.attribute!r} mentions {ORIGINAL}{name}, and the patch does not wrap or replace {name!r}"
+                fix = f"call self.{name}(...), or add a hook named {name!r}"
+                raise DeclarationError(what + nearest(name, with_original), where=self.where, fix=fix)
             for function in functions_in(hook.value):
                 spelled = strings_mentioned(function) & {ORIGINAL + name for name in with_original}
                 if spelled:
-                    raise self.refuse(
-                        f"{hook.attribute!r} holds {min(spelled)!r} as a string, which is not followed",
-                        f"write self.{min(spelled)}",
-                    )
+                    what = f"{hook.attribute!r} holds {min(spelled)!r} as a string, which is not followed"
+                    raise DeclarationError(what, where=self.where, fix=f"write self.{min(spelled)}")

@@ -19,7 +19,6 @@ from vllm_graft.patching import checks, surgery
 from vllm_graft.patching.checks import ABSENT
 from vllm_graft.patching.declaration import Declaration, Patch
 from vllm_graft.patching.functions import ORIGINAL
-from vllm_graft.patching.hooks import Hook
 from vllm_graft.patching.patched_attribute import AttributeState, PatchedAttribute, PatchLayer
 from vllm_graft.patching.report import HitCounter, PatchEntry
 from vllm_graft.patching.target import Owner
@@ -60,12 +59,19 @@ class PatchTable:
             cell = counter.allot(f"{declaration.name} {declaration.target} {hook.attribute}") if counts else None
             note = entry.hooks[hook.attribute].note or _note(place)
             entry.update(hook.attribute, kind=kind, cell=cell, note=note)
+            # The private name of what lies beneath; empty where no function of the patch mentions it.
+            mentioned = any(hook.attribute in other.originals for other in declaration.hooks)
+            alias = _alias_name(declaration, hook.attribute) if mentioned else ""
+            if alias and checks.own(owner, alias) is not ABSENT:
+                what = f"the target has an attribute {alias!r} already: another engine has applied a patch of this name"
+                fix = "apply it through one engine only, or give it another name="
+                raise ConflictError(what, where=declaration.where, fix=fix)
             layer = PatchLayer(
                 patch=entry.patch,
                 hook=hook,
                 kind=kind,
                 order=entry.order,
-                alias=_alias(declaration, hook, owner),
+                alias=alias,
                 renames={ORIGINAL + name: _alias_name(declaration, name) for name in hook.originals},
                 hit=surgery.make_hit(counter, cell) if cell is not None else surgery.no_hit,
             )
@@ -188,18 +194,6 @@ def _note(place: PatchedAttribute) -> str:
         return ""
     base = next(each for each in place.owner.__mro__[1:] if place.attribute in vars(each))
     return f"it is inherited from {base.__module__}:{base.__qualname__}; other subclasses of that are not changed"
-
-
-def _alias(declaration: Declaration, hook: Hook, owner: Owner) -> str:
-    """Return the private name of what lies beneath a hook; empty where no function of the patch mentions it."""
-    if not any(hook.attribute in other.originals for other in declaration.hooks):
-        return ""
-    name = _alias_name(declaration, hook.attribute)
-    if checks.own(owner, name) is not ABSENT:
-        what = f"the target has an attribute {name!r} already: another engine has applied a patch of this name"
-        fix = "apply it through one engine only, or give it another name="
-        raise ConflictError(what, where=declaration.where, fix=fix)
-    return name
 
 
 def _alias_name(declaration: Declaration, attribute: str) -> str:

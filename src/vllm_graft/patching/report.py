@@ -20,11 +20,8 @@ State = Literal[PatchState, "reverted"]
 class HookState:
     """One hook of one patch in this process.
 
-    patch:      the patch's name
     target:     the class or module, as "pkg.module:Class" or "pkg.module"
-    attribute:  the name on the target
     kind:       wrap, replace or add; auto until the target is loaded and decides
-    state:      see ``State``
     reason:     why it is armed, late or refused, or a note on an applied one; empty otherwise
     hits:       calls counted: all of a wrap, the first of a replacement or addition, none of properties and values
     cell:       the counter's cell for its hits; None where nothing is counted, or not yet

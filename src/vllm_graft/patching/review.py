@@ -147,11 +147,10 @@ class _Review:
         if len(fitting) == 1:
             return fitting[0]
         ranges = " and ".join(hook.vllm for hook in (fitting or hooks))
-        what = (
-            f"{'no body' if not fitting else f'{len(fitting)} bodies'} of {attribute!r} ({ranges}) "
-            f"{'is' if not fitting else 'are'} for vLLM {self._installed.version}, and exactly one must be"
-        )
-        fix = "make their ranges cover this release once" if not fitting else "make their ranges exclude one another"
+        of = f"of {attribute!r} ({ranges})"
+        what = f"{len(fitting)} bodies {of} are" if fitting else f"no body {of} is"
+        what += f" for vLLM {self._installed.version}, and exactly one must be"
+        fix = "make their ranges exclude one another" if fitting else "make their ranges cover this release once"
         raise VersionError(what, where=self._declaration.where, fix=fix)
 
     def _equal_releases(self) -> list[str]:
@@ -180,11 +179,10 @@ class _Review:
         if hook.kind == "add":
             return HookReview(hook, "")
         if self._seen is None and self._declaration.locked:
-            name = self._declaration.name
             what = f"it says locked=True, and no {lock.NAME} of its package speaks of it"
+            file = lock.file_of(self._patch) or lock.NAME
             fix = (
-                f"put {lock.file_of(self._patch) or lock.NAME} into the wheel (package data), or write it with "
-                f"`vllm-graft lock {name}`"
+                f"put {file} into the wheel (package data), or write it with `vllm-graft lock {self._declaration.name}`"
             )
             raise DriftError(what, where=self._declaration.where, fix=fix)
         if self._seen is None:
@@ -196,7 +194,13 @@ class _Review:
         if now is not None and now.fingerprint in seen.values():
             return HookReview(hook, "reviewed")
         same_signature = now is not None and any(each.signature == now.fingerprint.signature for each in seen.values())
-        note = self._note(hook.attribute, now, seen, same_signature=same_signature)
+        if now is None:
+            note = f"the source of {hook.attribute!r} cannot be found, so it cannot be compared with what was reviewed"
+        elif not seen:
+            note = f"{hook.attribute!r} is not in {lock.NAME}: what it stands on was never reviewed"
+        else:
+            changed = f"its {'body' if same_signature else 'signature'} has changed"
+            note = f"upstream's {hook.attribute!r} is not what was reviewed ({', '.join(seen)}): {changed}"
         default: OnDrift = "warn" if hook.kind == "wrap" and same_signature else "refuse"
         level = stricter(self._declaration.on_drift or default)
         if level == "refuse":
@@ -204,17 +208,6 @@ class _Review:
             fix = f"see `vllm-graft diff {name}`; then fix the patch, and accept with `vllm-graft lock {name}`"
             raise DriftError(note, where=self._declaration.where, fix=fix)
         return HookReview(hook, "drifted", note if level == "warn" else "")
-
-    def _note(
-        self, attribute: str, now: Definition | None, seen: dict[str, Fingerprint], *, same_signature: bool
-    ) -> str:
-        if now is None:
-            return f"the source of {attribute!r} cannot be found, so it cannot be compared with what was reviewed"
-        if not seen:
-            return f"{attribute!r} is not in {lock.NAME}: what it stands on was never reviewed"
-        what = "body" if same_signature else "signature"
-        known = ", ".join(seen)
-        return f"upstream's {attribute!r} is not what was reviewed ({known}): its {what} has changed"
 
 
 def stricter(level: OnDrift) -> OnDrift:

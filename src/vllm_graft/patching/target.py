@@ -253,16 +253,12 @@ class ImportWatch(MetaPathFinder):
                 self.__class__ = plain  # type: ignore[assignment]
                 del self._graft_ended
                 if sys.modules.get(self.name) is module:
-                    _end(self.name, after)
+                    try:
+                        after(self.name)
+                    except BaseException:
+                        # As the import system does with a module whose body raises: the next import must not find it.
+                        sys.modules.pop(self.name, None)
+                        raise
 
         setattr(spec, "_graft_ended", False)  # noqa: B010 - specs have no such attribute for a type checker
         spec.__class__ = RunningSpec
-
-
-def _end(name: str, after: Notice) -> None:
-    try:
-        after(name)
-    except BaseException:
-        # As the import system does with a module whose body raises: the next import must not find it.
-        sys.modules.pop(name, None)
-        raise

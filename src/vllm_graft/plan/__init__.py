@@ -1,4 +1,4 @@
-"""What is to be active: resolved once from the configuration, carried to every process.
+"""The plan, which says what is to be active: resolved once from the configuration, carried to every process.
 
 The configuration has layers, each stronger than the one before it:
 

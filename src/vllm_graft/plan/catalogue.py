@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Final
+from typing import ClassVar, Final
 
-from vllm_graft.errors import ConfigError
+from vllm_graft.errors import ConfigError, describe
 from vllm_graft.plan.import_checkpoint import checkpoint
 
 GROUP: Final = "vllm_graft.plugins"
@@ -47,6 +47,8 @@ class CatalogueEntry:
     name: str
     target: str
     package: str
+    stands_in: ClassVar[bool] = False
+    """True if ``load`` makes a stand-in from sources, which lacks the methods of the class itself."""
 
     def load(self) -> type:
         """Import the class; raise ConfigError naming the package if that fails."""
@@ -61,34 +63,19 @@ def catalogue() -> dict[str, CatalogueEntry]:
         offered = CatalogueEntry(entry.name, entry.value, package)
         known = found.get(entry.name)
         if known is not None and known != offered:
-            raise ConfigError(
-                f"the item {entry.name!r} is offered twice: by {known.package} ({known.target}) "
-                f"and by {package} ({entry.value})",
-                where=f"entry points of {GROUP}",
-                fix=f"uninstall one of the two, or have {package} rename it",
-            )
+            both = f"by {known.package} ({known.target}) and by {package} ({entry.value})"
+            where, fix = f"entry points of {GROUP}", f"uninstall one of the two, or have {package} rename it"
+            raise ConfigError(f"the item {entry.name!r} is offered twice: {both}", where=where, fix=fix)
         found[entry.name] = offered
-    for offered in _registered():
-        known = found.setdefault(offered.name, offered)
-        if known.target != offered.target:
-            raise ConfigError(
-                f"the patch {offered.name!r} is registered twice: as {known.target} of {known.package} and as "
-                f"{offered.target} of {offered.package}",
-                where="PatchManager.register",
-                fix="register one of the two under another name",
-            )
-    return found
-
-
-def _registered() -> list[CatalogueEntry]:
-    """Return the patches that were registered with a ``PatchManager`` in this process."""
     manager = sys.modules.get("vllm_graft.patching.manager")
-    if manager is None:
-        return []
-    return [
-        CatalogueEntry(name, f"{patch.__module__}:{patch.__qualname__}", patch.declaration.package)
-        for name, patch in manager.registered()
-    ]
+    for name, patch in manager.registered() if manager is not None else ():
+        offered = CatalogueEntry(name, f"{patch.__module__}:{patch.__qualname__}", patch.declaration.package)
+        known = found.setdefault(name, offered)
+        if known.target != offered.target:
+            both = f"as {known.target} of {known.package} and as {offered.target} of {offered.package}"
+            what, fix = f"the patch {name!r} is registered twice: {both}", "register one of the two under another name"
+            raise ConfigError(what, where="PatchManager.register", fix=fix)
+    return found
 
 
 def load(target: str, name: str, package: str) -> type:
@@ -101,7 +88,7 @@ def load(target: str, name: str, package: str) -> type:
             found = getattr(found, part)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"the item {name!r} of {package} cannot be imported from {target}: {type(error).__name__}: {error}",
+            f"the item {name!r} of {package} cannot be imported from {target}: {describe(error)}",
             fix=f"repair or reinstall {package}, or take {name!r} out of the plan",
         ) from error
     if not isinstance(found, type):

@@ -8,12 +8,12 @@ all is well, and a fork costs milliseconds. A server does without: its process h
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
@@ -35,7 +35,7 @@ class ImportCheckpoint:
         """Watch the imports that follow; only for a process that has no threads and ends with the command."""
         self._active = hasattr(os, "fork")
 
-    @contextmanager
+    @contextlib.contextmanager
     def importing(self, module: str) -> Iterator[None]:
         """Import a module inside; ImportError where that is known to end the process."""
         if not self._active or module in sys.modules or module.partition(".")[0] == _OURS:
@@ -72,7 +72,11 @@ class ImportCheckpoint:
                     signal.signal(-status, signal.SIG_DFL)
                     os.kill(os.getpid(), -status)
                 os._exit(status)
-            self._endings[ended_in] = _ending(status)
+            name = f"signal {-status}"
+            with contextlib.suppress(ValueError):
+                name = signal.Signals(-status).name
+            how = f"it ends the process with status {status}" if status >= 0 else f"it is ended by {name}"
+            self._endings[ended_in] = how
             self._write("")
 
     def _write(self, module: str) -> None:
@@ -99,15 +103,6 @@ def _wait(child: int, mask: set[signal.Signals] | set[int]) -> int:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-def _ending(status: int) -> str:
-    if status >= 0:
-        return f"it ends the process with status {status}"
-    try:
-        return f"it is ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"it is ended by signal {-status}"
 
 
 checkpoint = ImportCheckpoint()

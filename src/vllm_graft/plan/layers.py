@@ -31,6 +31,11 @@ UNKNOWN_KEYS: Final = ("refuse-similar", "refuse", "pass")
 """The ways to treat a request's key that no planned sampler has; the first is the default."""
 
 Setting = str | bool | tuple[str, ...]
+Values = dict[str, tuple[OptionValue, str]]
+"""The values of a table by key, each with the place that gave it."""
+
+Options = dict[str, Values]
+"""The options of each item, by its name."""
 
 _PLAIN: Final = (bool, int, float, str)
 
@@ -50,12 +55,8 @@ class Layer:
     origin: str
     names: dict[str, list[Choice]] = field(default_factory=dict)
     settings: dict[str, tuple[Setting, str]] = field(default_factory=dict)
-    options: dict[str, dict[str, tuple[OptionValue, str]]] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     models: list[str] = field(default_factory=list)
-
-
-Values = dict[str, tuple[OptionValue, str]]
-"""The values of a table by key, each with the place that gave it."""
 
 
 @dataclass(slots=True)
@@ -121,13 +122,19 @@ def find_file(environ: Mapping[str, str] | None = None) -> Path | None:
     named = (os.environ if environ is None else environ).get(CONFIG_VARIABLE, "").strip()
     if named:
         path = Path(named).expanduser()
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ConfigError(
                 f"there is no file {named}", where=CONFIG_VARIABLE, fix=f"correct or unset {CONFIG_VARIABLE}"
             )
         return path
     here = Path(FILE)
-    return here if here.is_file() else None
+    if os.path.isfile(here):
+        return here
+    # Such as a link to a volume that is not mounted: without an error the server would run without its plan.
+    if os.path.lexists(here):
+        what = "is a link to nothing" if here.is_symlink() and not here.exists() else "is not a regular file"
+        raise ConfigError(what, where=str(here.absolute()), fix="put the file in its place, or remove it")
+    return None
 
 
 def read_file(path: Path) -> ConfigFile:
@@ -187,6 +194,8 @@ def _read_layer(origin: str, table: _Table, options: _Table, folder: Path, extra
     """Read one layer; files are relative to ``folder``, and the keys ``extra`` are left to the caller."""
     layer = Layer(origin)
     keys = points.keys()
+    if "options" in table and "options" not in extra:
+        raise table.wrong("options", "options of items have a table of their own", "write [options.NAME] for them")
     table.only((*keys, *_SETTINGS, *extra))
     for key in table:
         value = table.raw(key)

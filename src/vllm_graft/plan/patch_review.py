@@ -46,19 +46,13 @@ def review(items: Sequence[PlanItem], *, strict: bool, together: bool = True, tr
             found.append(Finding("P003", "warning", f"patch {item.name}", what, item.origin, error.fix))
         accepted.append((item, patch))
         if trial and not sure:
-            found += _try(item, level)
+            tried = try_in_child(item.target)
+            if tried.what:
+                found.append(Finding("P003", level, f"patch {item.name}", tried.what, item.origin, tried.fix))
+            elif tried.failed:
+                what = f"whether a start would take it cannot be told here: {tried.failed}"
+                fix = "run `vllm-graft plan` where the server runs"
+                found.append(Finding("P223", "warning", f"patch {item.name}", what, item.origin, fix))
         fix = f"see `vllm-graft diff {item.name}`"
         found += [Finding("P006", "warning", f"patch {item.name}", note, item.origin, fix) for note in notes]
     return found
-
-
-def _try(item: PlanItem, level: Level) -> list[Finding]:
-    """Apply a patch that reading cannot judge in a process of its own; return what a start would say of it."""
-    found = try_in_child(item.target)
-    if found.what:
-        return [Finding("P003", level, f"patch {item.name}", found.what, item.origin, found.fix)]
-    if found.failed:
-        what = f"whether a start would take it cannot be told here: {found.failed}"
-        fix = "run `vllm-graft plan` where the server runs"
-        return [Finding("P223", "warning", f"patch {item.name}", what, item.origin, fix)]
-    return []

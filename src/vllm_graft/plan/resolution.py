@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -12,8 +13,8 @@ from pathlib import Path
 from vllm_graft import points
 from vllm_graft.contracts.attention import AttentionKernel
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.validation import find_mistake, shared_key, source_location
-from vllm_graft.errors import ConfigError, GraftError, OptionError, nearest
+from vllm_graft.contracts.validation import Mistake, find_mistake, find_option_mistake, shared_key, source_location
+from vllm_graft.errors import ConfigError, GraftError, OptionError, describe, nearest
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import CatalogueEntry, catalogue, load
 from vllm_graft.plan.foreign_managers import general_plugins, manager_of, undecided
@@ -23,6 +24,8 @@ from vllm_graft.plan.layers import (
     Choice,
     ConfigFile,
     Layer,
+    Options,
+    Values,
     find_file,
     from_additional_config,
     from_environment,
@@ -36,7 +39,7 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a plan is resolved for: the model as given, its served names, and vLLM's ``additional_config``.
+    """The subject of a plan: the model as given, its served names, and vLLM's ``additional_config``.
 
     ``plugins_loaded``: vLLM has called all general plugins in this process, so that they have registered their patches.
     """
@@ -74,7 +77,7 @@ def resolve(request: PlanRequest) -> Plan:
         if declaration is not None and declaration.models and not matches(declaration.models, model):
             left_out[item.name] = f"is for the models {', '.join(declaration.models)}, and this is {model[0]}"
     check_option_owners(options, known)
-    _refuse_mistakes(items)
+    _refuse_shared_keys(items)
     if not items and not callers and not findings:
         findings = _why_nothing(file, request)
     return Plan(
@@ -142,27 +145,26 @@ def foreign(named: Choice, known: Mapping[str, CatalogueEntry]) -> bool:
     return named.origin == PATCHES_VARIABLE and named.value != ALL and named.value not in known
 
 
-def _refuse_mistakes(items: Iterable[PlanItem]) -> None:
-    """Refuse a class that cannot work, and two samplers with one key: a request could not say which it means."""
-    for item in items:
-        kind = load(item.target, item.name, item.package)
-        mistake = find_mistake(kind, item.options)
-        if mistake is not None:
-            raise ConfigError(
-                f"the {item.point} {item.name!r} ({item.target} of {item.package}) {mistake.what}",
-                where=source_location(kind),
-                fix=f"{mistake.fix}; or take {item.name!r} out of the plan ({item.origin})",
-            )
+def _refuse_mistake(mistake: Mistake | None, point: points.Point, entry: CatalogueEntry, origin: str) -> None:
+    """Refuse a class that cannot work."""
+    if mistake is not None and not entry.stands_in:
+        raise ConfigError(
+            f"the {point.name} {entry.name!r} ({entry.target} of {entry.package}) {mistake.what}",
+            where=source_location(entry.load()),
+            fix=f"{mistake.fix}; or take {entry.name!r} out of the plan ({origin})",
+        )
+
+
+def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
+    """Refuse two samplers with one key: a request could not say which of them it means."""
     planned = {item.name: item for item in items if item.point == "sampler"}
     keys = {name: load(item.target, name, item.package).request_keys() for name, item in planned.items()}  # type: ignore[attr-defined]
     if shared := shared_key(keys):
         key, first, second = shared
-        raise ConfigError(
-            f"the samplers {first!r} ({planned[first].target}) and {second!r} ({planned[second].target}) both take the "
-            f"key {key!r}, so a request could not say which of them it means",
-            where=planned[second].origin,
-            fix="take one of the two out of the plan, or rename the key in its class",
-        )
+        both = f"{first!r} ({planned[first].target}) and {second!r} ({planned[second].target})"
+        what = f"the samplers {both} both take the key {key!r}, so a request could not say which of them it means"
+        fix = "take one of the two out of the plan, or rename the key in its class"
+        raise ConfigError(what, where=planned[second].origin, fix=fix)
 
 
 def model_names(model: str, served: Iterable[str] = ()) -> list[str]:
@@ -227,21 +229,16 @@ def merge_names(layers: list[Layer]) -> dict[str, list[Choice]]:
     return {key: merged[key] for key in points.keys() if key in merged}
 
 
-def merge_options(layers: list[Layer]) -> dict[str, dict[str, tuple[OptionValue, str]]]:
+def merge_options(layers: list[Layer]) -> Options:
     """Merge the options of each item; later layers win."""
-    merged: dict[str, dict[str, tuple[OptionValue, str]]] = {}
+    merged: Options = {}
     for layer in layers:
         for item, options in layer.options.items():
             merged.setdefault(item, {}).update(options)
     return merged
 
 
-def items_of(
-    key: str,
-    chosen: list[Choice],
-    known: Mapping[str, CatalogueEntry],
-    options: Mapping[str, Mapping[str, tuple[OptionValue, str]]],
-) -> list[PlanItem]:
+def items_of(key: str, chosen: list[Choice], known: Mapping[str, CatalogueEntry], options: Options) -> list[PlanItem]:
     """Return the items that the names under a key stand for; raise ConfigError at the first fault."""
     point = points.keys()[key]
     items: dict[str, PlanItem] = {}
@@ -256,48 +253,37 @@ def _expand(chosen: list[Choice], point: points.Point, known: Mapping[str, Catal
     spelled: list[Choice] = []
     for named in chosen:
         if not point.bound:
-            raise ConfigError(
-                f"{point.name} items cannot be planned: this version of vllm-graft does not bind that point yet",
-                where=named.origin,
-                fix=f"take {named.value!r} out of the plan; `vllm-graft points` shows what is bound",
-            )
+            what = f"{point.name} items cannot be planned: this version of vllm-graft does not bind that point yet"
+            fix = f"take {named.value!r} out of the plan; `vllm-graft points` shows what is bound"
+            raise ConfigError(what, where=named.origin, fix=fix)
         if named.value != ALL:
             spelled.append(named)
             continue
         fitting = [name for name, entry in known.items() if fits(entry.load(), point)] if point.many else []
         if not fitting:
-            raise ConfigError(
-                f"'*' names no {point.name}: " + ("none is registered" if point.many else "this key takes one name"),
-                where=named.origin,
-                fix=f"name the {point.name} you want, or take the line out",
-            )
+            why = "none is registered" if point.many else "this key takes one name"
+            fix = f"name the {point.name} you want, or take the line out"
+            raise ConfigError(f"'*' names no {point.name}: {why}", where=named.origin, fix=fix)
         spelled.extend(Choice(name, named.origin) for name in fitting)
     return spelled
 
 
-def _item(
-    named: Choice,
-    point: points.Point,
-    known: Mapping[str, CatalogueEntry],
-    given: Mapping[str, tuple[OptionValue, str]],
-) -> PlanItem:
+def _item(named: Choice, point: points.Point, known: Mapping[str, CatalogueEntry], given: Values) -> PlanItem:
     entry = known.get(named.value)
     if entry is None:
         registers = ", and no general plugin registers it" if foreign(named, known) else ""
-        raise ConfigError(
-            f"there is no item {named.value!r}{nearest(named.value, known)}{registers}",
-            where=named.origin,
-            fix="correct the name, or install the package that offers it",
-        )
+        what = f"there is no item {named.value!r}{nearest(named.value, known)}{registers}"
+        fix = "correct the name, or install the package that offers it"
+        raise ConfigError(what, where=named.origin, fix=fix)
     kind = entry.load()
     if not fits(kind, point):
-        raise ConfigError(
-            f"{named.value!r} ({entry.target} of {entry.package}) is not a {point.name}: it fulfils none of "
-            f"{', '.join(point.contracts)}",
-            where=named.origin,
-            fix=f"name it under the key of its own point, or a {point.name} here",
-        )
+        what = f"{named.value!r} ({entry.target} of {entry.package}) is not a {point.name}: it fulfils none of "
+        fix = f"name it under the key of its own point, or a {point.name} here"
+        raise ConfigError(what + ", ".join(point.contracts), where=named.origin, fix=fix)
+    # In this order: what is compared with the options of a class, or called on it, has been checked before.
+    _refuse_mistake(find_option_mistake(kind), point, entry, named.origin)
     values = _check_options(named.value, kind, given)
+    _refuse_mistake(find_mistake(kind, values), point, entry, named.origin)
     _validate(named, kind, values, given)
     # The other contract of its point frees blocks in engine core, where a kernel has no part.
     roles = ("worker",) if issubclass(kind, AttentionKernel) else point.roles
@@ -312,16 +298,13 @@ def fits(kind: type, point: points.Point) -> bool:
     return any(issubclass(kind, load(contract, point.name, "vllm-graft")) for contract in point.contracts)
 
 
-def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue, str]]) -> dict[str, OptionValue]:
+def _check_options(name: str, kind: type, given: Values) -> dict[str, OptionValue]:
     declared = dict(kind.options) if issubclass(kind, Item) else {}
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", dict: "a table"}
     for option, (value, origin) in given.items():
         if option not in declared:
-            raise ConfigError(
-                f"{name!r} has no option {option!r}{nearest(option, declared)}",
-                where=origin,
-                fix="correct the name or take the line out",
-            )
+            what = f"{name!r} has no option {option!r}{nearest(option, declared)}"
+            raise ConfigError(what, where=origin, fix="correct the name or take the line out")
         default = declared[option]
         if isinstance(default, bool) or isinstance(value, bool):
             fitting = isinstance(value, bool) and isinstance(default, bool)
@@ -329,28 +312,26 @@ def _check_options(name: str, kind: type, given: Mapping[str, tuple[OptionValue,
             fitting = isinstance(value, (int, float) if isinstance(default, float) else type(default))
         if not fitting:
             wanted = words.get(type(default), "a list of strings")
-            raise ConfigError(
-                f"the option {option!r} of {name!r} must be {wanted}, and is {value!r}",
-                where=origin,
-                fix=f"give it a value like its default, {default!r}",
-            )
+            what = f"the option {option!r} of {name!r} must be {wanted}, and is {value!r}"
+            raise ConfigError(what, where=origin, fix=f"give it a value like its default, {default!r}")
     return {**declared, **{option: value for option, (value, _) in given.items()}}
 
 
-def _validate(
-    named: Choice, kind: type, values: Mapping[str, OptionValue], given: Mapping[str, tuple[OptionValue, str]]
-) -> None:
+def _validate(named: Choice, kind: type, values: Mapping[str, OptionValue], given: Values) -> None:
     """Call the item's own ``check_options``, and add the place of the value to its error."""
     if not issubclass(kind, Item):
         return
     try:
-        kind.check_options(values)
+        # A copy: what the item writes into it must not become the plan's.
+        kind.check_options(copy.deepcopy(dict(values)))
     except OptionError as error:
         origin = given[error.option][1] if error.option in given else named.origin
         what = f"the option {error.option!r} of {named.value!r} {error.what}"
         raise ConfigError(what, where=origin, fix=error.fix) from error
-    except Exception as error:
-        reason = str(error) if isinstance(error, GraftError | ValueError) else f"{type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:
+        reason = describe(error)
+        if isinstance(error, GraftError | ValueError):
+            reason = reason.removeprefix(f"{type(error).__name__}: ")
         places = list(dict.fromkeys(origin for _, origin in given.values()))
         raise ConfigError(
             f"the options of {named.value!r} cannot be used: {reason}",
@@ -359,15 +340,10 @@ def _validate(
         ) from error
 
 
-def check_option_owners(
-    options: Mapping[str, Mapping[str, tuple[OptionValue, str]]], known: Mapping[str, CatalogueEntry]
-) -> None:
+def check_option_owners(options: Options, known: Mapping[str, CatalogueEntry]) -> None:
     """Refuse options of an item that is not registered."""
     for name, given in options.items():
         if name not in known:
             origin = next(iter(given.values()))[1] if given else ""
-            raise ConfigError(
-                f"options are given for {name!r}, and there is no such item{nearest(name, known)}",
-                where=origin,
-                fix="correct the name or take the table out",
-            )
+            what = f"options are given for {name!r}, and there is no such item{nearest(name, known)}"
+            raise ConfigError(what, where=origin, fix="correct the name or take the table out")

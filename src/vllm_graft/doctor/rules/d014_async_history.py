@@ -19,9 +19,9 @@ def check(env: Environment) -> Iterator[Finding]:
     """Find V1 processors of packages: only those of ``--logits-processors`` get the real tokens (vLLM #52461)."""
     if env.vllm is None or server.generates(env) is False or server.runner(env) == "V2":
         return
-    if not server.is_asynchronous(env) or server.logits_processors(env) or server.speculative_method(env) is not None:
+    if not server.is_asynchronous(env) or server.speculative_method(env) is not None:
         return
-    if {_CURE, "*"} & plans.planned(env).get("patches", set()):
+    if env.arguments.values("--logits-processors") or {_CURE, "*"} & plans.planned(env).get("patches", set()):
         return
     for entry in env.in_group(server.PROCESSORS):
         if env.classes.is_a(entry, server.V1_PROCESSOR) != "yes":

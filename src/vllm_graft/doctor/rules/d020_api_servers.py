@@ -15,11 +15,8 @@ TITLE = "Several API servers and LoRA resolvers"
 _ONE_OR_NONE: Final = ("--enable-elastic-ep", "--headless")
 _HYBRID: Final = ("--data-parallel-hybrid-lb", "--data-parallel-start-rank", "-dpr")
 _ALONE: Final = (
-    "--data-parallel-external-lb",
-    "--data-parallel-rank",
-    "-dpn",
-    "--data-parallel-multi-port-external-lb",
-)
+    "--data-parallel-external-lb", "--data-parallel-rank", "-dpn", "--data-parallel-multi-port-external-lb",
+)  # fmt: skip
 
 
 def check(env: Environment) -> Iterator[Finding]:

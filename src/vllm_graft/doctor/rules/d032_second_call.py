@@ -20,7 +20,7 @@ CONSEQUENCES: Final = {
     "vllm.general_plugins": "vLLM may load general plugins several times, and asks that this does no harm: a program "
     "that loads them itself, or a test, stops there",
 }
-"""What comes of a second call that fails, by group."""
+"""The consequence of a second call that fails, by group."""
 
 
 def check(env: Environment) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ _EXITS: Final = frozenset({"sys.exit", "os._exit", "os.abort", "exit", "quit"})
 
 
 _DEEP: Final = 5
-"""How many functions are followed that call one another."""
+"""The number of functions that are followed where one calls another."""
 
 
 def check(env: Environment) -> Iterator[Finding]:
