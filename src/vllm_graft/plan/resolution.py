@@ -77,6 +77,11 @@ def resolve(request: PlanRequest) -> Plan:
         if declaration is not None and declaration.models and not matches(declaration.models, model):
             left_out[item.name] = f"is for the models {', '.join(declaration.models)}, and this is {model[0]}"
     check_option_owners(options, known)
+    if any(item.point == "patch" for item in items):
+        # Refused here, and not with the first patch that has drifted.
+        from vllm_graft.patching.review import stricter
+
+        stricter("ignore")
     _refuse_shared_keys(items)
     if not items and not callers and not findings:
         findings = _why_nothing(file, request)

@@ -186,17 +186,22 @@ def _planned_queue(
     item = plan.of("scheduler")[0]
     slots = scheduler.max_num_running_reqs
 
+    clock = SteadyClock()
+
     def limit(made: Item) -> None:
+        # Set here too, where a class that does not let it be set is refused by name.
+        made.clock = clock  # type: ignore[attr-defined]
         if isinstance(made, AdmissionQueue):
             made.check_slots(slots)
 
     made: Item | None = instantiate(item, (AdmissionQueue, SchedulingPolicy), plan, ledger, limit)
     if isinstance(made, AdmissionQueue):
         engine = scheduler.vllm_config.parallel_config.data_parallel_index
-        return admission(made, item, ledger, running=lambda: len(scheduler.running), slots=slots, engine=engine), None
+        queue = admission(made, item, ledger, clock, running=lambda: len(scheduler.running), slots=slots, engine=engine)
+        return queue, None
     if isinstance(made, SchedulingPolicy):
-        queue = policy(clock := SteadyClock())
-        return queue, PolicyRunner(made, item, ledger, queue, clock)
+        policy_queue = policy(clock)
+        return policy_queue, PolicyRunner(made, item, ledger, policy_queue, clock)
     return None, None
 
 
