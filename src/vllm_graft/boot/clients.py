@@ -23,17 +23,10 @@ if TYPE_CHECKING:
     from starlette.datastructures import State
     from vllm.engine.protocol import EngineClient
 
-_STATUS_TIMEOUT_S: Final = 10.0
-"""The seconds that engines have to answer a request for the status."""
-
-_FRESH_S: Final = 1.0
-"""The seconds for which an answer is reused."""
-
-_LEAVE_S: Final = 5.0
-"""The seconds that an API server takes to end, apart from its sinks."""
-
-_HTTP: Final = "run_server_worker"
-"""The function in which vLLM's HTTP server makes its client (0.26 to 0.32)."""
+_STATUS_TIMEOUT_S: Final = 10.0  # the seconds that engines have to answer a request for the status
+_FRESH_S: Final = 1.0  # the seconds for which an answer is reused
+_LEAVE_S: Final = 5.0  # the seconds that an API server takes to end, apart from its sinks
+_HTTP: Final = "run_server_worker"  # the function in which vLLM's HTTP server makes its client (0.26 to 0.32)
 
 
 def make_client(
@@ -76,9 +69,9 @@ def make_client(
             "is not compared with the engines of this AsyncLLM: they may run on other machines, and nobody asked them"
         )
         where = "data parallelism, several nodes, Ray, or records in memory"
-        fix = "run `vllm-graft status` on every node, or serve with `vllm serve`, which asks every engine before it"
-        finding = Finding("S026", "warning", f"plan {plan.hash}", what, where, f"{fix} serves")
-        LOG.warning("vllm-graft: %s", finding.explain())
+        asks = "which asks every engine before it serves"
+        fix = f"run `vllm-graft status` on every node, or serve with `vllm serve`, {asks}"
+        LOG.warning("vllm-graft: %s", Finding("S026", "warning", f"plan {plan.hash}", what, where, fix).explain())
     ledger.current().set_ready()
     process.watch.start()
 

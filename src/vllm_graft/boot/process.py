@@ -219,8 +219,8 @@ class Process:
         if self.was_asked or self.plan is None:
             return
         self.was_asked = True
-        what = "requests come from a front end that never asked for it: its node has no plan, so this one is active"
-        text = f"plan {self.plan.hash}: {what} on its own node alone. Next: {SAME_PLAN}"
+        what = "requests come from a front end that never asked for it: its node has no plan"
+        text = f"plan {self.plan.hash}: {what}, so this one is active on its own node alone. Next: {SAME_PLAN}"
         ledger.current().note_error("S024", text)
 
     def leave(self) -> None:

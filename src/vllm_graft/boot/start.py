@@ -107,9 +107,10 @@ def _refuse_unsupported(plan: Plan) -> None:
         raise StartError(what, where=f"{hook.target}.{hook.attribute}", fix=fix)
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") in ("1", "true", "True"):
         # It replaces vLLM's Python front end, and with it everything of ours there.
-        what = "with the Rust front end nothing can be proven active before the server serves, and no front-end part"
+        lost = f"no front-end part of the plan ({_items(plan)}) would run"
+        what = f"with the Rust front end nothing can be proven active before the server serves, and {lost}"
         fix = "unset VLLM_USE_RUST_FRONTEND, or set GRAFT_DISABLE=1 for a stock server"
-        raise StartError(f"{what} of the plan ({_items(plan)}) would run", where="VLLM_USE_RUST_FRONTEND", fix=fix)
+        raise StartError(what, where="VLLM_USE_RUST_FRONTEND", fix=fix)
     if plan.callers:
         Callers.read(plan.callers).check_plan(plan)
         if "--grpc" in sys.argv:
