@@ -246,15 +246,6 @@ def merge_options(layers: list[Layer]) -> Options:
 def items_of(key: str, chosen: list[Choice], known: Mapping[str, CatalogueEntry], options: Options) -> list[PlanItem]:
     """Return the items that the names under a key stand for; raise ConfigError at the first fault."""
     point = points.keys()[key]
-    items: dict[str, PlanItem] = {}
-    for named in _expand(chosen, point, known):
-        if named.value not in items:
-            items[named.value] = _item(named, point, known, options.get(named.value, {}))
-    return list(items.values())
-
-
-def _expand(chosen: list[Choice], point: points.Point, known: Mapping[str, CatalogueEntry]) -> list[Choice]:
-    """Replace ``*`` by every registered item that fits the point."""
     spelled: list[Choice] = []
     for named in chosen:
         if not point.bound:
@@ -264,13 +255,18 @@ def _expand(chosen: list[Choice], point: points.Point, known: Mapping[str, Catal
         if named.value != ALL:
             spelled.append(named)
             continue
+        # ``*`` stands for every registered item that fits the point.
         fitting = [name for name, entry in known.items() if fits(entry.load(), point)] if point.many else []
         if not fitting:
             why = "none is registered" if point.many else "this key takes one name"
             fix = f"name the {point.name} you want, or take the line out"
             raise ConfigError(f"'*' names no {point.name}: {why}", where=named.origin, fix=fix)
         spelled.extend(Choice(name, named.origin) for name in fitting)
-    return spelled
+    items: dict[str, PlanItem] = {}
+    for named in spelled:
+        if named.value not in items:
+            items[named.value] = _item(named, point, known, options.get(named.value, {}))
+    return list(items.values())
 
 
 def _item(named: Choice, point: points.Point, known: Mapping[str, CatalogueEntry], given: Values) -> PlanItem:
