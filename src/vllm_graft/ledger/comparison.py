@@ -32,8 +32,7 @@ REPORT_S: Final = 600.0
 _MAY_WAIT = ("patch", "stats")
 """Points that a process may rightly have armed: a module may never be imported there, a launcher makes no client."""
 
-_GOES_ON = ("quarantined", "drifted", "skipped")
-"""States that are worth a warning, with which a server goes on."""
+_GOES_ON = ("quarantined", "drifted", "skipped")  # states that are worth a warning, with which a server goes on
 
 _PROVEN: Final[tuple[Role, ...]] = ("engine", "worker")
 

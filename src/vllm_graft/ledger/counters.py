@@ -23,41 +23,22 @@ from typing import Final
 
 from vllm_graft.ledger.folder import read_file
 
-SUFFIX: Final = ".cells"
-"""The suffix of the file, beside the process's record."""
+SUFFIX: Final = ".cells"  # of the file, beside the process's record
+BLOCK: Final = 24  # cells per hook
+HOOKS: Final = 340  # hooks one process can count; further ones share the last block
+LAST_BLOCK: Final = HOOKS * BLOCK  # its first cell
+SIZE: Final = 8 * (1 + HOOKS) * BLOCK  # the bytes of the file
 
-BLOCK: Final = 24
-"""Cells per hook."""
+ENDED: Final = 0  # how the process ended; 0 while it runs, and after a crash
+UNSAVED: Final = 1  # not 0 while the record on disk is older than what the process knows
+BEAT: Final = 2  # the last sign of life, in milliseconds since the epoch; 0 where nothing watches
+ASIDES: Final = 3  # the number of quarantined items, each counted once the record on disk says so
+"""The cells of the header."""
 
-HOOKS: Final = 340
-"""Hooks one process can count; further ones share the last block."""
-
-ENDED: Final = 0
-"""The header's cell that says how the process ended; 0 while it runs, and after a crash."""
-
-ORDERLY: Final = 1
-"""The value of that cell once the process may end: it was asked to, or is doing so by itself."""
-
-CLOSED: Final = 2
-"""The value of that cell after the record was closed in a process that lives on."""
-
-FAILED: Final = 3
-"""The value of that cell when the process ends because of an error."""
-
-UNSAVED: Final = 1
-"""The header's cell that is not 0 while the record on disk is older than what the process knows."""
-
-BEAT: Final = 2
-"""The header's cell with the last sign of life, in milliseconds since the epoch; 0 where nothing watches."""
-
-ASIDES: Final = 3
-"""The header's cell that counts the quarantined items, each once the record on disk says so."""
-
-LAST_BLOCK: Final = HOOKS * BLOCK
-"""The first cell of the last block."""
-
-SIZE: Final = 8 * (1 + HOOKS) * BLOCK
-"""The bytes of the file."""
+ORDERLY: Final = 1  # the process may end: it was asked to, or is doing so by itself
+CLOSED: Final = 2  # the record was closed in a process that lives on
+FAILED: Final = 3  # the process ends because of an error
+"""The values of the cell ``ENDED``."""
 
 HITS: Final = 0  # calls that are counted and not timed: a patched method's layer adds to it
 ERRORS: Final = 1

@@ -20,17 +20,13 @@ from vllm_graft.errors import LedgerError
 
 VARIABLE: Final = "GRAFT_STATE_DIR"
 
-RETENTION_S: Final = 24 * 3600
-"""The seconds for which the records of a run that did not end cleanly are shown."""
-
-ROOM: Final = 128 * 1024
-"""The bytes that the files of one more process may need."""
+RETENTION_S: Final = 24 * 3600  # the seconds for which the records of a run that did not end cleanly are shown
+ROOM: Final = 128 * 1024  # the bytes that the files of one more process may need
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a full disk, or of a quota or limit that is used up."""
 
-_PAGE: Final = 4096
-"""The bytes in whose multiples a file is padded."""
+_PAGE: Final = 4096  # the bytes in whose multiples a file is padded
 
 
 def state_folder(create: bool = False) -> Path | None:

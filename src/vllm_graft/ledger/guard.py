@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType, TracebackType
+from types import TracebackType
 from typing import Final, Generic, ParamSpec, TypeVar
 
 from vllm_graft.ledger.counters import Meter
@@ -135,9 +135,14 @@ def raised_by_signal(error: BaseException) -> bool:
     if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
         return False
     frames = list(_frames(error.__traceback__))
-    handlers = {code for code in map(_handler_code, _SIGNALS) if code is not None}
-    if any(frame.tb_frame.f_code in handlers for frame in frames):
-        return True
+    for number in _SIGNALS:
+        # asyncio's handler is a bound method in a partial; one that is not written in Python has no code.
+        handler: object = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+        if code is not None and any(frame.tb_frame.f_code == code for frame in frames):
+            return True
     if not isinstance(error, KeyboardInterrupt) or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return False
     raising = dis.opname[frames[-1].tb_frame.f_code.co_code[frames[-1].tb_lasti]] if frames else "RERAISE"
@@ -163,11 +168,3 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
-
-
-def _handler_code(number: signal.Signals) -> CodeType | None:
-    """Return the code of a signal's handler if that is written in Python; asyncio's is a bound method in a partial."""
-    handler: object = signal.getsignal(number)
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    return getattr(getattr(handler, "__func__", handler), "__code__", None)

@@ -27,8 +27,7 @@ from vllm_graft.plan.plan import Plan
 
 _LOG: Final = logging.getLogger("vllm.graft")
 
-_ASIDE_S: Final = 0.05
-"""The seconds for which putting an item aside waits for its record."""
+_ASIDE_S: Final = 0.05  # the seconds for which putting an item aside waits for its record
 
 
 class Ledger:
@@ -95,8 +94,8 @@ class Ledger:
     def _stay_in_memory(self, error: OSError | LedgerError, state: Path | None) -> None:
         reason = folder.disk_full_reason(state) if state is not None else ""
         self._unsaved = reason or str(error)
-        what = f"this process's record stays in memory ({self._unsaved}); `vllm-graft status` cannot see it, GET "
-        _LOG.warning("vllm-graft: %s/graft/status can. Next: set %s to a folder with room", what, folder.VARIABLE)
+        what = f"this process's record stays in memory ({self._unsaved}); `vllm-graft status` cannot see it"
+        _LOG.warning("vllm-graft: %s, GET /graft/status can. Next: set %s to a folder with room", what, folder.VARIABLE)
 
     def retry(self) -> None:
         """Write what could not be written before, or was removed since, if that is possible now."""

@@ -28,23 +28,18 @@ from typing import Final, TypedDict
 from vllm_graft.contracts import Load
 from vllm_graft.ledger.record import lives, start_ticks
 
-SUFFIX: Final = ".queue"
-"""The suffix of the file, beside the process's record."""
-
-ROWS: Final = 1000
-"""The rows of a file."""
+SUFFIX: Final = ".queue"  # the suffix of the file, beside the process's record
+ROWS: Final = 1000  # the rows of a file
 
 EDGES: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 """The upper bounds of the buckets of waits, in seconds; one more bucket holds all longer waits."""
 
-WINDOW_S: Final = 60.0
-"""The seconds over which shares of tokens are computed."""
+WINDOW_S: Final = 60.0  # the seconds over which shares of tokens are computed
 
 RECENT_S: Final = 10.0
 """A load that is older counts only while its process lives. An idle engine publishes nothing, and its load holds."""
 
-OTHERS: Final = "(others)"
-"""The value of the row into which evicted rows of a label are merged."""
+OTHERS: Final = "(others)"  # the value of the row into which evicted rows of a label are merged
 
 LABEL_BYTES: Final = 32
 VALUE_BYTES: Final = 128

@@ -28,8 +28,7 @@ _LOG: Final = logging.getLogger("vllm.graft")
 PLAN_FILE = "plan.json"
 """The file of a run's folder that holds its plan."""
 
-_LARGEST: Final = 4 * 1024 * 1024
-"""The bytes of a record or plan that are read at most."""
+_LARGEST: Final = 4 * 1024 * 1024  # the bytes of a record or plan that are read at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from vllm_graft.points import PatchState, Role
 SCHEMA: Final = 1
 """The version of the record's format; a record of another one is not read."""
 
-_LARGEST: Final = 2**53
-"""The largest number in a record: from there on a float cannot tell neighbours apart."""
+_LARGEST: Final = 2**53  # the largest number in a record: from there on a float cannot tell neighbours apart
 
 State = Literal[PatchState, "dead", "drifted", "overwritten", "quarantined", "skipped"]
 """The states of ``PatchState``, which items of other points have too, and: dead: applied to code that this model runner
@@ -199,8 +198,7 @@ def lives(pid: int, started: int) -> bool:
     return bool(fields) and int(fields[19]) == started and fields[0] not in "ZX" and not int(fields[6]) & _EXITING
 
 
-_EXITING: Final = 0x4
-"""PF_EXITING, the flag by which Linux marks a process that is being taken apart."""
+_EXITING: Final = 0x4  # PF_EXITING, the flag by which Linux marks a process that is being taken apart
 
 
 def process_stat(pid: int) -> list[str]:
