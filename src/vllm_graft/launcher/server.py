@@ -25,8 +25,7 @@ from vllm_graft.ledger.counters import SUFFIX, mark_ended
 from vllm_graft.ledger.record import process_stat
 from vllm_graft.vllm_arguments import VllmArguments
 
-_STOP_S: Final = 40.0
-"""The time that a serving server has for an orderly end."""
+_STOP_S: Final = 40.0  # the time that a serving server has for an orderly end
 
 _STOP_EARLY_S: Final = 4.0
 """The time before it has served: no request is lost, and vLLM handles no signal while it loads or compiles."""
@@ -175,7 +174,12 @@ class ServerProcess:
         if self._process is None:
             return 0
         if self._process.poll() is None:
-            self._served = self._served or self._may_serve()
+            if self._unseen and not self._served:
+                # Its /health is not known: its record tells. A stock server has none, and counts as serving.
+                self._served = True
+                with contextlib.suppress(LedgerError):
+                    view = self.run_view()
+                    self._served = view is None or any(process.record.ready for process in view.processes)
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_S if self._served else _STOP_EARLY_S)
@@ -186,19 +190,6 @@ class ServerProcess:
             self._output.close()
             self._output = None
         return status
-
-    def _may_serve(self) -> bool:
-        """Say whether a server without a known ``/health`` may be serving.
-
-        Its record tells; a stock server has none, and counts as serving.
-        """
-        if not self._unseen:
-            return False
-        try:
-            view = self.run_view()
-        except LedgerError:
-            return True
-        return view is None or any(process.record.ready for process in view.processes)
 
     def leftovers(self) -> list[int]:
         """Return the living processes of the server's session."""

