@@ -109,10 +109,7 @@ def check_hook(declaration: Declaration, hook: Hook, owner: Owner, present: obje
             refusal = what, "mark it @add, and call super() for what every object does"
         else:
             refusal = refuse_absent(hook, dir(owner))
-    if present is ABSENT and isinstance(owner, type):
-        refusal = refusal or _refuse_addition_to_class(hook, owner)
-    else:
-        refusal = refusal or _refuse_captured(hook, owner, present) or _refuse_compiled(hook, owner, present)
+    refusal = refusal or _refuse_ineffective(hook, owner, present)
     users = [other.attribute for other in declaration.hooks if hook.attribute in other.originals]
     if kind == "add" and hook.attribute == "__new__":
         what, fix = "it adds '__new__', which Python cannot take off a class again", "wrap '__init__' instead"
@@ -217,24 +214,18 @@ def refuse_signature(
     return (problem, _TAKE_ARGUMENTS) if problem else None
 
 
-def _refuse_addition_to_class(hook: Hook, owner: type) -> Refusal | None:
-    name = hook.attribute
-    if name == "__post_init__" and "__dataclass_fields__" in vars(owner):
-        what = (
-            f"it adds '__post_init__', and the dataclass {owner.__qualname__} was made without one: its __init__ never "
-            "calls it"
-        )
-        return what, "wrap '__init__' instead"
-    is_pydantic = not {"__pydantic_validator__", "__pydantic_fields__"}.isdisjoint(vars(owner))
-    if hook.form == "value" and is_pydantic:
-        what = f"it adds {name!r}, and {owner.__qualname__} is a pydantic class: what is set on it later is not a field"
-        return what, "carry it in vLLM's --additional-config under a key of your own, which every process gets"
-    return None
-
-
-def _refuse_captured(hook: Hook, owner: Owner, present: object) -> Refusal | None:
-    """Refuse an attribute that a class captured when it was made."""
+def _refuse_ineffective(hook: Hook, owner: Owner, present: object) -> Refusal | None:
+    """Refuse an attribute that a class captured when it was made, and one without Python code to stand around."""
     name, title = hook.attribute, getattr(owner, "__qualname__", "")
+    if present is ABSENT and isinstance(owner, type):
+        if name == "__post_init__" and "__dataclass_fields__" in vars(owner):
+            then = "was made without one: its __init__ never calls it"
+            return f"it adds '__post_init__', and the dataclass {title} {then}", "wrap '__init__' instead"
+        is_pydantic = not {"__pydantic_validator__", "__pydantic_fields__"}.isdisjoint(vars(owner))
+        if hook.form == "value" and is_pydantic:
+            what = f"it adds {name!r}, and {title} is a pydantic class: what is set on it later is not a field"
+            return what, "carry it in vLLM's --additional-config under a key of your own, which every process gets"
+        return None
     if hook.form == "value" and isinstance(owner, enum.EnumMeta):
         return refuse_enum_value(name, title)
     fields = getattr(owner, "__struct_fields__", ()) if isinstance(owner, type) else ()
@@ -251,19 +242,13 @@ def _refuse_captured(hook: Hook, owner: Owner, present: object) -> Refusal | Non
     if infos is not None and any(isinstance(table, Mapping) and name in table for table in tables):
         what = f"{name!r} is a validator that pydantic captured when {title} was made: a new one is never called"
         return what, "wrap '__post_init__' or '__init__' instead"
-    return None
-
-
-def _refuse_compiled(hook: Hook, owner: Owner, present: object) -> Refusal | None:
     home = type(present).__module__
-    name = hook.attribute
     if home == "torch._ops":
         fix = "register an implementation with torch.library, or patch the Python function that calls it"
         return f"{name!r} is a compiled operation of torch", fix
     if home.partition(".")[0] == "triton":
         return f"{name!r} is a Triton kernel", "patch the Python function that launches it"
     if surgery.strip_cache(present) is not present:
-        title = getattr(owner, "__qualname__", "")
         what = f"{name!r} is behind functools.cache, and {title} inherits it: the cache is the base's"
         return what, "patch the class that defines it"
     if isinstance(present, surgery.Cache):

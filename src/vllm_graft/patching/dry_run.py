@@ -190,11 +190,8 @@ def _names(finder: Finder, owner: ScopeEntry) -> list[str]:
     return [name for place in line if place.cls is not None for name in place.module.class_scope(place.cls)]
 
 
-_LIMIT: Final = 300
-"""The time limit of a trial in seconds; importing vLLM takes a dozen on an idle machine."""
-
-_RESULT: Final = "vllm-graft trial: "
-"""The prefix of the line with the result: vLLM prints lines of its own."""
+_LIMIT: Final = 300  # the time limit of a trial in seconds; importing vLLM takes a dozen on an idle machine
+_RESULT: Final = "vllm-graft trial: "  # the prefix of the line with the result: vLLM prints lines of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,25 +152,10 @@ class _BodyReader:
             value = value.__func__
         if self.target.is_class and name in CLASS_METHODS and isinstance(value, FunctionType):
             value = classmethod(value)
-        form = form_of(value)
-        self._check_name(name)
-        functions = functions_in(value)
+        form, functions = form_of(value), functions_in(value)
         fits = bool(functions) and (form == "function" or self.target.is_class)
         if form == "value":
             fits = not callable(value) and not hasattr(type(value), "__get__")
-        if not fits:
-            allowed = "functions, classmethods, staticmethods, properties" if self.target.is_class else "functions"
-            what = f"{name!r} is a {type(value).__name__}, which cannot be put on {self.target}"
-            fix = f"use {allowed} or plain values; a callable object goes into a function that calls it"
-            raise DeclarationError(what, where=self.where, fix=fix)
-        for function in functions:
-            self._check_function(name, function)
-        mentioned = {found for function in functions for found in names_mentioned(function)}
-        originals = frozenset(each.removeprefix(ORIGINAL) for each in mentioned if each.startswith(ORIGINAL))
-        declared = self._decide_kind(name, marked.kind, form, functions, originals)
-        return Hook(name, declared, form, value, originals, check_range(marked.vllm, self.where))
-
-    def _check_name(self, name: str) -> None:
         what = fix = ""
         if name == "__slots__":
             what, fix = "a patch cannot change __slots__", "keep extra state in a table of your own"
@@ -181,8 +166,18 @@ class _BodyReader:
             written = name.removeprefix(self.mangled[:-2])
             what = f"Python renames {written!r} after the patch's class, so it would never meet upstream's"
             fix = f"write the full name: def _{self.target.short}{written}(...)"
+        elif not fits:
+            allowed = "functions, classmethods, staticmethods, properties" if self.target.is_class else "functions"
+            what = f"{name!r} is a {type(value).__name__}, which cannot be put on {self.target}"
+            fix = f"use {allowed} or plain values; a callable object goes into a function that calls it"
         if what:
             raise DeclarationError(what, where=self.where, fix=fix)
+        for function in functions:
+            self._check_function(name, function)
+        mentioned = {found for function in functions for found in names_mentioned(function)}
+        originals = frozenset(each.removeprefix(ORIGINAL) for each in mentioned if each.startswith(ORIGINAL))
+        declared = self._decide_kind(name, marked.kind, form, functions, originals)
+        return Hook(name, declared, form, value, originals, check_range(marked.vllm, self.where))
 
     def _check_function(self, name: str, function: FunctionType) -> None:
         private = sorted(n for n in names_mentioned(function) if n.startswith(self.mangled) and not n.endswith("__"))
