@@ -22,8 +22,19 @@ _IMPORTING: Final = ("plan", "lock", "diff", "rebase", "items")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, or list them where none is named; an error of ours is one paragraph on stderr and status 2."""
+    from vllm_graft import __version__
+
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
+    parser = argparse.ArgumentParser(
+        prog="vllm-graft", description="Extend vLLM without forking it: contracts, patches, and proof of what runs."
+    )
+    parser.add_argument("--version", action="version", version=f"vllm-graft {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name in COMMANDS:
+        module = importlib.import_module(f"{__name__}.{name}")
+        # No abbreviations: `serve` hands unknown arguments to vLLM, and ours must not swallow one of them.
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False)
+        module.add_arguments(command)
     args, rest = parser.parse_known_args(words)
     if rest and not getattr(args, "takes_rest", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -47,19 +58,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away, as `| head` does.
         sys.stderr.close()
         return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    from vllm_graft import __version__
-
-    parser = argparse.ArgumentParser(
-        prog="vllm-graft", description="Extend vLLM without forking it: contracts, patches, and proof of what runs."
-    )
-    parser.add_argument("--version", action="version", version=f"vllm-graft {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name in COMMANDS:
-        module = importlib.import_module(f"{__name__}.{name}")
-        # No abbreviations: `serve` hands unknown arguments to vLLM, and ours must not swallow one of them.
-        command = commands.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False)
-        module.add_arguments(command)
-    return parser

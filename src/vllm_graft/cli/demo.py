@@ -9,15 +9,16 @@ schedulers, in virtual time.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -93,8 +94,7 @@ min = 8
 max = 500
 """
 
-_PHASES: Final = ((25, 26.0), (45, 10.0))
-"""Seconds, and requests per second; the modelled device serves about 17."""
+_PHASES: Final = ((25, 26.0), (45, 10.0))  # seconds, and requests per second; the modelled device serves about 17
 
 _SHARES: Final = (10, 20, 40, 20, 10)
 
@@ -108,8 +108,7 @@ _BURST_SCHEDULERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 _CHATS_PLAN: Final = (
     '[defaults]\nattention = "sink-window"   # the first tokens and a window of 4,096; the rest is freed\n'
 )
-_CHATS: Final = (24, 28_000, 200)
-"""Requests, tokens of each prompt, and tokens of each answer."""
+_CHATS: Final = (24, 28_000, 200)  # requests, tokens of each prompt, and tokens of each answer
 
 _CHATS_ARGUMENTS: Final = ("--max-model-len", "32768", "--hf-overrides", '{"max_position_embeddings": 131072}')
 _CHATS_HEAD: Final = ("ATTENTION", "FIRST TOKEN, MEAN", "TIME PER TOKEN", "ALL DONE AFTER", "TOKENS/S")
@@ -129,13 +128,21 @@ def run(args: argparse.Namespace) -> int:
     if vllm_version() is None:
         raise SetupError("vLLM is not installed", where=sys.executable, fix="run `make demo`, which installs it")
     model = embedded_model(ProgressLine())
-    with _workplace(keep=args.keep) as folder:
+    folder = Path(tempfile.mkdtemp(prefix="vllm-graft-demo-"))
+    with contextlib.ExitStack() as stack:
+        if not args.keep:
+            stack.callback(shutil.rmtree, folder)
         lay_out(
             folder, "demo-stats", {"vllm.stat_logger_plugins": {"faulty": "demo_stats:Faulty"}}, {"demo_stats": FAULTY}
         )
         own = {"count-steps": "demo_patches:CountSteps", "count-batches": "demo_patches:CountBatches"}
         lay_out(folder, "demo-patches", {"vllm_graft.plugins": own}, {"demo_patches": PATCHES})
-        plan = _plan()
+        try:
+            cpu = "cpu" in metadata.version("vllm")
+        except metadata.PackageNotFoundError:
+            cpu = True  # only builds for CPUs come under another name
+        # The patch for seeds is needed on a CPU build of vLLM alone.
+        plan = PLAN.replace(_OWN, _SEEDS + _OWN) if cpu else PLAN
         (folder / "graft.toml").write_text(plan, encoding="utf-8")
         if not args.skip_stock:
             _say("1. Stock vLLM, with a stat logger that raises")
@@ -150,17 +157,10 @@ def run(args: argparse.Namespace) -> int:
         if not args.skip_burst:
             healthy &= _burst(folder)
             healthy &= _long_chats(folder)
+    if args.keep:
+        print(f"kept: {folder}")
     print(paint("The demo did what it says.", "green") if healthy else paint("The demo FAILED.", "red"))
     return 0 if healthy else 1
-
-
-def _plan() -> str:
-    """Return the plan; with the patch for seeds on a CPU build of vLLM, which alone needs it."""
-    try:
-        cpu = "cpu" in metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        cpu = True  # only builds for CPUs come under another name
-    return PLAN.replace(_OWN, _SEEDS + _OWN) if cpu else PLAN
 
 
 def _grafted_half(server: ServerProcess, folder: Path) -> bool:
@@ -303,7 +303,7 @@ def _verdict(status: int, answer: str) -> str:
     return paint(f"{status or ''} {answer[:90]}".strip(), "red")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _server(model: Path, folder: Path, log: str, *, disable: bool) -> Iterator[ServerProcess]:
     arguments = [str(model), "--served-model-name", "smollm2-135m", "--dtype", "float32", "--max-model-len", "1024"]
     arguments += ["--enforce-eager", "--host", "127.0.0.1", "--port", str(free_port())]
@@ -332,17 +332,6 @@ def _server(model: Path, folder: Path, log: str, *, disable: bool) -> Iterator[S
         server.stop()
         left = server.leftovers()
         print(f"   stopped; processes left behind: {len(left)}\n")
-
-
-@contextmanager
-def _workplace(*, keep: bool) -> Iterator[Path]:
-    if keep:
-        folder = Path(tempfile.mkdtemp(prefix="vllm-graft-demo-"))
-        yield folder
-        print(f"kept: {folder}")
-    else:
-        with tempfile.TemporaryDirectory(prefix="vllm-graft-demo-") as name:
-            yield Path(name)
 
 
 def _say(text: str) -> None:

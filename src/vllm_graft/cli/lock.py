@@ -9,7 +9,6 @@ from pathlib import Path
 from vllm_graft.cli.patches import (
     INSTALLED,
     SOURCE_HELP,
-    UpstreamAttribute,
     lock_file,
     patches,
     source,
@@ -63,7 +62,16 @@ def run(args: argparse.Namespace) -> int:
                     # What a start refuses is not reviewed: the lock stays as it is.
                     rows.append(_row(patch.declaration.name, error.what, release, "refused", ""))
                     continue
-            rows += [_entered(place, release, held) for place in places]
+            name = patch.declaration.name
+            for place in places:
+                if place.definition is None:
+                    rows.append(_row(name, place.name, release, "not found", ""))
+                    continue
+                seen = held.patches.setdefault(name, {}).setdefault(place.name, {})
+                now, before = place.definition.fingerprint, seen.get(release)
+                seen[release] = now
+                state = "same" if now == before else "changed" if before else "new"
+                rows.append(_row(name, place.name, release, state, str(now)))
     bad = {"not found", "refused"} | ({"new", "changed", "out of range"} if args.check else set())
     if not args.check:
         for held in locks.values():
@@ -82,18 +90,6 @@ def run(args: argparse.Namespace) -> int:
             "lock is missing. Declare it in the class statement, and put patches.lock into the wheel as package data."
         )
     return 1 if any(row["state"] in bad for row in rows) else 0
-
-
-def _entered(place: UpstreamAttribute, release: str, held: Lock) -> dict[str, str]:
-    """Add one fingerprint to the lock; return its row of the table."""
-    name = place.patch.declaration.name
-    if place.definition is None:
-        return _row(name, place.name, release, "not found", "")
-    seen = held.patches.setdefault(name, {}).setdefault(place.name, {})
-    now, before = place.definition.fingerprint, seen.get(release)
-    state = "same" if now == before else "changed" if before else "new"
-    seen[release] = now
-    return _row(name, place.name, release, state, str(now))
 
 
 def _row(patch: str, upstream: str, release: str, state: str, fingerprint: str) -> dict[str, str]:

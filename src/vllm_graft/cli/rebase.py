@@ -207,8 +207,8 @@ def _row(copy: Copy, known: Mapping[str, Finder], new: Finder, args: argparse.Na
         raise ConfigError(what, where=copy.owner, fix=fix)
     origin = nearest(copy.text, texts, prefer_old=True)
     if not origin.copied and not args.old:
-        what = f"it is not a copy of {copy.upstream} in any release that can be read; the nearest is {origin.release}, "
-        what += f"from which {origin.differing} lines differ"
+        closest = f"the nearest is {origin.release}, from which {origin.differing} lines differ"
+        what = f"it is not a copy of {copy.upstream} in any release that can be read; {closest}"
         where = f"{copy.path}:{copy.line}"
         if args.attribute or names_a_file(args.patch):
             raise ConfigError(what, where=where, fix="name the release that it was taken from with --from")

@@ -40,8 +40,7 @@ _PARALLEL: Final = (
     ("--pipeline-parallel-size", "-pp"),
     ("--data-parallel-size", "-dp"),
 )
-_MOST_DEVICES: Final = 1 << 16
-"""No model can be spread over more."""
+_MOST_DEVICES: Final = 1 << 16  # no model can be spread over more
 
 _TITLES: Final = {"ttft_s": "first token", "tpot_s": "per token after", "e2e_s": "whole request", "queue_s": "queue"}
 _DEVICE_HEADS: Final = ("DEVICE", "MEMORY", "BANDWIDTH", "ARITHMETIC", "LINK")

@@ -22,8 +22,7 @@ from vllm_graft.ledger.queue_statistics import QueueRow, busiest
 from vllm_graft.ledger.status import ItemRow
 from vllm_graft.text import printable
 
-_LONGEST_S: Final = 86400
-"""The longest time between two prints, in seconds."""
+_LONGEST_S: Final = 86400  # the longest time between two prints, in seconds
 
 _NEXT_STEPS: Final = {
     401: "give the server's key with --api-key",
