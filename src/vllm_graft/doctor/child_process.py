@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-_TAIL_BYTES: Final = 16_384
-"""The part of the output that is kept: a plugin in a loop may print gigabytes."""
+_TAIL_BYTES: Final = 16_384  # the part of the output that is kept: a plugin in a loop may print gigabytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,7 @@ _MARKERS: Final = frozenset(
 )
 """Bases without members of their own."""
 
-_DEEP: Final = 24
-"""The longest chain of re-exports; a longer one is taken for a circle."""
+_DEEP: Final = 24  # the longest chain of re-exports; a longer one is taken for a circle
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,7 @@ TITLES: Final = {
 }
 """The rules of this module; D032 has a file of its own."""
 
-_EVERYWHERE: Final = ("vllm.general_plugins", PLATFORMS)
-"""Groups whose plugins every vLLM process loads and calls."""
+_EVERYWHERE: Final = ("vllm.general_plugins", PLATFORMS)  # groups whose plugins every vLLM process loads and calls
 
 _SLOW_S: Final = 1.0
 

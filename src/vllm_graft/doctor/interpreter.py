@@ -17,8 +17,7 @@ Value = object
 State = dict[str, Value]
 
 _UNKNOWN: Final = object()
-_THING: Final = object()
-"""Some object that is not None: the result of a call or constructor."""
+_THING: Final = object()  # some object that is not None: the result of a call or constructor
 
 _ADDING: Final = frozenset({"append", "add", "insert"})
 _ORDERS: Final = {ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le}

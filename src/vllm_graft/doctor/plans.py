@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -79,9 +79,24 @@ def configured(env: Environment) -> str:
 def problems(env: Environment) -> list[ConfigError]:
     """Return every fault of the configuration: for the model in the arguments, else for all profiles."""
     try:
-        faults = list(_faults(env, *_layers(env)))
+        weak, strong = _layers(env)
     except ConfigError as error:
         return [error]
+    faults: list[ConfigError] = []
+    options = merge_options([*weak, *strong])
+    for key, named in _chosen(weak, strong):
+        known = _known(env, keys()[key], options)
+        if key == "patches" and foreign(named, known) and _general_plugins(env):
+            continue
+        try:
+            items_of(key, [named], known, options)
+        except ConfigError as error:
+            faults.append(error if error.where else ConfigError(error.what, where=named.origin, fix=error.fix))
+    for item, given in options.items():
+        try:
+            check_option_owners({item: given}, _known(env, POINTS[0], options))
+        except ConfigError as error:
+            faults.append(error)
     return list({str(error): error for error in faults}.values())
 
 
@@ -190,23 +205,6 @@ def _chosen(weak: list[Layer], strong: list[Layer]) -> list[tuple[str, Choice]]:
         (key, name) for layer in weak for key, given in layer.names.items() if key not in replaced for name in given
     ]
     return [*layers, *((key, name) for key, given in merge_names(strong).items() for name in given)]
-
-
-def _faults(env: Environment, weak: list[Layer], strong: list[Layer]) -> Iterator[ConfigError]:
-    options = merge_options([*weak, *strong])
-    for key, named in _chosen(weak, strong):
-        known = _known(env, keys()[key], options)
-        if key == "patches" and foreign(named, known) and _general_plugins(env):
-            continue
-        try:
-            items_of(key, [named], known, options)
-        except ConfigError as error:
-            yield error if error.where else ConfigError(error.what, where=named.origin, fix=error.fix)
-    for item, given in options.items():
-        try:
-            check_option_owners({item: given}, _known(env, POINTS[0], options))
-        except ConfigError as error:
-            yield error
 
 
 def _known(env: Environment, point: Point, options: Options) -> dict[str, CatalogueEntry]:

@@ -34,8 +34,9 @@ def _before_0_31(env: Environment, processor: ProcessorSetting) -> Iterator[tupl
         yield server.processor_level(env), what, f"{_BOTH}, or take vLLM 0.31 or later"
     demand = server.demands_v2(env)
     if demand:
-        what = f"{demand} asks for the V2 runner, which refuses to start with custom logits processors on vLLM "
-        what += f"{env.vllm}: an installed one is enough" if processor.is_installed else f"{env.vllm}"
+        refuses = f"refuses to start with custom logits processors on vLLM {env.vllm}"
+        what = f"{demand} asks for the V2 runner, which {refuses}"
+        what += ": an installed one is enough" if processor.is_installed else ""
         unset = "unset VLLM_USE_V2_MODEL_RUNNER, or " if "=" in demand else ""
         yield "error", what, f"{unset}{processor.removal}"
     elif server.has_triton(env) and server.number(env, "VLLM_USE_V2_MODEL_RUNNER") is None:

@@ -28,7 +28,14 @@ def check(env: Environment) -> Iterator[Finding]:
             if isinstance(node, ast.Return) and node.value is not None:
                 certain = node in function.body
                 for path, sure in _texts(node.value, module, function):
-                    if lacking := _lacking(env, path):
+                    home, dot, name = path.rpartition(".")
+                    found = env.module(home) if dot else None
+                    lacking = "" if dot else "that is not a dotted path"
+                    if isinstance(found, Missing):
+                        lacking = found.why
+                    elif found is not None:
+                        lacking = unbound(env, found, name)
+                    if lacking:
                         level: Level = "error" if certain and sure and env.uses(entry) else "warning"
                         what = f"it returns {path!r}, and {lacking}; {GROUPS[entry.group]}"
                         fix = "return the dotted path of a class that can be imported"
@@ -72,14 +79,3 @@ def _text(node: ast.expr, module: SourceModule, function: ast.FunctionDef) -> st
 
 def _name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _lacking(env: Environment, path: str) -> str:
-    """Say what is missing of a path; empty where it resolves, or where reading does not tell."""
-    module, dot, name = path.rpartition(".")
-    if not dot:
-        return "that is not a dotted path"
-    found = env.module(module)
-    if isinstance(found, Missing):
-        return found.why
-    return unbound(env, found, name) if found is not None else ""

@@ -22,8 +22,7 @@ _EXITS: Final = frozenset({"sys.exit", "os._exit", "os.abort", "exit", "quit"})
 """Calls after which nothing runs. vLLM catches no exception of a plugin's function, and no SystemExit of its import."""
 
 
-_DEEP: Final = 5
-"""The number of functions that are followed where one calls another."""
+_DEEP: Final = 5  # the number of functions that are followed where one calls another
 
 
 def check(env: Environment) -> Iterator[Finding]:

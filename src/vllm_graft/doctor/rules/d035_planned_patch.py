@@ -29,11 +29,8 @@ if TYPE_CHECKING:
 CODE = "D035"
 TITLE = "A planned patch that cannot be imported"
 
-_IMPORT_S: Final = 60
-"""The time limit for importing one patch's module, in seconds."""
-
-_TRIAL_S: Final = 330
-"""The time limit for trying one patch, with an import of vLLM on a busy machine, in seconds."""
+_IMPORT_S: Final = 60  # the time limit for importing one patch's module, in seconds
+_TRIAL_S: Final = 330  # the time limit for trying one patch, with an import of vLLM on a busy machine, in seconds
 
 
 def check(env: Environment) -> list[Finding]:
