@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from vllm_graft.bindings.attention.backends import SERVED, compacting_backend
 from vllm_graft.bindings.attention.compaction import WindowShape
 from vllm_graft.bindings.attention.kernel import kernel_class
+from vllm_graft.bindings.attention.token_tables import read_tokens
 from vllm_graft.bindings.instantiate import failure_reason, guard_method, instantiate
 from vllm_graft.contracts import KVPolicy, LayerView, RequestBlocks, Window
 from vllm_graft.errors import StartError
@@ -56,6 +57,8 @@ class PlannedLayers:
         # vLLM asks for the spec more than once: when it sizes the KV cache, and when it makes it.
         if self.windows.get(view.name) is not None and not getattr(layer.attn_backend, "compacts", False):
             layer.attn_backend = compacting_backend(layer.attn_backend, self.prove_builder, self.note_step)
+            if view.window is not None:
+                read_tokens(layer.impl)
         return planned
 
     def adapt_spec(
