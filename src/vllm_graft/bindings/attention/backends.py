@@ -22,10 +22,13 @@ from vllm_graft.bindings.attention.compaction import (
     without_empty,
     without_null,
 )
+from vllm_graft.bindings.attention.layer_budget import MeteredCall
 
 if TYPE_CHECKING:
     import torch
     from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
+
+    from vllm_graft.ledger import Meter
 
 SERVED: Final = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
 """The stock backends whose metadata is made of rows alone. Others plan their work on the host from lengths that a
@@ -44,13 +47,14 @@ def compacting_backend(
     stock: type[AttentionBackend],
     on_builder: Callable[[Sequence[str]], None],
     on_step: Callable[[CommonAttentionMetadata], None],
+    meter: Callable[[], Meter],
 ) -> type[AttentionBackend]:
     """Derive a backend whose builder compacts rows; the same stock backend gives the same class.
 
     ``on_builder`` is called with the names of the layers that a builder is made for, ``on_step`` with the rows of each
-    step before they are compacted.
+    step before they are compacted. ``meter`` returns what counts the time of compacting them.
     """
-    builder = _compacting_builder(stock.get_builder_cls(), on_builder, on_step)
+    builder = _compacting_builder(stock.get_builder_cls(), on_builder, on_step, meter)
 
     class CompactingBackend(stock):
         """A stock backend with another builder. It keeps the name, which vLLM looks up among its own."""
@@ -66,7 +70,10 @@ def compacting_backend(
 
 
 def _compacting_builder(
-    stock: Any, on_builder: Callable[[Sequence[str]], None], on_step: Callable[[CommonAttentionMetadata], None]
+    stock: Any,
+    on_builder: Callable[[Sequence[str]], None],
+    on_step: Callable[[CommonAttentionMetadata], None],
+    meter: Callable[[], Meter],
 ) -> type:
     from vllm.v1.attention.backend import AttentionCGSupport
 
@@ -90,11 +97,14 @@ def _compacting_builder(
             super().__init__(plain, layer_names, vllm_config, device, **kw)
             self.supports_draft_decode_metadata_update = False
             self._compactor = Compactor(kv_cache_spec, layer_names, vllm_config, device)
+            self._metered = MeteredCall(meter())
             on_builder(layer_names)
 
         def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
             on_step(common_attn_metadata)
-            compacted = self._compactor.compact(common_attn_metadata)
+            compacted = self._metered.run(
+                lambda: self._compactor.compact(common_attn_metadata), common_attn_metadata.seq_lens.device
+            )
             # FlashAttention 3 plans its work in a buffer for as many rows as there can be requests.
             more = compacted.num_reqs > common_attn_metadata.num_reqs
             metadata = super().build(0, compacted, fast_build or more)
