@@ -178,6 +178,13 @@ def _layer_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
     window = model.get_sliding_window()
     config = ConfigFields(model.hf_text_config.to_dict(), FILE)
     windows = read_windows(config, model.get_total_num_hidden_layers())
+
+    def unserved() -> str:
+        """Return why the layers of a real device could not have a window; empty if they could."""
+        if model.use_mla:
+            return "its attention is latent (MLA), and windows are for plain causal self-attention"
+        return unserved_cache(str(cache.cache_dtype))
+
     specs: dict[str, KVCacheSpec] = {}
     for index, own in enumerate(windows):
         slides = bool(window and own is not None)
@@ -198,15 +205,8 @@ def _layer_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
             block_size=common["block_size"],
             max_tokens=model.max_model_len,
         )
-        specs[view.name] = planned_layers.adapt_spec(view, spec, vllm_config, lambda: _unserved(vllm_config))
+        specs[view.name] = planned_layers.adapt_spec(view, spec, vllm_config, unserved)
     return specs
-
-
-def _unserved(vllm_config: VllmConfig) -> str:
-    """Return why the layers of a real device could not have a window; empty if they could."""
-    if vllm_config.model_config.use_mla:
-        return "its attention is latent (MLA), and windows are for plain causal self-attention"
-    return unserved_cache(str(vllm_config.cache_config.cache_dtype))
 
 
 def _kv_dtype(vllm_config: VllmConfig) -> Any:

@@ -280,14 +280,27 @@ def read_shape(
     # DeepSeek's key for multi-head latent attention, which other families took over.
     latent = config.optional("kv_lora_rank")
     if latent:
-        attention, width, prefill_width, kv_width = _read_latent_attention(config, hidden, heads, latent)
-        kv_heads = 1
+        rotary = config.required("qk_rope_head_dim")
+        plain, value = config.required("qk_nope_head_dim"), config.required("v_head_dim")
+        query = config.optional("q_lora_rank")
+        queries = hidden * query + query * heads * (plain + rotary) if query else hidden * heads * (plain + rotary)
+        attention = queries + hidden * (latent + rotary) + latent * heads * (plain + value) + heads * value * hidden
+        width, prefill_width = heads * (latent + rotary // 2), heads * (plain + rotary + value) // 2
+        kv_width, kv_heads = latent + rotary, 1
     else:
         attention = hidden * head * (2 * heads + 2 * kv_heads)
         width = prefill_width = heads * head
         kv_width = 2 * kv_heads * head
+    # GPT-2 leaves n_inner out and means four times the width.
+    inner = config.optional(*_WIDTH) or 4 * hidden
+    dense = LayerShape(attention + (2 if config.kind in _UNGATED else 3) * hidden * inner)
+    mixture = _read_mixture(config, hidden, attention)
+    without = _read_dense_layers(config, number) if mixture is not None else set()
     return ModelShape(
-        layers=_read_layers(config, number, hidden, attention),
+        layers=tuple(
+            replace(dense if mixture is None or index in without else mixture, window=window)
+            for index, window in enumerate(read_windows(config, number))
+        ),
         hidden=hidden,
         vocabulary=config.required("vocab_size", "padded_vocab_size"),
         # transformers ties Gemma's embeddings by default, and Gemma's files do not say so.
@@ -296,20 +309,8 @@ def read_shape(
         prefill_width=prefill_width,
         kv_width=kv_width,
         kv_heads=kv_heads,
-        widest=max(config.optional(*_WIDTH) or 4 * hidden, config.optional("moe_intermediate_size") or 0),
+        widest=max(inner, config.optional("moe_intermediate_size") or 0),
         weight_bytes=_read_weight_bytes(values, config, element_bytes),
-    )
-
-
-def _read_layers(config: ConfigFields, number: int, hidden: int, attention: int) -> tuple[LayerShape, ...]:
-    # GPT-2 leaves n_inner out and means four times the width.
-    inner = config.optional(*_WIDTH) or 4 * hidden
-    dense = LayerShape(attention + (2 if config.kind in _UNGATED else 3) * hidden * inner)
-    mixture = _read_mixture(config, hidden, attention)
-    without = _read_dense_layers(config, number) if mixture is not None else set()
-    return tuple(
-        replace(dense if mixture is None or index in without else mixture, window=window)
-        for index, window in enumerate(read_windows(config, number))
     )
 
 
@@ -346,16 +347,6 @@ def _read_dense_layers(config: ConfigFields, number: int) -> set[int]:
     return found.union(only)
 
 
-def _read_latent_attention(config: ConfigFields, hidden: int, heads: int, latent: int) -> tuple[int, int, int, int]:
-    """Return parameters, the arithmetic's width in decode and in prefill, and numbers per token of latent attention."""
-    rotary = config.required("qk_rope_head_dim")
-    plain, value = config.required("qk_nope_head_dim"), config.required("v_head_dim")
-    query = config.optional("q_lora_rank")
-    queries = hidden * query + query * heads * (plain + rotary) if query else hidden * heads * (plain + rotary)
-    parameters = queries + hidden * (latent + rotary) + latent * heads * (plain + value) + heads * value * hidden
-    return parameters, heads * (latent + rotary // 2), heads * (plain + rotary + value) // 2, latent + rotary
-
-
 def read_windows(config: ConfigFields, layers: int) -> list[int | None]:
     """Read how many tokens attention looks back in each layer; None for all."""
     window = config.optional("sliding_window")
@@ -383,7 +374,13 @@ def _read_weight_bytes(values: Mapping[str, Any], config: ConfigFields, element_
         return element_bytes
     if not isinstance(quantized, Mapping):
         raise config.unfit("quantization_config", quantized, "an object")
-    bits = quantized.get("bits") or quantized.get("w_bit") or _group_bits(quantized)
+    bits = quantized.get("bits") or quantized.get("w_bit")
+    groups = quantized.get("config_groups")
+    # compressed-tensors describes the weights in groups.
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            bits = bits or weights.get("num_bits")
     if isinstance(bits, int | float) and not isinstance(bits, bool) and 0 < bits <= 32:
         # Plus scales: one of 16 bits for about every 64 weights, where the weights are small.
         return float(bits) / 8 + (0.03 if bits < 8 else 0.0)
@@ -398,16 +395,6 @@ def _read_weight_bytes(values: Mapping[str, Any], config: ConfigFields, element_
         f"how many bytes a weight has under {names[-1]!r} is not known",
         'add "bits" to quantization_config, or leave quantization_config out',
     )
-
-
-def _group_bits(quantized: Mapping[str, Any]) -> object:
-    """Return the width of the weights where groups describe them, as in compressed-tensors."""
-    groups = quantized.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping) and weights.get("num_bits"):
-            return weights["num_bits"]
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,7 +443,19 @@ def shipped_models() -> list[str]:
 
 def find_model(given: str) -> Model:
     """Return the model of that name or path; a ConfigError says what is wrong with it."""
-    path = _find_file(given)
+    path = Path(given).expanduser().absolute()
+    if given.lower() in shipped_models():
+        path = _SHIPPED / given.lower() / FILE
+    elif (path / FILE).is_file():
+        path = path / FILE
+    elif path.is_dir():
+        raise ConfigError(f"the folder has no {FILE}", where=str(path), fix=f"put the model's {FILE} there")
+    elif not path.is_file():
+        raise ConfigError(
+            f"there is neither a file or folder {given!r} nor a shape of that name{nearest(given, shipped_models())}",
+            where="--model",
+            fix=f"give a {FILE}, a folder that has one, or one of {', '.join(shipped_models())}",
+        )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -477,20 +476,3 @@ def find_model(given: str) -> Model:
     with contextlib.suppress(UnmodelledError):  # the device 'instant' takes those; a modelled one asks again
         _ = model.shape
     return model
-
-
-def _find_file(given: str) -> Path:
-    if given.lower() in shipped_models():
-        return _SHIPPED / given.lower() / FILE
-    path = Path(given).expanduser().absolute()
-    if path.is_file():
-        return path
-    if (path / FILE).is_file():
-        return path / FILE
-    if path.is_dir():
-        raise ConfigError(f"the folder has no {FILE}", where=str(path), fix=f"put the model's {FILE} there")
-    raise ConfigError(
-        f"there is neither a file or folder {given!r} nor a shape of that name{nearest(given, shipped_models())}",
-        where="--model",
-        fix=f"give a {FILE}, a folder that has one, or one of {', '.join(shipped_models())}",
-    )

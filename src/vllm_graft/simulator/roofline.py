@@ -75,7 +75,13 @@ class Roofline:
         if not tokens:
             return [0.0] * len(self._stages)
         last = len(self._stages) - 1
-        launch = self._launch(works, tokens) / len(self.shape.layers)
+        # The host's time for the launch; a step that only decodes replays a CUDA graph, which costs nothing.
+        launch = 1e-3 * self.device.launch_ms
+        if tokens > self._graph_tokens:
+            launch = max(launch, 1e-3 * self.device.eager_ms)
+        elif launch and not any(work.new_tokens > self._decode for work in works):
+            launch = 0.0
+        launch /= len(self.shape.layers)
         seconds = [
             self._linear(stage, tokens, len(works) if index == last else 0)
             + sum(count * self._attention(window, works) for window, count in stage.windows.items())
@@ -102,13 +108,6 @@ class Roofline:
         """Return the most memory that a step holds besides weights and KV cache."""
         inner = (3 * self.shape.widest / self._tensor + 4 * self.shape.hidden) * ACTIVATION_BYTES
         return batched_tokens * inner + 12.0 * sequences * self.shape.vocabulary / self._tensor
-
-    def _launch(self, works: list[Work], tokens: int) -> float:
-        """Return the host's time for a launch; a step that only decodes replays a CUDA graph, which costs nothing."""
-        graph, eager = 1e-3 * self.device.launch_ms, 1e-3 * self.device.eager_ms
-        if tokens > self._graph_tokens:
-            return max(graph, eager)
-        return graph if graph and any(work.new_tokens > self._decode for work in works) else 0.0
 
     def _linear(self, stage: _Stage, tokens: int, sampled: int) -> float:
         # The output embedding works on the last token of each request, in the last stage.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 from vllm.v1.outputs import ModelRunnerOutput
@@ -37,13 +38,6 @@ _log = logging.getLogger(__name__)
 
 _MEMORY = frozenset({"weights", "kv_cache"})
 """The parts of memory that sleep and wake, by vLLM's names."""
-
-
-class _OneToken(NamedTuple):
-    """The work of a dummy batch."""
-
-    new_tokens: int = 1
-    context: int = 1
 
 
 def _unavailable(what: str) -> Callable[..., None]:
@@ -111,11 +105,9 @@ class SimulatedWorker(WorkerBase):
     def init_device(self) -> None:
         """Name the CPU as the device for tensors, should vLLM make one."""
         self.device = torch.device("cpu")
-        if getattr(self.parallel_config, "nnodes", 1) > 1:
-            self._join_nodes()
-
-    def _join_nodes(self) -> None:
-        """Join the process group by which vLLM hands steps and outputs from node to node; no tensor travels in it."""
+        if getattr(self.parallel_config, "nnodes", 1) <= 1:
+            return
+        # vLLM hands steps and outputs from node to node by a process group; no tensor travels in it.
         from vllm.distributed.parallel_state import init_distributed_environment
         from vllm.platforms import current_platform
 
@@ -205,7 +197,8 @@ class SimulatedWorker(WorkerBase):
     def execute_dummy_batch(self) -> None:
         """Take the time of one token: a data-parallel rank without work keeps step with the others."""
         if self._roofline is not None:
-            self._timeline.wait(self._timeline.launch(self._roofline.stage_seconds([_OneToken()])))
+            one_token = SimpleNamespace(new_tokens=1, context=1)
+            self._timeline.wait(self._timeline.launch(self._roofline.stage_seconds([one_token])))
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return drafts for the tokens after those given out; None without speculative decoding."""

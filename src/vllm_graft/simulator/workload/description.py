@@ -39,17 +39,19 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 from statistics import NormalDist
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from vllm_graft.errors import ConfigError
 from vllm_graft.fields import MOST as MOST_TOKENS
 from vllm_graft.fields import Fields, parse_toml
 from vllm_graft.plan.toml_lines import TomlLines
 from vllm_graft.simulator.workload.requests import Prefix, Workload, WorkloadRequest
+
+T = TypeVar("T")
 
 ARRIVALS: Final = ("poisson", "even", "at-once")
 """Arrivals: at random, at equal intervals, or all at the start."""
@@ -109,11 +111,24 @@ class _Description:
         self._head = Fields(data.get("workload", {}), "[workload]", self._where("workload"))
         self._head.only(("seed", "arrivals", "rate", "seconds", "requests"))
         self._seed = self._head.count("seed", 0, least=None)
-        self._phases = [self._phase(*each) for each in self._rows(data, "phase")]
+        self._phases: list[tuple[float, float]] = []
+        for row, index in self._rows(data, "phase"):
+            phase = Fields(row, "[[phase]]", self._where("phase", index))
+            phase.only(("seconds", "rate"))
+            self._phases.append((phase.number("seconds", least=1e-6), phase.number("rate")))
         self._prompt = read_lengths(data.get("prompt"), "[prompt]", self._where("prompt")) if "prompt" in data else None
         self._output = read_lengths(data.get("output"), "[output]", self._where("output")) if "output" in data else None
         self._groups = [self._group(*each) for each in self._rows(data, "group")] or [self._group({}, -1)]
-        self._prefixes = [self._prefix(*each) for each in self._rows(data, "prefix")]
+        self._prefixes: list[_PrefixShare] = []
+        for row, index in self._rows(data, "prefix"):
+            fields = Fields(row, "[[prefix]]", self._where("prefix", index))
+            fields.only(("name", "tokens", "share", "group"))
+            group = fields.text("group") if "group" in fields else ""
+            if group and group not in [each.name for each in self._groups]:
+                raise fields.wrong("group", f"there is no group {group!r}", "name a [[group]] of this file")
+            prefix = Prefix(fields.text("name"), fields.count("tokens"))
+            share = fields.number("share", 1.0, least=1e-9, most=1.0)
+            self._prefixes.append(_PrefixShare(prefix, share, group))
         self._check_names()
 
     def workload(self) -> Workload:
@@ -123,8 +138,10 @@ class _Description:
         total = sum(group.share for group in self._groups)
         requests = []
         for at in self._moments():
-            group = _choose_group(self._groups, kinds.share() * total)
-            prefix = self._choose_prefix(group.name, prefixes.share())
+            groups = ((each, each.share) for each in self._groups)
+            group = _choose(groups, kinds.share() * total) or self._groups[-1]
+            own = ((each.prefix, each.share) for each in self._prefixes if each.group in ("", group.name))
+            prefix = _choose(own, prefixes.share())
             requests.append(
                 WorkloadRequest(
                     at=round(at, 6),
@@ -151,26 +168,27 @@ class _Description:
         count = self._head.count("requests") if "requests" in self._head else None
         seconds = self._head.number("seconds", least=1e-6) if "seconds" in self._head else None
         if arrivals == "at-once":
-            return self._at_once(count)
+            for key in ("rate", "seconds"):
+                if key in self._head:
+                    raise self._head.wrong(key, f"{key} has no meaning where all arrive at once", "take it out")
+            if self._phases:
+                raise self._head.wrong(None, "phases have no meaning where all arrive at once", "take them out")
+            if count is None:
+                raise self._head.wrong(None, "how many arrive at once is not said", "add requests to [workload]")
+            return repeat(0.0, count)
         if count is None and seconds is None:
             raise self._head.wrong(None, "the workload has no end", "add seconds or requests to [workload]")
         draws = Draws(self._seed, "arrivals")
         gaps = draws.gap if arrivals == "poisson" else lambda: 1.0
         return self._spaced(gaps, count, seconds)
 
-    def _at_once(self, count: int | None) -> Iterator[float]:
-        for key in ("rate", "seconds"):
-            if key in self._head:
-                raise self._head.wrong(key, f"{key} has no meaning where all arrive at once", "take it out")
-        if self._phases:
-            raise self._head.wrong(None, "phases have no meaning where all arrive at once", "take them out")
-        if count is None:
-            raise self._head.wrong(None, "how many arrive at once is not said", "add requests to [workload]")
-        return repeat(0.0, count)
-
     def _spaced(self, gap: Callable[[], float], count: int | None, seconds: float | None) -> Iterator[float]:
         """Yield arrivals: events of rate 1, stretched to the rate of the phase that they fall into."""
-        phases = self._rates()
+        if self._phases and "rate" in self._head:
+            raise self._head.wrong("rate", "there are phases, which have rates of their own", "take this rate out")
+        phases = self._phases or [(float("inf"), self._head.number("rate", least=1e-9))]
+        if not any(rate for _, rate in phases):
+            raise self._head.wrong(None, "no phase has a rate above 0", "give one of them a rate")
         number, now, index, left = 0, 0.0, 0, phases[0][0]
         need = gap()
         while count is None or number < count:
@@ -188,19 +206,6 @@ class _Description:
             yield now
             number += 1
             need = gap()
-
-    def _rates(self) -> list[tuple[float, float]]:
-        if self._phases and "rate" in self._head:
-            raise self._head.wrong("rate", "there are phases, which have rates of their own", "take this rate out")
-        phases = self._phases or [(float("inf"), self._head.number("rate", least=1e-9))]
-        if not any(rate for _, rate in phases):
-            raise self._head.wrong(None, "no phase has a rate above 0", "give one of them a rate")
-        return phases
-
-    def _phase(self, row: object, index: int) -> tuple[float, float]:
-        fields = Fields(row, "[[phase]]", self._where("phase", index))
-        fields.only(("seconds", "rate"))
-        return fields.number("seconds", least=1e-6), fields.number("rate")
 
     def _group(self, row: object, index: int) -> _RequestGroup:
         where = self._where("group", index) if index >= 0 else self._where()
@@ -221,15 +226,6 @@ class _Description:
             extra=fields.table("extra"),
         )
 
-    def _prefix(self, row: object, index: int) -> _PrefixShare:
-        fields = Fields(row, "[[prefix]]", self._where("prefix", index))
-        fields.only(("name", "tokens", "share", "group"))
-        group = fields.text("group") if "group" in fields else ""
-        if group and group not in [each.name for each in self._groups]:
-            raise fields.wrong("group", f"there is no group {group!r}", "name a [[group]] of this file")
-        prefix = Prefix(fields.text("name"), fields.count("tokens"))
-        return _PrefixShare(prefix, fields.number("share", 1.0, least=1e-9, most=1.0), group)
-
     def _check_names(self) -> None:
         for word, names in (
             ("group", [group.name for group in self._groups]),
@@ -248,14 +244,6 @@ class _Description:
                     fix="a prompt has one prefix at most: keep the sum at 1 or below",
                 )
 
-    def _choose_prefix(self, group: str, share: float) -> Prefix | None:
-        for each in self._prefixes:
-            if each.group in ("", group):
-                share -= each.share
-                if share < 0:
-                    return each.prefix
-        return None
-
     def _rows(self, data: dict[str, Any], key: str) -> list[tuple[object, int]]:
         rows = data.get(key, [])
         if not isinstance(rows, list):
@@ -268,12 +256,13 @@ class _Description:
         return lambda key: f"{self._name}:{self._lines.of((*path, key) if key is not None else path)}"
 
 
-def _choose_group(groups: list[_RequestGroup], place: float) -> _RequestGroup:
-    for group in groups:
-        place -= group.share
+def _choose(among: Iterable[tuple[T, float]], place: float) -> T | None:
+    """Return the choice into whose share a place falls, from the first on; None past the last."""
+    for choice, share in among:
+        place -= share
         if place < 0:
-            return group
-    return groups[-1]
+            return choice
+    return None
 
 
 def read_lengths(value: object, what: str, where: Callable[[str | None], str]) -> Lengths:

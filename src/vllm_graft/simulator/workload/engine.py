@@ -40,21 +40,21 @@ def simulation_variables(simulated: Mapping[str, object]) -> dict[str, str]:
 @contextlib.contextmanager
 def set_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables in this process's environment, unset those that are None, and put the old ones back afterwards."""
+
+    def assign(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
     before = {name: os.environ.get(name) for name in variables}
     try:
-        _set_variables(variables)
+        assign(variables)
         yield
     finally:
         # Only these: vLLM sets variables of its own during a run, on which later engines of this process rely.
-        _set_variables(before)
-
-
-def _set_variables(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        assign(before)
 
 
 def vllm_variables(settings: SimulationSettings) -> dict[str, str]:
@@ -83,9 +83,16 @@ def parse_engine_args(words: Sequence[str]) -> AsyncEngineArgs:
 def engine_config(engine_args: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> VllmConfig:
     """Build vLLM's configuration for a run as its API server does; ConfigError where vLLM refuses the arguments."""
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
-    _check_platform()
+    kind = type(current_platform).__name__
+    if "Simulated" not in kind:
+        raise SetupError(
+            f"vLLM has chosen {kind} in this process, and not the simulated device",
+            where="vllm.platforms",
+            fix=f"set {VARIABLES['device']} before anything imports vLLM, and let VLLM_PLUGINS list graft if it is set",
+        )
     for name in ("vllm.v1.engine.input_processor", "vllm.renderers.base"):
         # They warn with every run: of unrendered prompts, of request ids that are not vLLM's, of a missing end token.
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -100,9 +107,11 @@ def engine_config(engine_args: AsyncEngineArgs | Mapping[str, Any], *, text: boo
     except GraftError:
         raise
     except (ValueError, TypeError, OSError) as error:
-        raise ConfigError(
-            f"vLLM refuses the arguments: {_one_line(error)}", where="engine", fix="correct them, as it says"
-        ) from error
+        # On one line, without pydantic's links.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = " ".join(line for line in lines if not line.startswith("For further information"))
+        what = f"vLLM refuses the arguments: {said or type(error).__name__}"
+        raise ConfigError(what, where="engine", fix="correct them, as it says") from error
     # Refuse here what does not fit: the message of an engine process is hard to find in its output.
     kv_cache_bytes(config, carried_settings(config))
     return config
@@ -138,18 +147,6 @@ def rejection_errors() -> tuple[type[Exception], ...]:
 
     named = (getattr(exceptions, name, None) for name in ("VLLMValidationError", "VLLMError"))
     return (ValueError, TypeError, *(kind for kind in named if kind is not None))
-
-
-def _check_platform() -> None:
-    from vllm.platforms import current_platform
-
-    kind = type(current_platform).__name__
-    if "Simulated" not in kind:
-        raise SetupError(
-            f"vLLM has chosen {kind} in this process, and not the simulated device",
-            where="vllm.platforms",
-            fix=f"set {VARIABLES['device']} before anything imports vLLM, and let VLLM_PLUGINS list graft if it is set",
-        )
 
 
 def preemption_counter(*, alone: bool) -> type:
@@ -199,10 +196,3 @@ def sampling_params(request: WorkloadRequest, settings: SimulationSettings) -> A
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args=dict(request.extra) or None,
     )
-
-
-def _one_line(error: Exception) -> str:
-    """Return an error's text on one line, without pydantic's links."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    kept = [line for line in lines if not line.startswith("For further information")]
-    return " ".join(kept) or type(error).__name__

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -189,11 +189,18 @@ def play_virtual(recording: Recording) -> None:
             recording.measured["start_s"] = real() - began
             began, used = real(), time.process_time()
             start = VIRTUAL_CLOCK.now()
+            # The garbage collector runs less often, and not over the objects of the engine's start.
+            thresholds = gc.get_threshold()
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*_GARBAGE)
             try:
-                with _rare_garbage_collection():
-                    _loop(recording, engine, start)
+                _loop(recording, engine, start)
             except KeyboardInterrupt:
                 recording.measured["interrupted"] = True
+            finally:
+                gc.set_threshold(*thresholds)
+                gc.unfreeze()
             load = _busiest(engine.collective_rpc("simulated_load"))
             recording.measured |= {"steps": int(load["steps"]), "device_busy_s": load["busy_s"]}
             recording.measured |= {"modelled_s": VIRTUAL_CLOCK.now() - start, "wall_s": real() - began}
@@ -205,29 +212,25 @@ def play_virtual(recording: Recording) -> None:
         VIRTUAL_CLOCK.remove()
 
 
-@contextlib.contextmanager
-def _rare_garbage_collection() -> Iterator[None]:
-    """Run Python's garbage collector less often, and not over the objects of the engine's start."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GARBAGE)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
-
-
 def _loop(recording: Recording, engine: Any, start: float) -> None:
+    """Send each request at its moment, and step the engine until all are answered."""
     coming, playing = deque(recording.workload), dict[str, WorkloadRequest]()
     idle = _Idle(engine, recording)
     while coming or playing:
         now = VIRTUAL_CLOCK.now()
         while coming and start + coming[0].at <= now:
             request = coming.popleft()
-            if _admit(recording, engine, request, start):
+            try:
+                engine.add_request(
+                    request.id,
+                    build_prompt(request, recording.vocabulary),
+                    sampling_params(request, recording.settings),
+                    arrival_time=start + request.at,
+                    priority=request.priority,
+                )
                 playing[request.id] = request
+            except rejection_errors() as error:
+                recording.add_rejection(request, error, VIRTUAL_CLOCK.now() - start)
         if not playing:
             if coming:
                 VIRTUAL_CLOCK.reach(start + coming[0].at)
@@ -256,21 +259,6 @@ class _Idle:
         self._rounds = self._rounds + 1 if launched == self._launched else 0
         self._launched = launched
         return self._rounds > self._most
-
-
-def _admit(recording: Recording, engine: Any, request: WorkloadRequest, start: float) -> bool:
-    try:
-        engine.add_request(
-            request.id,
-            build_prompt(request, recording.vocabulary),
-            sampling_params(request, recording.settings),
-            arrival_time=start + request.at,
-            priority=request.priority,
-        )
-    except rejection_errors() as error:
-        recording.add_rejection(request, error, VIRTUAL_CLOCK.now() - start)
-        return False
-    return True
 
 
 def _busiest(loads: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -175,12 +175,18 @@ def read_request(values: object, where: str) -> WorkloadRequest:
         found = f"has {' and '.join(given)}" if given else "has no prompt"
         raise fields.wrong(None, f"a request {found}", f"give one of {', '.join(PROMPTS)}")
     tokens = fields.count("prompt_tokens") if "prompt_tokens" in fields else None
+    ids = fields.raw("prompt_token_ids")
+    if ids is not None:
+        whole = isinstance(ids, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in ids)
+        if not whole or not ids or min(ids) < 0 or max(ids) > _LAST_TOKEN:
+            what = f"prompt_token_ids must be a list of whole numbers from 0 to {_LAST_TOKEN}"
+            raise fields.wrong("prompt_token_ids", what, "correct the list")
     return WorkloadRequest(
         at=fields.number("at"),
         max_tokens=fields.count("max_tokens"),
         prompt_tokens=tokens,
         prompt=fields.text("prompt") if "prompt" in fields else None,
-        prompt_token_ids=_read_token_ids(fields) if "prompt_token_ids" in fields else None,
+        prompt_token_ids=tuple(ids) if ids is not None else None,
         id=fields.text("id") if "id" in fields else "",
         group=fields.text("group") if "group" in fields else "",
         priority=fields.count("priority", 0, least=None),
@@ -188,18 +194,6 @@ def read_request(values: object, where: str) -> WorkloadRequest:
         extra=fields.table("extra"),
         ignore_eos=fields.flag("ignore_eos"),
     )
-
-
-def _read_token_ids(fields: Fields) -> tuple[int, ...]:
-    ids = fields.raw("prompt_token_ids")
-    whole = isinstance(ids, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in ids)
-    if not whole or not ids or min(ids) < 0 or max(ids) > _LAST_TOKEN:
-        raise fields.wrong(
-            "prompt_token_ids",
-            f"prompt_token_ids must be a list of whole numbers from 0 to {_LAST_TOKEN}",
-            "correct the list",
-        )
-    return tuple(ids)
 
 
 def _read_prefix(fields: Fields, tokens: int | None, where: str) -> Prefix | None:
