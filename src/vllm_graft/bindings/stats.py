@@ -123,8 +123,33 @@ def _sink(item: PlanItem, plan: Plan, ledger: Ledger) -> Sink | None:
         return None
 
     def feed(scheduler: Any, iteration: Any, engine: int) -> None:
-        # Inside the guard, so that a release that renames a field costs the sink and not the server.
-        sink.finished(_requests(iteration), _batch(scheduler, iteration, engine))
+        # All inside the guard, so that a release that renames a field costs the sink and not the server.
+        requests = [
+            RequestRecord(
+                # The external id, as the client knows it. FinishedRequestStats has neither priority nor tenant, in any
+                # release.
+                request_id=done.request_id or "",
+                finish_reason=str(done.finish_reason),
+                prompt_tokens=done.num_prompt_tokens,
+                generated_tokens=done.num_generation_tokens,
+                cached_tokens=done.num_cached_tokens,
+                queued_s=done.queued_time,
+                prefill_s=done.prefill_time,
+                decode_s=done.decode_time,
+                total_s=done.e2e_latency,
+            )
+            for done in (iteration.finished_requests if iteration is not None else ())
+        ]
+        batch = BatchRecord(
+            engine=engine,
+            generated_tokens=getattr(iteration, "num_generation_tokens", 0),
+            preempted=getattr(iteration, "num_preempted_reqs", 0),
+            # With several API servers vLLM attaches these to one of them per step, so the others see None.
+            running=getattr(scheduler, "num_running_reqs", None),
+            waiting=getattr(scheduler, "num_waiting_reqs", None),
+            kv_cache_usage=getattr(scheduler, "kv_cache_usage", None),
+        )
+        sink.finished(requests, batch)
 
     return guard_method(item, "finished", feed, ledger), sink.close
 
@@ -150,36 +175,3 @@ def _logger_class(feeds: list[Feed]) -> type:
             """Log nothing: the line of the plan names the sinks."""
 
     return GraftStatLogger
-
-
-def _batch(scheduler: Any, iteration: Any, engine: int) -> BatchRecord:
-    return BatchRecord(
-        engine=engine,
-        generated_tokens=getattr(iteration, "num_generation_tokens", 0),
-        preempted=getattr(iteration, "num_preempted_reqs", 0),
-        # With several API servers vLLM attaches these to one of them per step, so the others see None.
-        running=getattr(scheduler, "num_running_reqs", None),
-        waiting=getattr(scheduler, "num_waiting_reqs", None),
-        kv_cache_usage=getattr(scheduler, "kv_cache_usage", None),
-    )
-
-
-def _requests(iteration: Any) -> list[RequestRecord]:
-    if iteration is None:
-        return []
-    return [
-        RequestRecord(
-            # The external id, as the client knows it. FinishedRequestStats has neither priority nor tenant, in any
-            # release.
-            request_id=done.request_id or "",
-            finish_reason=str(done.finish_reason),
-            prompt_tokens=done.num_prompt_tokens,
-            generated_tokens=done.num_generation_tokens,
-            cached_tokens=done.num_cached_tokens,
-            queued_s=done.queued_time,
-            prefill_s=done.prefill_time,
-            decode_s=done.decode_time,
-            total_s=done.e2e_latency,
-        )
-        for done in iteration.finished_requests
-    ]

@@ -200,33 +200,29 @@ def _keys(kind: type[OptInSampler], options: Mapping[str, OptionValue]) -> Itera
         )
     seen: set[str] = set()
     for key in kind.request_keys():
-        yield from _key(key, seen)
-
-
-def _key(key: Key, seen: set[str]) -> Iterator[Mistake]:
-    if not isinstance(key.name, str) or not key.name:
-        yield Mistake(f"has a key without a name: {key!r}", "name it")
-        return
-    if key.kind not in KINDS:
-        what = f"has the key {key.name!r} of the type {key.kind!r}{nearest(str(key.kind), KINDS)}"
-        yield Mistake(what, f"give it one of the types {', '.join(KINDS)}")
-        return
-    for name in (key.name, *key.aliases):
-        if name in RESERVED:
-            yield Mistake(f"has a key {name!r}, which is a field of vLLM's own requests", "choose another name")
-        if name in seen:
-            yield Mistake(f"has the key {name!r} twice", "take one of the two out")
-        seen.add(name)
-    if key.default is not None and not key.takes(key.default):
-        yield Mistake(f"has the key {key.name!r} with the default {key.default!r}, which is not {key.words}",
-                      "give the default the type of the key")  # fmt: skip
-    if key.low is not None and key.high is not None and key.low > key.high:
-        yield Mistake(f"has the key {key.name!r} with low {key.low!r} above high {key.high!r}", "exchange the two")
-    elif not key.switch and key.default is not None and not key.in_range(key.default):
-        # Another key may ask for the sampler, which then gets this default. A switch is off at its default, so its
-        # default may well be out of range: 0 for "off" where 1 to 9 are allowed.
-        yield Mistake(f"has the key {key.name!r} with the default {key.default!r}, and it must be {key.allowed}",
-                      "widen low and high, or give it a default between them")  # fmt: skip
+        if not isinstance(key.name, str) or not key.name:
+            yield Mistake(f"has a key without a name: {key!r}", "name it")
+            continue
+        if key.kind not in KINDS:
+            what = f"has the key {key.name!r} of the type {key.kind!r}{nearest(str(key.kind), KINDS)}"
+            yield Mistake(what, f"give it one of the types {', '.join(KINDS)}")
+            continue
+        for name in (key.name, *key.aliases):
+            if name in RESERVED:
+                yield Mistake(f"has a key {name!r}, which is a field of vLLM's own requests", "choose another name")
+            if name in seen:
+                yield Mistake(f"has the key {name!r} twice", "take one of the two out")
+            seen.add(name)
+        default = f"has the key {key.name!r} with the default {key.default!r}"
+        if key.default is not None and not key.takes(key.default):
+            yield Mistake(f"{default}, which is not {key.words}", "give the default the type of the key")
+        if key.low is not None and key.high is not None and key.low > key.high:
+            yield Mistake(f"has the key {key.name!r} with low {key.low!r} above high {key.high!r}", "exchange the two")
+        elif not key.switch and key.default is not None and not key.in_range(key.default):
+            # Another key may ask for the sampler, which then gets this default. A switch is off at its default, so its
+            # default may well be out of range: 0 for "off" where 1 to 9 are allowed.
+            fix = "widen low and high, or give it a default between them"
+            yield Mistake(f"{default}, and it must be {key.allowed}", fix)
 
 
 def shared_key(kinds: Mapping[str, Collection[Key]]) -> tuple[str, str, str] | None:

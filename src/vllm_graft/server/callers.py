@@ -84,7 +84,14 @@ class Callers:
     def read(cls, path: str | Path) -> Callers:
         """Read and validate a file; raise ConfigError with the place of a mistake."""
         try:
-            text = _content(path).decode("utf-8")
+            # Opening a pipe would wait for its writer.
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise ConfigError("is not a regular file", where=str(path), fix=_NAME_IT)
+                content = file.read(_LARGEST + 1)
+            if len(content) > _LARGEST:
+                raise ConfigError(f"is larger than {_LARGEST >> 20} MiB", where=str(path), fix=_NAME_IT)
+            text = content.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             fix = "correct `callers`, or make the file readable"
             raise ConfigError(f"cannot be read: {error}", where=str(path), fix=fix) from None
@@ -121,17 +128,6 @@ class Callers:
         if named and self.others is not None:
             return Caller(named, self.others.best_priority, self.others.priority)
         return self.others
-
-
-def _content(path: str | Path) -> bytes:
-    """Read a regular file of at most ``_LARGEST`` bytes; opening a pipe would wait for its writer."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ConfigError("is not a regular file", where=str(path), fix=_NAME_IT)
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise ConfigError(f"is larger than {_LARGEST >> 20} MiB", where=str(path), fix=_NAME_IT)
-    return content
 
 
 class _CallerFields(Fields):
@@ -265,14 +261,16 @@ CURRENT_CALLER: Final[ContextVar[tuple[str, Caller] | None]] = ContextVar("vllm_
 _WHY: Final = "vLLM's endpoints drop priorities and vllm_xargs on some ways to the engine"
 
 
+async def _send_stamped(self: Any, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
+    # The last moment before the request is sent.
+    stamp_caller(request)
+    return await call(request)
+
+
 class CallerStamp(VLLMPatch["vllm.v1.engine.core_client:AsyncMPClient"], name="graft.caller-stamp", why=_WHY):
     """Stamp the caller on each request that an API server sends to its engine."""
 
-    @wrap
-    async def add_request_async(self, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
-        """Stamp the request at the last moment before it is sent."""
-        stamp_caller(request)
-        return await call(request)
+    add_request_async = wrap(_send_stamped)
 
 
 # DPAsyncMPClient overrides the method without calling that of its base.
@@ -281,11 +279,7 @@ class ParallelCallerStamp(
 ):
     """Stamp the caller on each request to data-parallel engines, whose client has a method of its own."""
 
-    @wrap
-    async def add_request_async(self, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
-        """Stamp the request at the last moment before it is sent."""
-        stamp_caller(request)
-        return await call(request)
+    add_request_async = wrap(_send_stamped)
 
 
 def stamp_caller(request: Any) -> None:

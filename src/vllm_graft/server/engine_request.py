@@ -114,7 +114,12 @@ class EngineRequest:
         body = self.body
         params = _object(body.get("sampling_params"))
         wanted = body.get("max_completion_tokens") or body.get("max_tokens") or params.get("max_tokens")
-        salt = body.get("cache_salt")
+        salt, model = body.get("cache_salt"), body.get("model")
+        # An adapter goes by the name of a model.
+        models = getattr(getattr(self._scope.get("app"), "state", None), "openai_serving_models", None)
+        lora = ""
+        if isinstance(model, str) and model and models is not None and not models.is_base_model(model):
+            lora = model
         return WaitingRequest(
             request_id=self.header("x-request-id"),
             priority=self.priority,
@@ -123,16 +128,8 @@ class EngineRequest:
             max_tokens=wanted if isinstance(wanted, int) else 0,
             extra=_object(body.get("vllm_xargs")) or _object(params.get("extra_args")),
             cache_salt=salt if isinstance(salt, str) else "",
-            lora=self._lora(),
+            lora=lora,
         )
-
-    def _lora(self) -> str:
-        """Return the adapter that the request names as its model."""
-        model = self.body.get("model")
-        models = getattr(getattr(self._scope.get("app"), "state", None), "openai_serving_models", None)
-        if not isinstance(model, str) or not model or models is None:
-            return ""
-        return "" if models.is_base_model(model) else model
 
 
 def _parse(raw: bytes) -> dict[str, Any]:

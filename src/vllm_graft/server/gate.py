@@ -90,7 +90,15 @@ class Gate:
         if self._admit is not None and request.is_work:
             # Uploads are not read: they name neither a priority nor a tenant.
             receive = await request.read(receive)
-            refusal = None if request.disconnected else self._check(_with_caller(request.waiting(), caller))
+            refusal = None
+            if not request.disconnected:
+                waiting = request.waiting()
+                if caller is not None:
+                    # As the engine will see it: with the caller's tenant and priority.
+                    key, found = caller
+                    extra = {**waiting.extra, key: found.tenant}
+                    waiting = replace(waiting, priority=found.cap(waiting.priority), extra=extra)
+                refusal = self._check(waiting)
             if refusal is not None:
                 await _refuse(scope, send, refusal)
                 return
@@ -134,14 +142,6 @@ class Gate:
             return None
         self._refused(request, refusal)
         return refusal
-
-
-def _with_caller(request: WaitingRequest, caller: tuple[str, Caller] | None) -> WaitingRequest:
-    """Return the request as the engine will see it: with its caller's tenant and priority."""
-    if caller is None:
-        return request
-    key, found = caller
-    return replace(request, priority=found.cap(request.priority), extra={**request.extra, key: found.tenant})
 
 
 async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:

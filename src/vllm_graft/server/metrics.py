@@ -86,7 +86,16 @@ class QueueLines:
                 kept = before.get(key)
                 if kept is None or kept[0] is not row:
                     labels = _labels(engine=str(queue.engine), by=row.label, value=row.value)
-                    kept = (row, labels, tuple(_row_lines(row, labels)))
+                    metrics = _QUEUE_METRICS.items()
+                    lines = [_sample(_QUEUE + name, labels, getattr(row, field)) for field, (name, _, _) in metrics]
+                    below, buckets = 0, ""
+                    for edge, number in zip((*map(str, EDGES), "+Inf"), row.buckets, strict=True):
+                        below += number
+                        buckets += f'{_WAITS}_bucket{{{labels},le="{edge}"}} {below}\n'
+                    buckets += _sample(_WAITS + "_count", labels, below) + _sample(
+                        _WAITS + "_sum", labels, row.wait_sum
+                    )
+                    kept = (row, labels, (*lines, buckets))
                 self._kept[key] = kept
                 rows.append(kept)
         for index, (name, kind, words) in enumerate(_QUEUE_METRICS.values()):
@@ -97,16 +106,6 @@ class QueueLines:
         yield MetricFamily(
             _WAITS, "histogram", "From arrival to the first admission.", [lines[-1] for _, _, lines in rows]
         )
-
-
-def _row_lines(row: LabelStatistics, labels: str) -> Iterator[str]:
-    for field, (name, _, _) in _QUEUE_METRICS.items():
-        yield _sample(_QUEUE + name, labels, getattr(row, field))
-    below, lines = 0, []
-    for edge, number in zip((*map(str, EDGES), "+Inf"), row.buckets, strict=True):
-        below += number
-        lines.append(f'{_WAITS}_bucket{{{labels},le="{edge}"}} {below}\n')
-    yield "".join([*lines, _sample(_WAITS + "_count", labels, below), _sample(_WAITS + "_sum", labels, row.wait_sum)])
 
 
 _ITEM: Final = "vllm_graft_item_"
@@ -191,14 +190,13 @@ def _sample(name: str, labels: str, value: float) -> str:
 
 
 def _labels(**labels: str) -> str:
+    pairs = []
     # In the order of their names, as prometheus_client writes them.
-    return ",".join(f'{name}="{_escape(value)}"' for name, value in sorted(labels.items()))
-
-
-def _escape(value: str) -> str:
-    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-    # Lone surrogates, which no encoding takes.
-    return escaped if escaped.isascii() else escaped.encode("utf-8", "replace").decode()
+    for name, value in sorted(labels.items()):
+        escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+        # Lone surrogates are replaced: no encoding takes them.
+        pairs.append(f'{name}="{escaped if escaped.isascii() else escaped.encode("utf-8", "replace").decode()}"')
+    return ",".join(pairs)
 
 
 class Exposition:

@@ -9,7 +9,9 @@ package and promises that a step which raises has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
+
+import torch
 
 from vllm_graft.bindings.instantiate import guard_method
 from vllm_graft.bindings.sampling.isolation import (
@@ -30,9 +32,6 @@ from vllm_graft.ledger import Ledger
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
 from vllm_graft.points import point
-
-if TYPE_CHECKING:
-    import torch
 
 Fail = Callable[[int, str], None]
 """Ends the request of a slot with an error, for a reason."""
@@ -129,8 +128,6 @@ class GuardedSampler:
     def warm_up(self, model: ServedModel) -> None:
         """Compile the kernels that write a strategy's rows back, so that no request waits for them."""
         if "step" in self._guards and not self._in_place and self._nan_flag is not None:
-            import torch
-
             logits = torch.zeros((1, model.vocabulary), device=model.device)
             row = torch.zeros(1, dtype=torch.int64, device=model.device)
             seen = self._nan_flag.seen
@@ -280,8 +277,6 @@ class GuardedSampler:
 
     def _limits(self, stats: Statistics, rows: Rows) -> torch.Tensor:
         """Return a limit for each row; raise a ValueError where the strategy's answer is none."""
-        import torch
-
         # A copy for other packages: the mask and other truncations read the statistics after this strategy.
         own = stats if self._in_place else stats.clone()
         answer: object = cast("Truncation", self.sampler).threshold(own, self._own_view(rows))
@@ -305,16 +300,15 @@ class GuardedSampler:
             return _token_ids(sampler.sample(logits[rows.rows], params), logits, len(params))
         except BaseException as error:
             self._raise_unless_requests_pay(error)
-            return _token_ids([self._sample_one(sampler, logits, each) for each in _split(rows)], logits, len(params))
-
-    def _sample_one(self, sampler: Sampler, logits: torch.Tensor, row: Rows) -> int:
-        """Pick the token of one row: the most probable one where that raises and the request ends."""
-        slot = row.pairs[0][1]
-        try:
-            return int(_token_ids(sampler.sample(logits[row.rows], [self.requests[slot]]), logits, 1).item())
-        except BaseException as error:
-            self._end_request(slot, error)
-            return int(logits[row.rows].argmax().item())
+            tokens = []
+            for each, own in zip(_split(rows), params, strict=True):
+                try:
+                    tokens.append(int(_token_ids(sampler.sample(logits[each.rows], [own]), logits, 1).item()))
+                except BaseException as of_one:
+                    self._end_request(each.pairs[0][1], of_one)
+                    # The request ends, but its row must have a token: the most probable one.
+                    tokens.append(int(logits[each.rows].argmax().item()))
+            return _token_ids(tokens, logits, len(params))
 
     def _raise_unless_requests_pay(self, error: BaseException) -> None:
         if not self._requests_pay or raised_by_signal(error):
@@ -333,8 +327,6 @@ class GuardedSampler:
 
 def _token_ids(answer: Sequence[int] | torch.Tensor, logits: torch.Tensor, number: int) -> torch.Tensor:
     """Return a sampler's answer as token ids on the device; raise a ValueError where it is none."""
-    import torch
-
     ids = answer if isinstance(answer, torch.Tensor) else torch.tensor(list(answer), dtype=torch.int64)
     if tuple(ids.shape) != (number,):
         raise ValueError(f"sample must return {number} token ids, one for each row, and gave {tuple(ids.shape)}")

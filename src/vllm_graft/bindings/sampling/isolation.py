@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import torch
 
 from vllm_graft.contracts import Rows
 from vllm_graft.contracts.kernels import has_triton, indices
 from vllm_graft.contracts.rows import History
-
-if TYPE_CHECKING:
-    import torch
 
 NOT_NUMBERS: Final = "NaN or +inf where numbers belong"
 
@@ -76,7 +75,6 @@ class CopyBuffer:
         if logits.device.type != "cpu":
             return logits[rows]
         import numpy as np
-        import torch
 
         size = len(rows) * logits.shape[1]
         if self._memory is None or self._memory.numel() < size or self._memory.dtype != logits.dtype:
@@ -100,8 +98,6 @@ def read_result(answer: object, own: torch.Tensor, form: Form) -> torch.Tensor:
 
     ``form`` is that of the logits the step was given, taken before it could resize them.
     """
-    import torch
-
     if answer is not None and not isinstance(answer, torch.Tensor):
         gave = type(answer).__name__
         raise TypeError(f"step must change its logits in place or return new ones, and returned {gave}")
@@ -128,8 +124,6 @@ def write_back(
     Such a row, one in which no token would be left, and one that is not ``mine`` stay as they were. With
     ``keep_forbidden`` so does a logit that was -inf. NaN that the model itself gave is not held against the strategy.
     """
-    import torch
-
     if has_triton(logits):
         from vllm_graft.bindings.sampling.triton_kernels import write_back_by_triton
 
@@ -186,8 +180,6 @@ class DeviceFlag:
     EVERY: Final = 8
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         self.seen = torch.zeros(1, dtype=torch.int32, device=device)
         # Pinned, or the copy back would wait for the device.
         self._host = torch.zeros(1, dtype=torch.int32, pin_memory=True)

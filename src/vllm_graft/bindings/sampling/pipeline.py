@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from vllm_graft.bindings.sampling.guarded import GuardedSampler
 from vllm_graft.contracts import Params, Rows, ServedModel
@@ -11,9 +13,6 @@ from vllm_graft.contracts.kernels import indices, mask_below, statistics
 from vllm_graft.contracts.request_keys import KeyValue
 from vllm_graft.contracts.rows import Step
 from vllm_graft.splitmix import signed
-
-if TYPE_CHECKING:
-    import torch
 
 
 class SamplerPipeline:
@@ -152,8 +151,6 @@ class SamplerPipeline:
         self, each: GuardedSampler, step: Step, present: Sequence[int | None], slots: torch.Tensor
     ) -> Rows | None:
         """Return all rows, those of other requests under a slot that no request has; None where all are others'."""
-        import torch
-
         if not any(slot in each.requests for slot in present):
             return None
         every = torch.arange(slots.shape[0], device=slots.device)
@@ -162,8 +159,6 @@ class SamplerPipeline:
 
 def _truncate(logits: torch.Tensor, truncations: Sequence[tuple[GuardedSampler, Rows]]) -> None:
     """Apply all truncations of a step: one pass gathers statistics, one masks what is below the strictest limit."""
-    import torch
-
     if len(truncations) == 1:
         ((one, rows),) = truncations
         stats = statistics(logits, rows.rows)

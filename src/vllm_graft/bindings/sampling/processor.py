@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from vllm_graft.bindings.instantiate import failure_reason, instantiate, warn_if_slow
 from vllm_graft.bindings.sampling import failures, requests
@@ -22,9 +24,6 @@ from vllm_graft.errors import StartError
 from vllm_graft.ledger import current
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import carried_plan
-
-if TYPE_CHECKING:
-    import torch
 
 _LOG: Final = logging.getLogger("vllm.graft")
 _NOTABLE_BYTES: Final = 16 * 2**20
@@ -92,7 +91,8 @@ def build_pipeline(model: ServedModel, seed: int, fail: Any) -> SamplerPipeline:
 def _set_up(guarded: GuardedSampler, model: ServedModel) -> bool:
     """Set a sampler up; one that raises is refused, and with a strict plan so is the start."""
     plan, ledger = carried_plan(), current()
-    before = _allocated(model.device)
+    on_gpu = model.device.type == "cuda"
+    before = torch.cuda.memory_allocated(model.device) if on_gpu else 0
     try:
         with warn_if_slow(f"setup of the sampler {guarded.name!r} runs"):
             guarded.sampler.setup(model)
@@ -107,17 +107,10 @@ def _set_up(guarded: GuardedSampler, model: ServedModel) -> bool:
             where="worker",
             fix="fix the sampler or its options, or take it out of the plan",
         ) from error
-    taken = _allocated(model.device) - before
+    taken = torch.cuda.memory_allocated(model.device) - before if on_gpu else 0
     if taken >= _NOTABLE_BYTES:
         _LOG.info("vllm-graft: sampler %s has taken %.0f MiB of device memory in setup", guarded.name, taken / 2**20)
     return True
-
-
-def _allocated(device: torch.device) -> int:
-    """Return how many bytes of device memory torch has given out; 0 on a CPU."""
-    import torch
-
-    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0
 
 
 def served_model(config: Any, slots: int, device: torch.device) -> ServedModel:

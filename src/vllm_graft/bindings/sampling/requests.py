@@ -7,6 +7,7 @@ there. A request is read and checked once, before anything of it is streamed, ho
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -154,8 +155,16 @@ class SamplerKeys:
         if not extra:
             return
         refuse_unsendable(extra)
+        # The samplers whose keys the request carries; a name that may belong to something else does not count.
+        concerned: dict[str, SamplerInfo] = {}
+        for name in extra:
+            owner = self._owners.get(name)
+            if owner is None or owner.name in concerned:
+                continue
+            if owner.planned or not (self._unknown == "pass" or name in self._others or self._mentions(name)):
+                concerned[owner.name] = owner
         requested: list[tuple[SamplerInfo, Mapping[str, KeyValue]]] = []
-        for each in self._concerned(extra):
+        for each in concerned.values():
             found = each.read(extra)
             if not each.is_requested(found):
                 continue
@@ -196,17 +205,6 @@ class SamplerKeys:
         ours = {name: value for name, value in top_level.items() if name in self.names and value is not None}
         meant = (name for name in self._unknown_names(top_level) if top_level[name] not in (None, [], ""))
         return ours | {name: top_level[name] for name in meant if self.complaint(name)}
-
-    def _concerned(self, extra: Mapping[str, object]) -> Iterator[SamplerInfo]:
-        """List the samplers whose keys a request carries; a name that may belong to something else does not count."""
-        seen: dict[str, SamplerInfo] = {}
-        for name in extra:
-            owner = self._owners.get(name)
-            if owner is None or owner.name in seen:
-                continue
-            if owner.planned or not (self._unknown == "pass" or name in self._others or self._mentions(name)):
-                seen[owner.name] = owner
-        return iter(seen.values())
 
     def _unknown_names(self, names: Iterable[object]) -> Iterator[str]:
         """List the names that are not keys of ours, up to a limit."""
@@ -339,17 +337,15 @@ class Mentions:
         """Return whether one of them mentions the name; the files are read at the first call."""
         if self._text is None:
             targets = [*self._processors, *(entry.value for entry in metadata.entry_points(group=_GROUP))]
-            modules = dict.fromkeys(target.partition(":")[0].strip() for target in targets)
-            self._text = "\n".join(map(_source, modules))
+            sources = []
+            for module in dict.fromkeys(target.partition(":")[0].strip() for target in targets):
+                # Passed over: what is compiled, or no module.
+                with contextlib.suppress(ImportError, ValueError, OSError):
+                    spec = importlib.util.find_spec(module)
+                    if spec is not None and spec.origin:
+                        sources.append(Path(spec.origin).read_text(encoding="utf-8"))
+            self._text = "\n".join(sources)
         return f'"{name}"' in self._text or f"'{name}'" in self._text
-
-
-def _source(module: str) -> str:
-    try:
-        spec = importlib.util.find_spec(module)
-        return Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin else ""
-    except (ImportError, ValueError, OSError):
-        return ""  # compiled, or no module
 
 
 def check(params: Any) -> None:
@@ -366,7 +362,7 @@ def prepare(request: Any, params: Any) -> None:
     A key in ``vllm_xargs`` counts more than one at the top level.
     """
     extra: dict[str, object] = getattr(params, "extra_args", None) or {}
-    found = _memory.get(request)
+    found = _FOUND.get(id(request))
     if found is None:
         found = {}
         if request.model_extra or extra:
@@ -375,33 +371,16 @@ def prepare(request: Any, params: Any) -> None:
             known.check({**found, **extra})
         refuse_unsendable_texts(request)
         _refuse_unsendable_fields(params)
-        _memory.put(request, found)
+        _FOUND[id(request)] = found
+        weakref.finalize(request, _FOUND.pop, id(request), None).atexit = False
     if found:
         params.extra_args = {**found, **extra}
     setattr(params, _CHECKED, True)
 
 
-class _Memory:
-    """The keys found in requests that are being served, by identity: pydantic models are not hashable."""
-
-    def __init__(self) -> None:
-        self._found: dict[int, tuple[weakref.ref[object], dict[str, object]]] = {}
-
-    def get(self, request: object) -> dict[str, object] | None:
-        known = self._found.get(id(request))
-        return known[1] if known is not None and known[0]() is request else None
-
-    def put(self, request: object, found: dict[str, object]) -> None:
-        number = id(request)
-        self._found[number] = (weakref.ref(request, lambda gone: self._forget(number, gone)), found)
-
-    def _forget(self, number: int, gone: weakref.ref[object]) -> None:
-        # Another request may have the same id by now.
-        if number in self._found and self._found[number][0] is gone:
-            del self._found[number]
-
-
-_memory: Final = _Memory()
+_FOUND: Final[dict[int, dict[str, object]]] = {}
+"""The keys found in requests that are being served, by ``id``: pydantic models are not hashable. An entry goes when its
+request does, before another object can have the same id."""
 
 
 def _refuse_unsendable_fields(params: Any) -> None:

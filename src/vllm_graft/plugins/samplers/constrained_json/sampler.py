@@ -113,7 +113,9 @@ class ConstrainedJSONSampler(Sampler):
 
     def _choice(self, params: Params) -> _Choice:
         document = self._document(params)
-        number = _number(document.seed, document.read)
+        # A random number in [0, 1) that seed and place alone decide, of as many bits as float32 tells apart.
+        digest = hashlib.blake2b(f"{document.seed}/{document.read}".encode(), digest_size=4).digest()
+        number = (int.from_bytes(digest, "big") >> 9) / (1 << 23)
         if document.state is None:
             return _Choice(self._masks.unconstrained, 0, number)
         allowed = self._masks.allowed(document.state, int(params.number("json_max_depth")))
@@ -150,9 +152,3 @@ class ConstrainedJSONSampler(Sampler):
                 token,
             )
         return after
-
-
-def _number(seed: str, at: int) -> float:
-    """Return a random number in [0, 1) that seed and place alone decide, of as many bits as float32 tells apart."""
-    digest = hashlib.blake2b(f"{seed}/{at}".encode(), digest_size=4).digest()
-    return (int.from_bytes(digest, "big") >> 9) / (1 << 23)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from vllm_graft.contracts import ConfigError
@@ -22,7 +22,16 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
     # Special tokens end or structure a text for vLLM, which cuts them out of the answer.
     left_out = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     kept = {token: text for token, text in found.items() if text and token not in left_out}
-    _check(tokenizer, kept.values())
+    # Closing a document may need each of these bytes.
+    needed = [bytes([byte]) for byte in b'{}[]",:0\\udtrefalsnc8' + bytes([0x80, 0x90, 0xA0])]
+    there = set(kept.values())
+    if missing := [byte for byte in needed if byte not in there]:
+        raise ConfigError(
+            f"constrained-json needs a tokenizer that has a token for every byte, and {type(tokenizer).__name__} "
+            f"has none for {', '.join(map(repr, missing[:4]))}",
+            where="the model's tokenizer",
+            fix="take constrained-json out of the plan of this model, and use vLLM's structured outputs",
+        )
     return kept
 
 
@@ -45,16 +54,3 @@ def _byte_signs() -> dict[str, int]:
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-def _check(tokenizer: object, texts: Iterable[bytes]) -> None:
-    """Refuse a tokenizer without a token for every byte that closing a document may need."""
-    needed = [bytes([byte]) for byte in b'{}[]",:0\\udtrefalsnc8' + bytes([0x80, 0x90, 0xA0])]
-    there = set(texts)
-    if missing := [byte for byte in needed if byte not in there]:
-        raise ConfigError(
-            f"constrained-json needs a tokenizer that has a token for every byte, and {type(tokenizer).__name__} "
-            f"has none for {', '.join(map(repr, missing[:4]))}",
-            where="the model's tokenizer",
-            fix="take constrained-json out of the plan of this model, and use vLLM's structured outputs",
-        )
