@@ -49,7 +49,28 @@ def stat_loggers(plan: Plan, ledger: Ledger, *, threads: bool) -> list[type]:
         feeds = [feed for feed, _ in made]
         for _, close in made:
             multiprocessing.util.Finalize(None, close, exitpriority=10)
-    return [_logger_class(feeds)] if feeds else []
+    if not feeds:
+        return []
+    from vllm.v1.metrics.loggers import AggregateStatLoggerBase
+
+    # An aggregate class gets one instance for all engines; of a plain StatLoggerBase vLLM makes one per data-parallel
+    # rank. The methods have the same signatures from 0.26 to 0.32.
+    class GraftStatLogger(AggregateStatLoggerBase):
+        """vLLM's side of the stats point."""
+
+        def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
+            self.engine_indexes = engine_indexes
+
+        def record(
+            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+        ) -> None:
+            for feed in feeds:
+                feed(scheduler_stats, iteration_stats, engine_idx)
+
+        def log_engine_initialized(self) -> None:
+            """Log nothing: the line of the plan names the sinks."""
+
+    return [GraftStatLogger]
 
 
 class SinkThread:
@@ -152,26 +173,3 @@ def _sink(item: PlanItem, plan: Plan, ledger: Ledger) -> Sink | None:
         sink.finished(requests, batch)
 
     return guard_method(item, "finished", feed, ledger), sink.close
-
-
-def _logger_class(feeds: list[Feed]) -> type:
-    from vllm.v1.metrics.loggers import AggregateStatLoggerBase
-
-    # An aggregate class gets one instance for all engines; of a plain StatLoggerBase vLLM makes one per data-parallel
-    # rank. The methods have the same signatures from 0.26 to 0.32.
-    class GraftStatLogger(AggregateStatLoggerBase):
-        """vLLM's side of the stats point."""
-
-        def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
-            self.engine_indexes = engine_indexes
-
-        def record(
-            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-        ) -> None:
-            for feed in feeds:
-                feed(scheduler_stats, iteration_stats, engine_idx)
-
-        def log_engine_initialized(self) -> None:
-            """Log nothing: the line of the plan names the sinks."""
-
-    return GraftStatLogger

@@ -43,6 +43,8 @@ class EngineRequest:
 
     def __init__(self, scope: Message) -> None:
         self._scope = scope
+        self.is_preflight = scope.get("method") == "OPTIONS"
+        """True if this is a browser's CORS preflight, which carries no key."""
         self._headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             self._headers.setdefault(name.lower(), []).append(value)
@@ -67,11 +69,6 @@ class EngineRequest:
         """The path below the server's mount point, without a final slash."""
         path: str = self._scope.get("path", "")
         return path.removeprefix(self._scope.get("root_path", "")).rstrip("/") or "/"
-
-    @property
-    def is_preflight(self) -> bool:
-        """True if this is a browser's CORS preflight, which carries no key."""
-        return self._scope.get("method") == "OPTIONS"
 
     async def read(self, receive: Receive) -> Receive:
         """Read the body if it is JSON; return a ``receive`` that replays it byte for byte."""

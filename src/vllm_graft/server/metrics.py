@@ -214,9 +214,21 @@ class Exposition:
     def text(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
         """Return every family, or those that have a sample of these names."""
         with self._lock:
+            home = self._book().home
+            if home != self._home:
+                self._home, self._statistics = home, StatisticsReader(home)
+            families: list[MetricFamily] = []
+            if self._plan.of("scheduler"):
+                families += self._queues.families(self._statistics.queues())
+            own = self._book().view()
+            views, damaged = read_processes(home)
+            if own is not None and all(view.record.pid != own.record.pid for view in views):
+                # Its record is not on disk: the disk is full, or the folder was removed.
+                views.append(own)
+            families += item_families(views, self._plan, damaged)
             return "".join(
                 family.text(openmetrics=openmetrics)
-                for family in self._families()
+                for family in families
                 if not names or any(name.startswith(family.name.removesuffix("_total")) for name in names)
             )
 
@@ -232,19 +244,6 @@ class Exposition:
             return ""
         self._failure = ""
         return found
-
-    def _families(self) -> Iterator[MetricFamily]:
-        home = self._book().home
-        if home != self._home:
-            self._home, self._statistics = home, StatisticsReader(home)
-        if self._plan.of("scheduler"):
-            yield from self._queues.families(self._statistics.queues())
-        own = self._book().view()
-        views, damaged = read_processes(home)
-        if own is not None and all(view.record.pid != own.record.pid for view in views):
-            # Its record is not on disk: the disk is full, or the folder was removed.
-            views.append(own)
-        yield from item_families(views, self._plan, damaged)
 
 
 def install_metrics(app: FastAPI, plan: Plan) -> None:

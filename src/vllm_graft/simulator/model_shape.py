@@ -53,45 +53,27 @@ _UNGATED: Final = (
 _UNMODELLED_TYPES: Final = ("llama4", "arctic")
 """Models with parts that their configuration does not show."""
 
-_UNLIKE: Final = "layers that differ in their attention"
-_UNMODELLED: Final[Mapping[str, str]] = {
-    "num_kv_shared_layers": "layers without a KV cache of their own",
-    "use_cla": "layers without a KV cache of their own",
-    "hidden_size_per_layer_input": "embeddings for every layer",
-    "index_topk": "sparse attention layers",
-    "sparse_attention_config": "sparse attention layers",
-    "compress_ratios": "layers with a compressed KV cache",
-    "qk_nope_dim": "keys and values of different widths",
-    "zero_expert_num": "experts that compute nothing",
-    "mova_num_experts": "experts within attention",
-    "loop_num": "layers that a token passes more than once",
-    "total_ut_steps": "layers that a token passes more than once",
-    "H_cycles": "layers that a token passes more than once",
-    "per_layer_config": _UNLIKE,
-    "global_head_dim": _UNLIKE,
-    "block_configs": _UNLIKE,
-    "hybrid_layer_pattern": _UNLIKE,
-    "moe_layers_enum": _UNLIKE,
-    "attention_other_setting": _UNLIKE,
-    "num_attention_heads_per_layer": _UNLIKE,
-    "swa_num_key_value_heads": _UNLIKE,
-    "sliding_windows": _UNLIKE,
-    "interleaved_sliding_window": _UNLIKE,
+_UNMODELLED: Final[Mapping[str, tuple[str, ...]]] = {
+    "layers without a KV cache of their own": ("num_kv_shared_layers", "use_cla"),
+    "embeddings for every layer": ("hidden_size_per_layer_input",),
+    "sparse attention layers": ("index_topk", "sparse_attention_config"),
+    "layers with a compressed KV cache": ("compress_ratios",),
+    "keys and values of different widths": ("qk_nope_dim",),
+    "experts that compute nothing": ("zero_expert_num",),
+    "experts within attention": ("mova_num_experts",),
+    "layers that a token passes more than once": ("loop_num", "total_ut_steps", "H_cycles"),
+    "layers that differ in their attention": (
+        *("per_layer_config", "global_head_dim", "block_configs", "hybrid_layer_pattern", "moe_layers_enum"),
+        *("attention_other_setting", "num_attention_heads_per_layer", "swa_num_key_value_heads", "sliding_windows"),
+        "interleaved_sliding_window",
+    ),
 }
-"""Keys of models that vLLM serves and this module would get wrong, with what they stand for."""
+"""Keys of models that vLLM serves and this module would get wrong, by what they stand for."""
 
 _WEIGHT_BYTES: Final[Mapping[str, float]] = {
-    "fp8": 1.0,
-    "fbgemm_fp8": 1.0,
-    "modelopt": 1.0,
-    "mxfp4": 0.53,
-    "modelopt_fp4": 0.56,
-    "nvfp4": 0.56,
-    "awq": 0.53,
-    "awq_marlin": 0.53,
-    "gptq": 0.53,
-    "gptq_marlin": 0.53,
-    "bitsandbytes": 0.53,
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt"), 1.0),
+    **dict.fromkeys(("mxfp4", "awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes"), 0.53),
+    **dict.fromkeys(("modelopt_fp4", "nvfp4"), 0.56),
 }
 """Bytes per weight of a quantized model, scales included, where its configuration does not say how many bits."""
 
@@ -263,9 +245,9 @@ def read_shape(
     config = ConfigFields(values, where)
     if config.kind.startswith(_UNMODELLED_TYPES):
         raise config.unmodelled(f"models of the type {config.kind!r}")
-    for key, what in _UNMODELLED.items():
-        if config.raw(key):
-            raise config.unmodelled(f"{key}: {what}")
+    for what, keys in _UNMODELLED.items():
+        if present := next(filter(config.raw, keys), None):
+            raise config.unmodelled(f"{present}: {what}")
     heads = config.required("num_attention_heads", "n_head", "n_heads", "num_heads")
     hidden = config.required("hidden_size", "n_embd", "d_model")
     number = config.required("num_hidden_layers", "n_layer", "n_layers", "num_layers")

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import torch
-from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 
 from vllm_graft.simulator.logprobs import output_table
 from vllm_graft.splitmix import splitmix64
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from vllm.v1.core.sched.output import GrammarOutput
 
-    from vllm_graft.simulator.batch import Batch, RequestTable, Share
+    from vllm_graft.simulator.batch import Batch, Share
     from vllm_graft.simulator.tokens import TokenStream
 
     Masks = tuple[Sequence[NDArray[np.int32]], int]
@@ -132,15 +132,6 @@ class Drafter:
                 draft = (draft + away) % self._vocab_size
             drafts.append(draft)
         return drafts
-
-
-def draft_tokens(batch: Batch, table: RequestTable, drafter: Drafter, count: int) -> DraftTokenIds:
-    """Draft for each request of a step the tokens after those given out."""
-    upcoming = table.upcoming(batch)
-    return DraftTokenIds(
-        [request_id for request_id, _, _ in upcoming],
-        [drafter.propose(stream, index, count) for _, stream, index in upcoming],
-    )
 
 
 def verify_drafts(

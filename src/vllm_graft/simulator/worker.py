@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_graft.bindings.attention.layers import planned_layers
@@ -23,7 +23,7 @@ from vllm_graft.simulator.batch import Batch, RequestTable
 from vllm_graft.simulator.clock import VIRTUAL_CLOCK, RealClock, Timeline
 from vllm_graft.simulator.logprobs import LogprobModel
 from vllm_graft.simulator.memory import attention_windows, build_roofline, kv_cache_bytes, kv_cache_specs
-from vllm_graft.simulator.outputs import Drafter, StepOutput, build_output, draft_tokens
+from vllm_graft.simulator.outputs import Drafter, StepOutput, build_output
 from vllm_graft.simulator.settings import carried_settings
 from vllm_graft.simulator.tokens import HashedTokens, LengthModel, TokenSource, read_vocabulary
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-    from vllm.v1.outputs import DraftTokenIds
 
 _log = logging.getLogger(__name__)
 
@@ -205,7 +204,10 @@ class SimulatedWorker(WorkerBase):
         if self._drafter is None:
             return None
         batch, count = self._drafting
-        return draft_tokens(batch, self._requests, self._drafter, min(count, self._drafter.count))
+        count = min(count, self._drafter.count)
+        upcoming = self._requests.upcoming(batch)
+        drafts = [self._drafter.propose(stream, index, count) for _, stream, index in upcoming]
+        return DraftTokenIds([request_id for request_id, _, _ in upcoming], drafts)
 
     def synchronize_device(self) -> None:
         """Wait for the steps in flight."""

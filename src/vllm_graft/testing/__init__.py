@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from vllm_graft.testing.packages import python_path as python_path
     from vllm_graft.testing.session import Session as Session
 
-__all__ = [
-    "ServerProcess",
-    "Session",
-    "assert_active",
-    "assert_called",
-    "embedded_model",
-    "free_port",
-    "lay_out",
-    "python_path",
-    "tiny_model",
-]
-
 _HOMES = {
     "ServerProcess": ".launcher.server",
     "Session": "session",
@@ -48,4 +36,5 @@ _HOMES = {
     "tiny_model": ".launcher.models",
 }
 
+__all__ = list(_HOMES)
 __getattr__ = loader(__name__, _HOMES)

@@ -135,7 +135,15 @@ class Session:
             entered, active = process.entered, process.engine.active()
             loaded = False
             try:
-                self._check_platform()
+                platforms = sys.modules.get("vllm.platforms")
+                chosen = vars(platforms).get("_current_platform") if platforms is not None else None
+                simulated = self.env.get("GRAFT_SIMULATE") is not None
+                if chosen is not None and simulated != ("Simulated" in type(chosen).__name__):
+                    raise SetupError(
+                        f"vLLM has already settled on {type(chosen).__name__} in this process",
+                        where="Session.llm",
+                        fix="use Session.script or Session.server, which start processes of their own",
+                    )
                 from vllm import LLM, plugins
 
                 loaded = plugins.plugins_loaded
@@ -164,14 +172,3 @@ class Session:
         for server in self._servers:
             server.stop()
         sockets.remove(self._sockets)
-
-    def _check_platform(self) -> None:
-        platforms = sys.modules.get("vllm.platforms")
-        chosen = vars(platforms).get("_current_platform") if platforms is not None else None
-        simulated = self.env.get("GRAFT_SIMULATE") is not None
-        if chosen is not None and simulated != ("Simulated" in type(chosen).__name__):
-            raise SetupError(
-                f"vLLM has already settled on {type(chosen).__name__} in this process",
-                where="Session.llm",
-                fix="use Session.script or Session.server, which start processes of their own",
-            )

@@ -72,6 +72,8 @@ class GuardedSampler:
         """Called when a request ends within a step and is this sampler's no longer."""
         self.truncates = isinstance(sampler, Truncation)
         self.picks = isinstance(sampler, Sampler)
+        self.stage = STAGES.index(sampler.stage) if isinstance(sampler, SamplingStrategy) else len(STAGES)
+        """The place in the order of a step; samplers that pick tokens come last."""
         self._broken = ""
         self._defaults: Mapping[str, KeyValue] = {key.name: key.default for key in self.keys}
         self._planned_values = read_defaults(type(sampler), item.options)
@@ -102,11 +104,6 @@ class GuardedSampler:
             name: guard_method(item, name, call, ledger, budget_us=budget + OPEN_BUDGET_US * (name == "open"))
             for name, call in methods.items()
         }
-
-    @property
-    def stage(self) -> int:
-        """The place in the order of a step; samplers that pick tokens come last."""
-        return STAGES.index(self.sampler.stage) if isinstance(self.sampler, SamplingStrategy) else len(STAGES)
 
     @property
     def listens(self) -> bool:

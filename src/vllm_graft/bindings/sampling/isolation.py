@@ -23,7 +23,8 @@ NOT_NUMBERS: Final = "NaN or +inf where numbers belong"
 class IsolatedStep:
     """A step as one strategy sees it: rows are numbered from 0, in the order of ``rows``."""
 
-    def __init__(self, rows: Rows, numbers: torch.Tensor, known: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, rows: Rows, known: Sequence[tuple[int, int]]) -> None:
+        numbers = indices(range(len(known)), rows.rows.device)
         self._rows = rows
         self.isolated = Rows(numbers, rows.slots.clone(), self, known)
 
@@ -57,8 +58,7 @@ def isolate(rows: Rows) -> Rows:
     """
     if rows.known is None:
         return Rows(rows.rows.clone(), rows.slots.clone(), rows.step)
-    known = [(number, slot) for number, (_, slot) in enumerate(rows.known)]
-    return IsolatedStep(rows, indices(range(len(known)), rows.rows.device), known).isolated
+    return IsolatedStep(rows, [(number, slot) for number, (_, slot) in enumerate(rows.known)]).isolated
 
 
 class CopyBuffer:

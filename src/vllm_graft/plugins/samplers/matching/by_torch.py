@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
 from vllm_graft.contracts.kernels import has_triton, indices, to_device
 from vllm_graft.plugins.samplers.matching import LONGEST
-
-if TYPE_CHECKING:
-    from vllm_graft.contracts import ServedModel
 
 _FIRST: Final = 4096
 """How many of a row's logits are looked at first for one that is not -inf."""
@@ -47,11 +44,6 @@ def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Ten
 def newest_first(tokens: torch.Tensor) -> torch.Tensor:
     """Return the last tokens of each row, as many as a match can be long, the newest in the first column."""
     return tokens[:, -LONGEST:].flip(1)
-
-
-def no_tokens(model: ServedModel, window: int) -> torch.Tensor:
-    """Return the history of one row without tokens, for warm-up."""
-    return torch.full((1, window), -1, dtype=torch.int32, device=model.device)
 
 
 def lower(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, penalties: torch.Tensor) -> None:
