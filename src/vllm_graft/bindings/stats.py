@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     """The guarded ``finished`` of a sink, fed with vLLM's own statistics, and its ``close``."""
 
 MOST_BATCHES: Final = 10_000
-"""How many batches may wait for a sink; one that falls further behind is put aside. A busy server makes 100 per s."""
+"""The most batches that may wait for a sink; one further behind is put aside. A busy server makes 100 per s."""
 
 CLOSE_S: Final = 5.0
-"""How long the end of a server waits for its sinks: for the batches in their queues, and for their ``close``."""
+"""The time that the end of a server waits for its sinks: for the batches in their queues, and for their ``close``."""
 
 
 def stat_loggers(plan: Plan, ledger: Ledger, *, threads: bool) -> list[type]:

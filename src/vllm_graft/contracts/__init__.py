@@ -1,4 +1,4 @@
-"""What an author implements: one small class per extension point, none of which knows a vLLM version.
+"""The contracts that an author implements: one small class per extension point, none of which knows a vLLM version.
 
 - ``AdmissionQueue``: decides which waiting request goes next; ``WaitingHeap`` keeps requests in order for it
 - ``SchedulingPolicy``: decides each step which requests start and which are preempted

@@ -1,4 +1,4 @@
-"""What a request may carry for a sampler: keys with a type, a range and a default, and the values once checked."""
+"""Keys that a request may carry for a sampler, with a type, a range and a default, and the values once checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 KeyValue = bool | int | float | str | list[str] | list[int]
-"""What a request's key may hold: what ``vllm_xargs`` lets through."""
+"""The value of a request's key: what ``vllm_xargs`` lets through."""
 
 Kind = Literal["bool", "int", "float", "str", "list[str]", "list[int]", "any"]
 
@@ -30,7 +30,7 @@ _EMPTY: Final[Mapping[str, Callable[[], KeyValue]]] = {
     "list[str]": list,
     "list[int]": list,
 }
-"""What a key holds by default where its author declares nothing; 0 for the types that are not here."""
+"""The default of a key whose author declares none; 0 for the types that are not here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Key:
 
     @property
     def allowed(self) -> str:
-        """What the key takes, in words."""
+        """The values that the key takes, in words."""
         words = self.words
         what = "a length" if self.kind.startswith("list") else "a value"
         if self.low is not None and self.high is not None:

@@ -22,7 +22,7 @@ a stage they go in the order of the plan, and samplers that pick tokens come las
 
 
 ON_ERROR: Final = ("quarantine", "request")
-"""What an exception of a sampler may cost: the sampler, or the request it was raised for."""
+"""The cost of a sampler's exception: the sampler, or the request it was raised for."""
 
 
 class OptInSampler(Item):
@@ -46,9 +46,9 @@ class OptInSampler(Item):
     step may cost, 0 the point's own budget; ``defaults`` holds values of keys for requests that do not carry them;
     ``every_request`` gives a sampler without keys all requests."""
     window: int = 0
-    """How many of a request's last tokens are wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
+    """The number of a request's last tokens wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
     row_budget_us: ClassVar[float] = 0.0
-    """What a step may cost besides for each request that the server runs at a time, where rows are worked on one by one
+    """The extra cost of a step for each request that the server runs at a time, where rows are worked on one by one
     on the host; the option ``budget_us`` counts more."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:

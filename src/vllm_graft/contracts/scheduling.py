@@ -57,7 +57,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy an engine is.
+    """The load of an engine.
 
     waiting: requests that wait for their turn, not for a grammar, an adapter's slot or KV blocks of another engine
     running: requests that were admitted and have not ended
@@ -119,7 +119,7 @@ class AdmissionQueue(Item):
     """The seconds on which arrivals are counted; the binding, or a test, sets it before the first request."""
 
     free_slots: int = sys.maxsize
-    """How many more requests can run; set before each ``ready``, ``peek`` and ``pop``."""
+    """The number of further requests that can run; set before each ``ready``, ``peek`` and ``pop``."""
 
     def check_slots(self, slots: int) -> None:
         """Optional: check the options against the number of requests that the engine runs at a time; ConfigError."""

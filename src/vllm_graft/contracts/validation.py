@@ -29,7 +29,7 @@ REQUIRED: Final[Mapping[type[Item], Sequence[str]]] = {
     AttentionKernel: ("forward(query, key, value, kv_cache, batch)",),
     KVPolicy: (),
 }
-"""What a class must implement, by its contract; of two that fit the first one counts."""
+"""The methods that a class must implement, by its contract; of two that fit the first one counts."""
 
 OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
     SamplingStrategy: ("sampled(tokens, rows)",),
@@ -42,10 +42,10 @@ OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
     KVPolicy: ("window(layer)", "evict(request)", "scores_layer(layer)"),
     AttentionKernel: ("store(key, value, kv_cache, slots)",),
 }  # fmt: skip
-"""What a class may override, with the arguments that it is called with."""
+"""The methods that a class may override, with the arguments that it is called with."""
 
 _ON_THE_CLASS: Final = ("check(params)", "is_requested(params)")
-"""What a sampler may override that is called on the class itself, in the front end."""
+"""The methods of a sampler that are called on the class itself, in the front end."""
 
 PROVIDED: Final = ("tokenizer", "model")
 """Parameters of a sampler's constructor that get the model's tokenizer and its ``ServedModel``."""

@@ -1,4 +1,4 @@
-"""What vllm-graft adds to an API server of vLLM's.
+"""Additions to an API server of vLLM's.
 
 gate.py            identify the caller and refuse requests, before vLLM reads them
 engine_request.py  an HTTP request for the engine, read as far as a queue needs it

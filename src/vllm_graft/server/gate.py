@@ -37,7 +37,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Admit = Callable[[WaitingRequest, Load], Refusal | None]
 
 UNSEEN_S: Final = 0.2
-"""How long an admitted request may be missing from the load that the engines publish."""
+"""The time that an admitted request may be missing from the load that the engines publish."""
 
 OPEN: Final = frozenset({"/health", "/ping", "/ready", "/readyz", "/load", "/version", "/metrics"})
 """Paths that need no caller: they show the state of the server, and nothing of any request."""

@@ -45,7 +45,7 @@ _SMALL: Final = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "25
 
 
 class Session:
-    """What the fixture ``graft`` hands to a test.
+    """The object that the fixture ``graft`` hands to a test.
 
     folder: the test's working folder, with ``graft.toml``, logs and laid-out packages
     env:    the environment everything started here gets, besides this process's own; None takes a name out

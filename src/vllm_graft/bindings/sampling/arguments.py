@@ -1,4 +1,4 @@
-"""What planned samplers need of the engine's arguments, and which engines cannot have samplers."""
+"""The engine arguments that planned samplers need, and the engines that cannot have samplers."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Fail = Callable[[int, str], None]
 
 _OURS: Final = "vllm-graft"
 OPEN_BUDGET_US: Final = 20_000.0
-"""What ``open`` may cost beyond a step: it is called once for each request, and may have tables to make."""
+"""The cost of ``open`` allowed beyond a step's: it is called once for each request, and may have tables to make."""
 _PASSES: Final = 16
 _HOST_BYTES_PER_US: Final = 5000.0
 

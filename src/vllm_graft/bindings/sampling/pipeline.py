@@ -21,7 +21,7 @@ class SamplerPipeline:
     def __init__(self, samplers: Iterable[GuardedSampler], model: ServedModel, seed: int) -> None:
         self.samplers = sorted(samplers, key=lambda each: each.stage)
         self.window = max((each.sampler.window for each in self.samplers), default=0)
-        """How many of a request's last tokens the samplers look at, at most."""
+        """The most of a request's last tokens that a sampler looks at."""
         self.seeds = model.per_slot(0, integer=True)
         self.overrides = False
         """True if ``after`` is called with the tokens that vLLM picked; otherwise picks are forced by the logits."""

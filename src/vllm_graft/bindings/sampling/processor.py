@@ -27,11 +27,11 @@ from vllm_graft.plan import carried_plan
 
 _LOG: Final = logging.getLogger("vllm.graft")
 _NOTABLE_BYTES: Final = 16 * 2**20
-"""How much device memory a sampler's setup may take before the log says so."""
+"""The device memory that a sampler's setup may take before the log says so."""
 
 
 class Processor:
-    """What the processors of both runners share: the pipeline, failed requests, and containment of errors.
+    """The base of both runners' processors: the pipeline, failed requests, and containment of errors.
 
     As a context manager it contains what goes wrong around samplers: all of them are put aside and the engine goes on.
     An exception that left a logits processor would end every request there is.

@@ -34,9 +34,9 @@ from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.plan.plan import UnknownKeys
 
 _COMPARED: Final = 100
-"""How many unknown names of one request are compared with our keys, at most."""
+"""The most unknown names of one request that are compared with our keys."""
 _REMEMBERED: Final = 4096
-"""For how many unknown names the outcome is cached: clients send the same ones again and again."""
+"""The number of unknown names for which the outcome is cached: clients send the same ones again and again."""
 _CONTRACTS: Final = (Sampler, Truncation, SamplingStrategy)
 _OF_OTHERS: Final = frozenset({"ngram_size", "window_size", "whitelist_token_ids"})
 """Keys of vLLM's own processor for OCR models (``NGramPerReqLogitsProcessor``), which ours accepts as aliases."""

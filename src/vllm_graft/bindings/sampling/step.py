@@ -1,4 +1,4 @@
-"""What a step offers behind ``Rows``: row and slot on the host, positions, random numbers, the tokens so far.
+"""The part of a step behind ``Rows``: row and slot on the host, positions, random numbers, the tokens so far.
 
 The V1 model runner keeps a request's tokens in lists on the host, the V2 runner on the device. ``HostStep`` serves
 logits and tokens that are both on the host, ``DeviceStep`` logits on a device: there the last tokens are kept in a ring
@@ -17,7 +17,7 @@ from vllm_graft.contracts import PerSlot, Rows
 from vllm_graft.contracts.kernels import has_triton, indices, uniform
 
 _DRAFTS: Final = 64
-"""How many positions beyond the last certain one the ring has room for, at least: drafts that are yet to be
+"""The positions beyond the last certain one that the ring has room for, at least: drafts that are yet to be
 verified."""
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 STALLED_STEPS: Final = 1000
-"""How many steps in a row a policy may start nothing while nothing runs, to gather a batch for instance. At least a
+"""The most steps in a row that a policy may start nothing while nothing runs, say to gather a batch. At least a
 second: engine core sleeps for a millisecond after an empty step."""
 
 KEYS: Final = ("prefill_requests", "decode_requests", "preempt_requests")
@@ -129,7 +129,7 @@ class LiveRequestView(RequestView):
 
     @property
     def preemptions(self) -> int:
-        """How often it was preempted."""
+        """The number of its preemptions."""
         return self.source.num_preemptions
 
 

@@ -26,7 +26,7 @@ _FRESH: Final = -1
 """The tally of a gap in which no blank came yet; after that it is how many more may come."""
 
 _INDENT: Final = 4
-"""How many blanks a line may begin with, for each container that is open."""
+"""The most blanks that a line may begin with, for each container that is open."""
 
 _WORDS: Final = {_TRUE: b"true", _FALSE: b"false", _NULL: b"null"}
 _DIGITS: Final = {_WHOLE: 20, _FRACTION: 20, _POWER: 3}

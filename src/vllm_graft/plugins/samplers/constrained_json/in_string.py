@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import Final
 
 PLAIN: Final = 0
-"""Where a string begins, and where its closing quote may come."""
+"""The mode in which a string begins, and in which its closing quote may come."""
 
 CLOSED: Final = 254
-"""What the closing quote leads to."""
+"""The mode after the closing quote."""
 
 NOWHERE: Final = 255
-"""What a byte leads to that may not come."""
+"""The mode after a byte that may not come."""
 
 _HEX: Final = b"0123456789abcdefABCDEF"
 _ONE, _TWO, _THREE = ((0x80, 0xBF),), ((0x80, 0xBF),) * 2, ((0x80, 0xBF),) * 3

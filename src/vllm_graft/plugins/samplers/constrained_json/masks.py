@@ -21,7 +21,7 @@ ROOT: Final = 0
 _NO_TOKENS: Final = array("q")
 
 STATES: Final = 128
-"""How many states are kept, each with at most two masks of two bytes per token, on the host four."""
+"""The number of states that are kept, each with at most two masks of two bytes per token, on the host four."""
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ class AllowedTokens:
 
 
 class Masks:
-    """What each state allows, for one vocabulary; the states used least recently are forgotten."""
+    """The tokens that each state allows, for one vocabulary; the states used least recently are forgotten."""
 
     def __init__(
         self, texts: Mapping[int, bytes], eos: Sequence[int], vocabulary: int, device: torch.device, size: int = STATES

@@ -1,4 +1,4 @@
-"""Which tokens contain a text: an index over the characters of the whole vocabulary, made once."""
+"""Tokens that contain a text: an index over the characters of the whole vocabulary, made once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CACHED_TEXTS: Final = 512
 _SEPARATOR: Final = 0x110000
 """One more than the last character there is, so that no text reaches over the end of another."""
 _BITS: Final = 21
-"""What a character takes, the separator included."""
+"""The bits that a character takes, the separator included."""
 
 
 class Breakers:

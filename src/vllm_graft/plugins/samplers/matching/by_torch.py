@@ -12,7 +12,7 @@ from vllm_graft.contracts.kernels import has_triton, indices, to_device
 from vllm_graft.plugins.samplers.matching import LONGEST
 
 _FIRST: Final = 4096
-"""How many of a row's logits are looked at first for one that is not -inf."""
+"""The number of a row's logits that are looked at first for one that is not -inf."""
 
 
 def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Tensor | None = None) -> torch.Tensor:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 WORD: Final = 32
-"""How many tokens share a word of the table."""
+"""The number of tokens that share a word of the table."""
 
 
 @dataclass(frozen=True)
