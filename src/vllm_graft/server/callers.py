@@ -45,6 +45,7 @@ _LOG: Final = logging.getLogger("vllm.graft")
 _TOP: Final = ("tenant_key", "tenant_header", "key_header", "caller", "others")
 _CALLER: Final = ("tenant", "key_sha256", "best_priority", "priority")
 _OTHERS: Final = ("tenant", "best_priority", "priority")
+_HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
 _LOOK_S: Final = 5.0
 _NAME_IT: Final = "name a file of callers in `callers`"
 _LARGEST: Final = 8 << 20
@@ -95,7 +96,39 @@ class Callers:
         except (OSError, UnicodeDecodeError) as error:
             fix = "correct `callers`, or make the file readable"
             raise ConfigError(f"cannot be read: {error}", where=str(path), fix=fix) from None
-        return _parse(parse_toml(text, str(path)), str(path))
+        data, path = parse_toml(text, str(path)), str(path)
+        table = _CallerFields(data, "the file", path)
+        table.only(_TOP)
+        tenant_header = table.word("tenant_header")
+        rows = data.get("caller", [])
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise table.wrong(None, "callers are an array of tables", "write [[caller]], not [caller]")
+        by_key: dict[str, Caller] = {}
+        by_tenant: dict[str, Caller] = {}
+        for number, row in enumerate(rows, 1):
+            fields = _CallerFields(row, f"caller {number}", path)
+            fields.only(_CALLER)
+            caller, keys = fields.caller(), fields.keys()
+            who = f"caller {number} ({caller.tenant})"
+            if not keys and not tenant_header:
+                raise table.wrong(None, f"{who} has no key", "add key_sha256, or name a tenant_header")
+            for key in keys:
+                if key in by_key:
+                    raise table.wrong(None, f"{who} has a key of {by_key[key].tenant}", "remove one of the two")
+                by_key[key] = caller
+            if tenant_header and by_tenant.setdefault(caller.tenant, caller) is not caller:
+                raise table.wrong(None, f"there are two callers {caller.tenant!r}", "make them one, with both keys")
+        others = None
+        if "others" in table:
+            if not isinstance(data["others"], dict):
+                raise table.wrong(None, "`others` must be a table", "write [others]")
+            fields = _CallerFields({"tenant": "others", **data["others"]}, "others", path)
+            fields.only(_OTHERS)
+            others = fields.caller()
+        if not rows and others is None:
+            raise table.wrong(None, "has no caller", "add a [[caller]] or [others]")
+        tenant_key, key_header = table.word("tenant_key", "tenant"), table.word("key_header", "Authorization")
+        return cls(tenant_key, tenant_header, key_header, by_key, by_tenant, others)
 
     def check_plan(self, plan: Plan) -> None:
         """Raise ConfigError if the planned scheduler reads the tenant from elsewhere, where clients may write it."""
@@ -169,44 +202,6 @@ class _CallerFields(Fields):
 
     def unfit(self, key: str, value: object, wanted: str) -> ConfigError:
         return self.wrong(key, f"{self._what}: {key} must be {wanted}, and is {value!r}", "correct it")
-
-
-def _parse(data: Mapping[str, Any], path: str) -> Callers:
-    table = _CallerFields(data, "the file", path)
-    table.only(_TOP)
-    tenant_header = table.word("tenant_header")
-    rows = data.get("caller", [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise table.wrong(None, "callers are an array of tables", "write [[caller]], not [caller]")
-    by_key: dict[str, Caller] = {}
-    by_tenant: dict[str, Caller] = {}
-    for number, row in enumerate(rows, 1):
-        fields = _CallerFields(row, f"caller {number}", path)
-        fields.only(_CALLER)
-        caller, keys = fields.caller(), fields.keys()
-        who = f"caller {number} ({caller.tenant})"
-        if not keys and not tenant_header:
-            raise table.wrong(None, f"{who} has no key", "add key_sha256, or name a tenant_header")
-        for key in keys:
-            if key in by_key:
-                raise table.wrong(None, f"{who} has a key of {by_key[key].tenant}", "remove one of the two")
-            by_key[key] = caller
-        if tenant_header and by_tenant.setdefault(caller.tenant, caller) is not caller:
-            raise table.wrong(None, f"there are two callers {caller.tenant!r}", "make them one, with both keys")
-    others = None
-    if "others" in table:
-        if not isinstance(data["others"], dict):
-            raise table.wrong(None, "`others` must be a table", "write [others]")
-        fields = _CallerFields({"tenant": "others", **data["others"]}, "others", path)
-        fields.only(_OTHERS)
-        others = fields.caller()
-    if not rows and others is None:
-        raise table.wrong(None, "has no caller", "add a [[caller]] or [others]")
-    tenant_key, key_header = table.word("tenant_key", "tenant"), table.word("key_header", "Authorization")
-    return Callers(tenant_key, tenant_header, key_header, by_key, by_tenant, others)
-
-
-_HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class CallersFile:

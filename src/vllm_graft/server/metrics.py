@@ -125,26 +125,14 @@ def item_families(views: Sequence[ProcessView], plan: Plan, damaged: int = 0) ->
     states = Counter((item.point, item.name, _role(view), item.state) for view in living for item in view.record.items)
     words = "Processes in which a planned item is in this state."
     yield _family(_ITEM + "processes", "gauge", words, ("point", "item", "role", "state"), states.items())
-    yield from _cost_families(views)
-    findings = Counter[Key](
-        (finding.code, finding.level)
-        for finding in findings_of([view.as_dict() for view in views], plan)
-        if finding.code not in _ELSEWHERE
-    )
-    if damaged:
-        findings["S018", "error"] = damaged
-    words = "Findings of vllm-graft status on this machine."
-    yield _family("vllm_graft_findings", "gauge", words, ("code", "level"), findings.items())
-
-
-def _cost_families(views: Sequence[ProcessView]) -> Iterator[MetricFamily]:
-    calls, errors, overruns, seconds = (defaultdict[Key, float](int) for _ in range(4))
+    calls, errors, overruns, seconds, reported = (defaultdict[Key, float](int) for _ in range(5))
     worst: dict[Key, float] = {}
     budgets: dict[Key, float] = {}
     for view in views:
         for item in view.record.items:
+            own = (item.point, item.name, _role(view))
             for hook, found in view.readings.get(item.name, {}).items():
-                key = (item.point, item.name, _role(view), hook)
+                key = (*own, hook)
                 calls[key] += found.calls
                 errors[key] += found.errors
                 if found.budget_us is not None:
@@ -152,6 +140,9 @@ def _cost_families(views: Sequence[ProcessView]) -> Iterator[MetricFamily]:
                     seconds[key] += found.mean_us * found.calls / 1e6
                     worst[key] = max(worst.get(key, 0.0), found.p99_us / 1e6)
                     budgets[key] = found.budget_us / 1e6
+            if view.life in ("running", "unknown"):
+                for figure, number in view.figures.get(item.name, {}).items():
+                    reported[*own, figure] += number
     families: tuple[tuple[str, Kind, str, dict[Key, float]], ...] = (
         ("calls_total", "counter", "Calls of an item's hooks.", calls),
         ("errors_total", "counter", "Calls that raised.", errors),
@@ -162,13 +153,17 @@ def _cost_families(views: Sequence[ProcessView]) -> Iterator[MetricFamily]:
     )
     for name, kind, words, values in families:
         yield _family(_ITEM + name, kind, words, ("point", "item", "role", "hook"), values.items())
-    reported = defaultdict[Key, float](int)
-    for view in views:
-        for item in view.record.items if view.life in ("running", "unknown") else ():
-            for figure, number in view.figures.get(item.name, {}).items():
-                reported[item.point, item.name, _role(view), figure] += number
     words = "Figures that an item reports of itself."
     yield _family(_ITEM + "figure", "gauge", words, ("point", "item", "role", "figure"), reported.items())
+    findings = Counter[Key](
+        (finding.code, finding.level)
+        for finding in findings_of([view.as_dict() for view in views], plan)
+        if finding.code not in _ELSEWHERE
+    )
+    if damaged:
+        findings["S018", "error"] = damaged
+    words = "Findings of vllm-graft status on this machine."
+    yield _family("vllm_graft_findings", "gauge", words, ("code", "level"), findings.items())
 
 
 Key = tuple[str, ...]

@@ -158,23 +158,17 @@ class ConfigFields(Fields):
         super().__init__(config, where, lambda key: where)
         self._values = self.part("text_config") or config
         for name, keys in _NESTED.items():
-            part = self.part(name) or {}
+            part = self.part(name)
             self._values = {**{key: part[key] for key in keys if key in part}, **self._values}
 
     @property
     def kind(self) -> str:
         """The model's type; empty where the file has none."""
-        value = self.raw("model_type")
-        if value is not None and not isinstance(value, str):
-            raise self.unfit("model_type", value, "a name")
-        return value or ""
+        return self._typed("model_type", str, "a name") or ""
 
-    def part(self, name: str) -> Mapping[str, Any] | None:
-        """Return a nested table; None where there is none."""
-        value = self.raw(name)
-        if value is not None and not isinstance(value, Mapping):
-            raise self.unfit(name, value, "an object")
-        return value
+    def part(self, name: str) -> Mapping[str, Any]:
+        """Return a nested table; empty where there is none."""
+        return self._typed(name, Mapping, "an object") or {}
 
     def switch(self, name: str, default: bool) -> bool:
         """Return true or false; published files write 0 and 1 too."""
@@ -185,10 +179,13 @@ class ConfigFields(Fields):
 
     def entries(self, name: str) -> tuple[Any, ...]:
         """Return a list's entries; none where there is no list."""
+        return tuple(self._typed(name, (list, tuple), "a list") or ())
+
+    def _typed(self, name: str, kind: type | tuple[type, ...], wanted: str) -> Any:
         value = self.raw(name)
-        if value is not None and not isinstance(value, list | tuple):
-            raise self.unfit(name, value, "a list")
-        return tuple(value or ())
+        if value is not None and not isinstance(value, kind):
+            raise self.unfit(name, value, wanted)
+        return value
 
     def optional(self, *names: str) -> int | None:
         """Return the first whole number above 0 among the names; None where there is none."""

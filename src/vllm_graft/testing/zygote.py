@@ -383,10 +383,33 @@ def _keep_zygote(request: ForkRequest, env: Mapping[str, str]) -> ForkRequest | 
 def _exit_after(words: list[str]) -> None:
     """Run the program, then end as the interpreter does, but without tearing down modules that the zygote loaded."""
     import atexit
+    import types
 
     status: object = 0
+    module = types.ModuleType("__main__")
+    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    sys.modules["_graft_zygote"] = sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    sys.orig_argv = [sys.executable, *words]
     try:
-        _run(words)
+        # As the interpreter does with its command line.
+        if words[0] == "-m":
+            import runpy
+
+            sys.argv = ["-m", *words[2:]]
+            sys.path.insert(0, os.getcwd())
+            runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
+        elif words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
+            sys.path.insert(0, "")
+            exec(compile(words[1], "<string>", "exec"), module.__dict__)
+        else:
+            sys.argv = list(words)
+            sys.path.insert(0, os.path.dirname(os.path.realpath(words[0])))
+            module.__file__ = words[0]
+            with open(words[0], "rb") as file:
+                code = compile(file.read(), words[0], "exec")
+            exec(code, module.__dict__)
     except SystemExit as exit_:
         status = exit_.code
     except BaseException:
@@ -401,34 +424,6 @@ def _exit_after(words: list[str]) -> None:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(int(status or 0) & 0xFF)
-
-
-def _run(words: list[str]) -> None:
-    """Do what the interpreter does with its command line."""
-    import types
-
-    module = types.ModuleType("__main__")
-    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    sys.modules["_graft_zygote"] = sys.modules["__main__"]
-    sys.modules["__main__"] = module
-    sys.orig_argv = [sys.executable, *words]
-    if words[0] == "-m":
-        import runpy
-
-        sys.argv = ["-m", *words[2:]]
-        sys.path.insert(0, os.getcwd())
-        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
-    elif words[0] == "-c":
-        sys.argv = ["-c", *words[2:]]
-        sys.path.insert(0, "")
-        exec(compile(words[1], "<string>", "exec"), module.__dict__)
-    else:
-        sys.argv = list(words)
-        sys.path.insert(0, os.path.dirname(os.path.realpath(words[0])))
-        module.__file__ = words[0]
-        with open(words[0], "rb") as file:
-            code = compile(file.read(), words[0], "exec")
-        exec(code, module.__dict__)
 
 
 def _import_settings(env: Mapping[str, str]) -> dict[str, str]:

@@ -139,8 +139,10 @@ def served_model(config: Any, slots: int, device: torch.device) -> ServedModel:
     )
 
 
-def _planned_processor() -> type:
-    """Make the class that both of vLLM's loaders accept; late, because it inherits vLLM's own classes."""
+def __getattr__(name: str) -> Any:
+    """Make ``PlannedProcessor``, which both of vLLM's loaders accept; late, as it inherits vLLM's own classes."""
+    if name != "PlannedProcessor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1
 
     # vLLM checks for a subclass: a V1 class alone stops the start of an engine on the V2 runner, from 0.31 on.
@@ -161,11 +163,5 @@ def _planned_processor() -> type:
         return made
 
     body = {"__module__": __name__, "__new__": make_processor, "validate_params": Processor.validate_params}
-    return type("PlannedProcessor", interfaces, body)
-
-
-def __getattr__(name: str) -> Any:
-    if name != "PlannedProcessor":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _planned_processor()
+    globals()[name] = type(name, interfaces, body)
     return globals()[name]

@@ -133,15 +133,11 @@ def read(path: str | os.PathLike[str]) -> Workload:
         from vllm_graft.simulator.workload.description import generate
 
         return generate(text, str(file))
-    return _read_lines(text, str(file))
-
-
-def _read_lines(text: str, name: str) -> Workload:
     requests: dict[str, WorkloadRequest] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        where = f"{name}:{number}"
+        where = f"{file}:{number}"
         try:
             values = json.loads(line, object_pairs_hook=partial(_table, where))
         except (ValueError, RecursionError) as error:
@@ -153,7 +149,7 @@ def _read_lines(text: str, name: str) -> Workload:
         if key in requests:
             raise ConfigError(f"the id {key!r} is taken by a line above", where=where, fix="rename one of them")
         requests[key] = replace(request, id=key)
-    return Workload(requests.values(), name)
+    return Workload(requests.values(), str(file))
 
 
 def _table(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -175,6 +171,17 @@ def read_request(values: object, where: str) -> WorkloadRequest:
         found = f"has {' and '.join(given)}" if given else "has no prompt"
         raise fields.wrong(None, f"a request {found}", f"give one of {', '.join(PROMPTS)}")
     tokens = fields.count("prompt_tokens") if "prompt_tokens" in fields else None
+    prefix = None
+    if "prefix" in fields:
+        inner = Fields(fields.raw("prefix"), "a prefix", lambda key: where)
+        inner.only(("name", "tokens"))
+        prefix = Prefix(inner.text("name"), inner.count("tokens"))
+        if tokens is None:
+            fix = "give prompt_tokens, or leave prefix out"
+            raise fields.wrong("prefix", "a prefix is for an invented prompt", fix)
+        if prefix.tokens > tokens:
+            what = f"the prefix has {prefix.tokens} tokens and the whole prompt {tokens}"
+            raise fields.wrong("prefix", what, "raise prompt_tokens, which counts the prefix too")
     ids = fields.raw("prompt_token_ids")
     if ids is not None:
         whole = isinstance(ids, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in ids)
@@ -190,27 +197,10 @@ def read_request(values: object, where: str) -> WorkloadRequest:
         id=fields.text("id") if "id" in fields else "",
         group=fields.text("group") if "group" in fields else "",
         priority=fields.count("priority", 0, least=None),
-        prefix=_read_prefix(fields, tokens, where),
+        prefix=prefix,
         extra=fields.table("extra"),
         ignore_eos=fields.flag("ignore_eos"),
     )
-
-
-def _read_prefix(fields: Fields, tokens: int | None, where: str) -> Prefix | None:
-    if "prefix" not in fields:
-        return None
-    inner = Fields(fields.raw("prefix"), "a prefix", lambda key: where)
-    inner.only(("name", "tokens"))
-    prefix = Prefix(inner.text("name"), inner.count("tokens"))
-    if tokens is None:
-        raise fields.wrong("prefix", "a prefix is for an invented prompt", "give prompt_tokens, or leave prefix out")
-    if prefix.tokens > tokens:
-        raise fields.wrong(
-            "prefix",
-            f"the prefix has {prefix.tokens} tokens and the whole prompt {tokens}",
-            "raise prompt_tokens, which counts the prefix too",
-        )
-    return prefix
 
 
 def build_prompt(request: WorkloadRequest, vocabulary: int) -> dict[str, Any]:

@@ -18,7 +18,16 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
     if hasattr(inner, "id_to_byte_piece"):
         found = {token: inner.id_to_byte_piece(token) for token in range(len(tokenizer))}
     else:
-        found = _of_texts(tokenizer.get_vocab())
+        vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+        if all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
+            # SentencePiece: a lower block stands for a blank, and some pieces name one byte.
+            bytes_of = {text: bytes.fromhex(byte[1]) for text in vocabulary if (byte := _BYTE.fullmatch(text))}
+            found = {token: bytes_of.get(text) or text.replace("▁", " ").encode() for text, token in vocabulary.items()}
+        else:
+            signs = _byte_signs()
+            # A text with a sign that stands for no byte is one that was added to the vocabulary.
+            known = ((text, token) for text, token in vocabulary.items() if all(sign in signs for sign in text))
+            found = {token: bytes(signs[sign] for sign in text) for text, token in known}
     # Special tokens end or structure a text for vLLM, which cuts them out of the answer.
     left_out = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     kept = {token: text for token, text in found.items() if text and token not in left_out}
@@ -33,20 +42,6 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
             fix="take constrained-json out of the plan of this model, and use vLLM's structured outputs",
         )
     return kept
-
-
-def _of_texts(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
-    if all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
-        # SentencePiece: a lower block stands for a blank, and some pieces name one byte.
-        bytes_of = {text: bytes.fromhex(byte[1]) for text in vocabulary if (byte := _BYTE.fullmatch(text))}
-        return {token: bytes_of.get(text) or text.replace("▁", " ").encode() for text, token in vocabulary.items()}
-    signs = _byte_signs()
-    # A text with a sign that stands for no byte is one that was added to the vocabulary.
-    return {
-        token: bytes(signs[sign] for sign in text)
-        for text, token in vocabulary.items()
-        if all(sign in signs for sign in text)
-    }
 
 
 def _byte_signs() -> dict[str, int]:
