@@ -169,11 +169,6 @@ class Params:
 _FIELDS: Final = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens"})
 
 
-def normalize_keys(keys: Sequence[Key | str]) -> tuple[Key, ...]:
-    """Return the declared keys; a bare name stands for a key of any type."""
-    return tuple(Key(key) if isinstance(key, str) else key for key in keys)
-
-
 def read_keys(keys: Sequence[Key], carried: Mapping[str, object]) -> dict[str, KeyValue]:
     """Read the declared keys that a request carries, under their own names; raise a ValueError for a bad value."""
     found: dict[str, KeyValue] = {}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.request_keys import Key, KeyValue, Params, normalize_keys, read_keys, refuse_unsendable
+from vllm_graft.contracts.request_keys import Key, KeyValue, Params, read_keys, refuse_unsendable
 from vllm_graft.contracts.rows import Rows, ServedModel, Statistics
 from vllm_graft.errors import OptionError, nearest
 
@@ -81,7 +81,7 @@ class OptInSampler(Item):
     @classmethod
     def request_keys(cls) -> tuple[Key, ...]:
         """Return the keys, a bare name as a ``Key`` of any type."""
-        return normalize_keys(cls.keys)
+        return tuple(Key(key) if isinstance(key, str) else key for key in cls.keys)
 
     @classmethod
     def is_requested(cls, params: Mapping[str, KeyValue]) -> bool:

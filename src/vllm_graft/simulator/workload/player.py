@@ -215,7 +215,8 @@ def play_virtual(recording: Recording) -> None:
 def _loop(recording: Recording, engine: Any, start: float) -> None:
     """Send each request at its moment, and step the engine until all are answered."""
     coming, playing = deque(recording.workload), dict[str, WorkloadRequest]()
-    idle = _Idle(engine, recording)
+    launched, idle_rounds = -1.0, 0
+    most_in_flight = recording.config.parallel_config.pipeline_parallel_size + 2
     while coming or playing:
         now = VIRTUAL_CLOCK.now()
         while coming and start + coming[0].at <= now:
@@ -239,26 +240,14 @@ def _loop(recording: Recording, engine: Any, start: float) -> None:
         for output in engine.step():
             if output.finished:
                 recording.add_output(playing.pop(output.request_id), output, start, VIRTUAL_CLOCK.now() - start)
-        if playing and VIRTUAL_CLOCK.now() == now and idle.lasts():
-            soon = now + _POLL_S
-            VIRTUAL_CLOCK.reach(min(soon, start + coming[0].at) if coming else soon)
-
-
-class _Idle:
-    """Detects an engine whose scheduler holds every waiting request back, step after step."""
-
-    def __init__(self, engine: Any, recording: Recording) -> None:
-        self._engine = engine
-        self._most = recording.config.parallel_config.pipeline_parallel_size + 2
-        self._launched = -1.0
-        self._rounds = 0
-
-    def lasts(self) -> bool:
-        """Say, after a round without time, whether more rounds launched nothing than steps can be in flight."""
-        launched = _busiest(self._engine.collective_rpc("simulated_load"))["steps"]
-        self._rounds = self._rounds + 1 if launched == self._launched else 0
-        self._launched = launched
-        return self._rounds > self._most
+        if playing and VIRTUAL_CLOCK.now() == now:
+            steps = _busiest(engine.collective_rpc("simulated_load"))["steps"]
+            idle_rounds = idle_rounds + 1 if steps == launched else 0
+            launched = steps
+            # More rounds have launched nothing than steps can be in flight: the scheduler holds every request back.
+            if idle_rounds > most_in_flight:
+                soon = now + _POLL_S
+                VIRTUAL_CLOCK.reach(min(soon, start + coming[0].at) if coming else soon)
 
 
 def _busiest(loads: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -137,14 +137,6 @@ class ResultSummary:
 
     results: tuple[Result, ...]
 
-    def count(self, state: ResultState) -> int:
-        """Count the requests in a state."""
-        return sum(result.state == state for result in self.results)
-
-    def total(self, name: str) -> int:
-        """Sum a field over the results."""
-        return sum(getattr(result, name) for result in self.results)
-
     def spread(self, name: str) -> Spread | None:
         """Return the distribution of a time over the requests that were served."""
         return Spread.of(getattr(result, name) for result in self.results if result.state == "done")
@@ -152,8 +144,10 @@ class ResultSummary:
     def as_dict(self) -> dict[str, Any]:
         """Return the counts as plain data."""
         row: dict[str, Any] = {"requests": len(self.results)}
-        row.update({state: self.count(state) for state in ("done", "rejected", "aborted")})
-        row.update({name: self.total(name) for name in ("prompt_tokens", "output_tokens", "cached_tokens")})
+        for state in ("done", "rejected", "aborted"):
+            row[state] = sum(result.state == state for result in self.results)
+        for name in ("prompt_tokens", "output_tokens", "cached_tokens"):
+            row[name] = sum(getattr(result, name) for result in self.results)
         for name in TIMES:
             spread = self.spread(name)
             row[name] = spread.as_dict() if spread is not None else None
