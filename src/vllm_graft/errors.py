@@ -124,6 +124,14 @@ def join(errors: Sequence[E]) -> E:
     return type(first)(what, where=first.where, fix=fix)
 
 
+def describe(error: BaseException) -> str:
+    """Return the type and message of an exception that code of another package raised, whatever its ``str`` does."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as failure:
+        return f"{type(error).__name__}: (its message cannot be shown: str() raised {type(failure).__name__})"
+
+
 def nearest(name: str, options: Iterable[str]) -> str:
     """Return a hint with the option closest to ``name``, or all of them: " (did you mean 'x'?)"."""
     import difflib

@@ -358,6 +358,42 @@ def test_plan_warns_of_a_folder_that_this_machine_lacks(capsys: pytest.CaptureFi
     assert "P012" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("failure", [RuntimeError("on purpose"), SystemExit(0)])
+def test_plan_survives_an_item_that_cannot_judge_the_machine(
+    failure: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    """The plan is shown all the same, with a warning that names the item."""
+    from vllm_graft.plugins.stats.request_log import RequestLog
+
+    def fail(options: dict[str, object]) -> None:
+        raise failure
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(RequestLog, "check_machine", staticmethod(fail))
+    Path("graft.toml").write_text('[defaults]\nstats = ["request-log"]\n')
+    assert main(["plan", "--model", "m"]) == 0
+    shown = capsys.readouterr().out
+    assert "request-log" in shown
+    assert "P012 warning: stats request-log: cannot say what this machine lacks: " in shown
+    assert f"check_machine raised {type(failure).__name__}: " in shown
+
+
+def test_plan_warns_of_a_request_log_that_is_a_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    """A start would refuse it; an empty path is refused with its line."""
+    monkeypatch.chdir(tmp_path)
+    text = '[defaults]\nstats = ["request-log"]\n[options.request-log]\npath = "{}"\n'
+    Path("graft.toml").write_text(text.format(tmp_path))
+    assert main(["plan", "--model", "m"]) == 0
+    assert "P012 warning: stats request-log: would not start on this machine: its option 'path' names a" in (
+        capsys.readouterr().out
+    )
+    Path("graft.toml").write_text(text.format(""))
+    assert main(["plan", "--model", "m"]) == 2
+    assert "graft.toml:4: the option 'path' of 'request-log' must not be empty" in capsys.readouterr().err
+
+
 def test_a_mistake_is_one_paragraph_and_status_2(capsys: pytest.CaptureFixture[str]):
     """No traceback for the user's own mistakes."""
     Path("graft.toml").write_text('[defaults]\npatches = ["nothing-like-it"]\n')

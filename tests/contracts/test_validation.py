@@ -1,5 +1,6 @@
 """Mistakes of authors: what is wrong with a class is said before anything is made of it."""
 
+import abc
 import inspect
 
 import pytest
@@ -227,3 +228,36 @@ def test_a_kernel_says_what_it_serves_in_values_that_can_be_compared(changed, wh
     assert mistake is not None
     assert what in mistake.what
     assert find_mistake(kernel(dtypes=["float32"], head_sizes=[64], block_multiple=32)) is None
+
+
+class Queue(AdmissionQueue):
+    """Nothing is wrong with it."""
+
+    push = peek = pop = remove = nothing
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            abc.ABCMeta("Half", (StatSink,), {"finished": nothing, "other": abc.abstractmethod(lambda self: None)}),
+            "is abstract, so that no instance can be made: other",
+        ),
+        (
+            type("Both", (Queue, SchedulingPolicy), {"schedule": nothing}),
+            "is both AdmissionQueue and SchedulingPolicy, of which only the first would be called",
+        ),
+        (strategy(keys=(Key("on", aliases="off"),)), "with the aliases 'off', which are not a list of names"),
+        (strategy(keys=(Key("on", "float", low="3"),)), "with the limit '3', which is not a number"),
+        (strategy(keys=(Key("on", "float", high=float("nan")),)), "with the limit nan, which is not a number"),
+        (strategy(row_budget_us="x"), "has the row_budget_us 'x', which is not a time"),
+        (without(StatSink, finished=nothing, check_options=nothing), "has check_options(options) as a method of"),
+        (without(StatSink, finished=nothing, check_machine=nothing), "has check_machine(options) as a method of"),
+    ],
+)
+def test_what_would_fail_at_the_start_or_never_be_called(kind: type, said: str):
+    """`plan` says it, with the next step."""
+    mistake = find_mistake(kind)
+    assert mistake is not None
+    assert said in mistake.what
+    assert mistake.fix

@@ -1,9 +1,10 @@
 """From configuration to plan: which layer wins, which profile matches, and what every mistake says."""
 
 import importlib
+import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,21 @@ def test_graft_config_names_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     other.write_text('[defaults]\npatches = ["stat-logger-guard"]\n', encoding="utf-8")
     monkeypatch.setenv("GRAFT_CONFIG", str(other))
     assert names(plan_for()) == ["stat-logger-guard"]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.symlink_to("/no/such/volume/graft.toml"), "graft.toml: is a link to nothing"),
+        (lambda path: path.mkdir(), "graft.toml: is not a regular file"),
+        (lambda path: os.mkfifo(path), "graft.toml: is not a regular file"),
+    ],
+)
+def test_a_file_that_is_there_and_none_is_an_error(make: Callable[[Path], None], said: str):
+    """A volume that is not mounted must not give a server without its plan."""
+    make(Path("graft.toml"))
+    with pytest.raises(ConfigError, match=said):
+        plan_for()
 
 
 def test_a_profile_adds_its_lists_and_replaces_single_values(offered: Path):
@@ -484,6 +500,13 @@ def test_a_value_that_cannot_work_is_refused_with_its_line(key: str, item: str, 
     assert f"graft.toml:4: the option {option.split()[0]!r} of {item!r} {said}" in str(caught.value)
 
 
+class Unprintable(Exception):
+    """An exception whose message cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("on purpose")
+
+
 def test_an_item_that_refuses_its_options_otherwise(offered: Path, monkeypatch: pytest.MonkeyPatch):
     """A ValueError names no option, so all that were given are named; a bug in it is told with its type."""
     write('[defaults]\nstats = ["my-sink"]\n[options.my-sink]\ncount = 5\n')
@@ -492,11 +515,61 @@ def test_an_item_that_refuses_its_options_otherwise(offered: Path, monkeypatch: 
     def refuse(options: dict[str, object]) -> None:
         raise ValueError("count and ratio contradict one another")
 
-    monkeypatch.setattr(kind, "check_options", refuse)
+    monkeypatch.setattr(kind, "check_options", staticmethod(refuse))
     with pytest.raises(ConfigError, match=r"graft.toml:4: the options of 'my-sink' cannot be used: count and ratio"):
         plan_for()
-    monkeypatch.setattr(kind, "check_options", lambda options: options["none"])
+    monkeypatch.setattr(kind, "check_options", staticmethod(lambda options: options["none"]))
     with pytest.raises(ConfigError, match=r"graft.toml:4: the options of 'my-sink' cannot be used: KeyError: 'none'"):
+        plan_for()
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [(SystemExit(0), "SystemExit: 0"), (Unprintable(), r"Unprintable: \(its message cannot be shown")],
+)
+def test_an_item_whose_check_fails_in_any_way(
+    offered: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException, said: str
+):
+    """``sys.exit(0)`` would end `plan`, and a start, with status 0 and no word."""
+    write('[defaults]\nstats = ["my-sink"]\n')
+    kind = plan_for() and importlib.import_module("graft_offered").Sink
+
+    def fail(options: dict[str, object]) -> None:
+        raise failure
+
+    monkeypatch.setattr(kind, "check_options", staticmethod(fail))
+    with pytest.raises(ConfigError, match=rf"graft.toml:2: the options of 'my-sink' cannot be used: {said}"):
+        plan_for()
+
+
+def test_a_check_cannot_change_the_plan(offered: Path, monkeypatch: pytest.MonkeyPatch):
+    """What it writes into the options it was given would go past the check of their types."""
+    write('[defaults]\nstats = ["my-sink"]\n')
+    before = plan_for()
+    kind = importlib.import_module("graft_offered").Sink
+
+    def write_options(options: dict[str, object]) -> None:
+        options |= dict.fromkeys([*options, "more"], "changed")
+
+    monkeypatch.setattr(kind, "check_options", staticmethod(write_options))
+    assert plan_for() == before
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (["count"], "has options that are not a table"),
+        ({"path": Path("x")}, "has the option 'path' with the default PosixPath\\('x'\\)"),
+        ({"path": None}, "has the option 'path' with the default None, which no configuration file can hold"),
+        ({1: 2}, "has an option named 1"),
+    ],
+)
+def test_options_that_no_file_can_set(offered: Path, monkeypatch: pytest.MonkeyPatch, declared: object, said: str):
+    """The class is named with its file and line, and nothing of it is called."""
+    write('[defaults]\nstats = ["my-sink"]\n')
+    plan_for()
+    monkeypatch.setattr(importlib.import_module("graft_offered").Sink, "options", declared)
+    with pytest.raises(ConfigError, match=rf"graft_offered.py:\d+: the stats 'my-sink' .* {said}"):
         plan_for()
 
 

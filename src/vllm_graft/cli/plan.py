@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ from packaging.version import Version
 from vllm_graft.boot.env import switched_off
 from vllm_graft.cli.printing import render_options, show_findings, table
 from vllm_graft.contracts.item import Item
-from vllm_graft.errors import ConfigError, OptionError
+from vllm_graft.errors import ConfigError, OptionError, describe
 from vllm_graft.findings import Finding, exit_status
 from vllm_graft.plan import Plan, PlanRequest, patch_review, resolve
 from vllm_graft.plan.catalogue import load
@@ -101,10 +102,14 @@ def _lacking_here(plan: Plan) -> Iterator[Finding]:
         kind = load(item.target, item.name, item.package)
         try:
             if issubclass(kind, Item):
-                kind.check_machine(item.options)
+                kind.check_machine(copy.deepcopy(dict(item.options)))
         except OptionError as error:
             what = f"would not start on this machine: its option {error.option!r} {error.what}"
             yield Finding("P012", "warning", f"{item.point} {item.name}", what, item.origin, error.fix)
+        except (Exception, SystemExit) as error:
+            what = f"cannot say what this machine lacks: check_machine raised {describe(error)}"
+            fix = "raise an OptionError in check_machine, which names the option"
+            yield Finding("P012", "warning", f"{item.point} {item.name}", what, item.origin, fix)
 
 
 def _json(text: str | None) -> object:

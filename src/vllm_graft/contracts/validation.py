@@ -6,6 +6,7 @@ An author's mistake would otherwise show with the first request, in a worker, as
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -44,8 +45,18 @@ OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
 }  # fmt: skip
 """The methods that a class may override, with the arguments that it is called with."""
 
+_ON_EVERY_CLASS: Final = ("check_options(options)", "check_machine(options)")
+"""The methods of any item that are called on the class itself, before an instance is made."""
+
 _ON_THE_CLASS: Final = ("check(params)", "is_requested(params)")
 """The methods of a sampler that are called on the class itself, in the front end."""
+
+_EXCLUSIVE: Final = (
+    (AdmissionQueue, SchedulingPolicy),
+    (SamplingStrategy, Sampler),
+    (AttentionKernel, KVPolicy),
+)
+"""Contracts of one point: a class that implements both would be used as one of them."""
 
 PROVIDED: Final = ("tokenizer", "model")
 """Parameters of a sampler's constructor that get the model's tokenizer and its ``ServedModel``."""
@@ -85,6 +96,30 @@ def find_mistake(kind: type, options: Mapping[str, OptionValue] | None = None) -
     return next(_mistakes(kind, options or {}), None)
 
 
+def find_option_mistake(kind: type) -> Mistake | None:
+    """Return the first mistake in the options that a class declares; None where each has a default that can be set."""
+    declared: object = kind.options if issubclass(kind, Item) else {}
+    if not isinstance(declared, Mapping):
+        return Mistake(f"has options that are not a table: {declared!r}", 'write options = {"name": default}')
+    for name, default in declared.items():
+        if not isinstance(name, str) or not name:
+            return Mistake(f"has an option named {name!r}", "name it by a text")
+        if not _is_option_value(default):
+            what = f"has the option {name!r} with the default {default!r}, which no configuration file can hold"
+            return Mistake(what, "make it a text, number, true or false, a list of texts, or a table of these")
+    return None
+
+
+def _is_option_value(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_plain(each) for name, each in value.items())
+    return _is_plain(value)
+
+
+def _is_plain(value: object) -> bool:
+    return all(isinstance(each, bool | int | float | str) for each in (value if isinstance(value, list) else [value]))
+
+
 def source_location(kind: type) -> str:
     """Return the file and line of a class; its module where there is no source."""
     try:
@@ -100,6 +135,9 @@ def _mistakes(kind: type, options: Mapping[str, OptionValue]) -> Iterator[Mistak
         return
     for method in REQUIRED[contract]:
         yield from _method(kind, contract, method, required=True)
+    yield from _whole(kind)
+    for method in _ON_EVERY_CLASS:
+        yield from _method(kind, Item, method, on_class=True)
     for base, methods in OPTIONAL.items():
         for method in methods if issubclass(kind, base) else ():
             yield from _method(kind, base, method)
@@ -114,6 +152,17 @@ def _mistakes(kind: type, options: Mapping[str, OptionValue]) -> Iterator[Mistak
         yield from _method(kind, KVPolicy, "check_request(keys, options)", on_class=True)
     if issubclass(kind, SamplingStrategy) and kind.stage not in STAGES:
         yield Mistake(f"has the stage {kind.stage!r}{nearest(str(kind.stage), STAGES)}", "name one of the stages")
+
+
+def _whole(kind: type) -> Iterator[Mistake]:
+    """Check that there can be instances, and that they have one part to play in their point."""
+    if inspect.isabstract(kind):
+        names = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
+        yield Mistake(f"is abstract, so that no instance can be made: {names}", f"implement {names}")
+    for one, other in _EXCLUSIVE:
+        if {one, other} <= set(kind.__mro__):
+            what = f"is both {one.__name__} and {other.__name__}, of which only the first would be called"
+            yield Mistake(what, "make two classes of it")
 
 
 def _method(
@@ -133,7 +182,7 @@ def _method(
         return
     bound = not isinstance(own, staticmethod | classmethod)
     if on_class and bound:
-        what = f"has {written} as a method of its instances, and there are none in the front end"
+        what = f"has {written} as a method of its instances, and it is called on the class"
         yield Mistake(what, f"put @classmethod above {name}")
         return
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called):
@@ -198,31 +247,47 @@ def _keys(kind: type[OptInSampler], options: Mapping[str, OptionValue]) -> Itera
             "declares no keys, so no request could ask for it",
             "add keys = (Key(...),), or set every_request = true under its options",
         )
+    budget: object = kind.row_budget_us
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget < math.inf:
+        yield Mistake(f"has the row_budget_us {budget!r}, which is not a time", "give it in microseconds, such as 20.0")
     seen: set[str] = set()
     for key in kind.request_keys():
-        if not isinstance(key.name, str) or not key.name:
-            yield Mistake(f"has a key without a name: {key!r}", "name it")
-            continue
-        if key.kind not in KINDS:
-            what = f"has the key {key.name!r} of the type {key.kind!r}{nearest(str(key.kind), KINDS)}"
-            yield Mistake(what, f"give it one of the types {', '.join(KINDS)}")
-            continue
-        for name in (key.name, *key.aliases):
-            if name in RESERVED:
-                yield Mistake(f"has a key {name!r}, which is a field of vLLM's own requests", "choose another name")
-            if name in seen:
-                yield Mistake(f"has the key {name!r} twice", "take one of the two out")
-            seen.add(name)
-        default = f"has the key {key.name!r} with the default {key.default!r}"
-        if key.default is not None and not key.takes(key.default):
-            yield Mistake(f"{default}, which is not {key.words}", "give the default the type of the key")
-        if key.low is not None and key.high is not None and key.low > key.high:
-            yield Mistake(f"has the key {key.name!r} with low {key.low!r} above high {key.high!r}", "exchange the two")
-        elif not key.switch and key.default is not None and not key.in_range(key.default):
-            # Another key may ask for the sampler, which then gets this default. A switch is off at its default, so its
-            # default may well be out of range: 0 for "off" where 1 to 9 are allowed.
-            fix = "widen low and high, or give it a default between them"
-            yield Mistake(f"{default}, and it must be {key.allowed}", fix)
+        yield from _key(key, seen)
+
+
+def _key(key: Key, seen: set[str]) -> Iterator[Mistake]:
+    if not isinstance(key.name, str) or not key.name:
+        yield Mistake(f"has a key without a name: {key!r}", "name it")
+        return
+    if key.kind not in KINDS:
+        what = f"has the key {key.name!r} of the type {key.kind!r}{nearest(str(key.kind), KINDS)}"
+        yield Mistake(what, f"give it one of the types {', '.join(KINDS)}")
+        return
+    aliases: object = key.aliases
+    if not isinstance(aliases, list | tuple) or not all(isinstance(name, str) and name for name in aliases):
+        what = f"has the key {key.name!r} with the aliases {aliases!r}, which are not a list of names"
+        yield Mistake(what, 'write aliases=("other_name",)')
+        return
+    for limit in (key.low, key.high):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit != limit):
+            yield Mistake(f"has the key {key.name!r} with the limit {limit!r}, which is not a number", "make it one")
+            return
+    for name in (key.name, *key.aliases):
+        if name in RESERVED:
+            yield Mistake(f"has a key {name!r}, which is a field of vLLM's own requests", "choose another name")
+        if name in seen:
+            yield Mistake(f"has the key {name!r} twice", "take one of the two out")
+        seen.add(name)
+    default = f"has the key {key.name!r} with the default {key.default!r}"
+    if key.default is not None and not key.takes(key.default):
+        yield Mistake(f"{default}, which is not {key.words}", "give the default the type of the key")
+    if key.low is not None and key.high is not None and key.low > key.high:
+        yield Mistake(f"has the key {key.name!r} with low {key.low!r} above high {key.high!r}", "exchange the two")
+    elif not key.switch and key.default is not None and not key.in_range(key.default):
+        # Another key may ask for the sampler, which then gets this default. A switch is off at its default, so its
+        # default may well be out of range: 0 for "off" where 1 to 9 are allowed.
+        fix = "widen low and high, or give it a default between them"
+        yield Mistake(f"{default}, and it must be {key.allowed}", fix)
 
 
 def shared_key(kinds: Mapping[str, Collection[Key]]) -> tuple[str, str, str] | None:

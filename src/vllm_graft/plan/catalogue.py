@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
 
-from vllm_graft.errors import ConfigError
+from vllm_graft.errors import ConfigError, describe
 from vllm_graft.plan.import_checkpoint import checkpoint
 
 GROUP: Final = "vllm_graft.plugins"
@@ -101,7 +101,7 @@ def load(target: str, name: str, package: str) -> type:
             found = getattr(found, part)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"the item {name!r} of {package} cannot be imported from {target}: {type(error).__name__}: {error}",
+            f"the item {name!r} of {package} cannot be imported from {target}: {describe(error)}",
             fix=f"repair or reinstall {package}, or take {name!r} out of the plan",
         ) from error
     if not isinstance(found, type):

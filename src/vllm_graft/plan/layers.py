@@ -121,13 +121,19 @@ def find_file(environ: Mapping[str, str] | None = None) -> Path | None:
     named = (os.environ if environ is None else environ).get(CONFIG_VARIABLE, "").strip()
     if named:
         path = Path(named).expanduser()
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ConfigError(
                 f"there is no file {named}", where=CONFIG_VARIABLE, fix=f"correct or unset {CONFIG_VARIABLE}"
             )
         return path
     here = Path(FILE)
-    return here if here.is_file() else None
+    if os.path.isfile(here):
+        return here
+    # Such as a link to a volume that is not mounted: without an error the server would run without its plan.
+    if os.path.lexists(here):
+        what = "is a link to nothing" if here.is_symlink() and not here.exists() else "is not a regular file"
+        raise ConfigError(what, where=str(here.absolute()), fix="put the file in its place, or remove it")
+    return None
 
 
 def read_file(path: Path) -> ConfigFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -12,8 +13,8 @@ from pathlib import Path
 from vllm_graft import points
 from vllm_graft.contracts.attention import AttentionKernel
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.validation import find_mistake, shared_key, source_location
-from vllm_graft.errors import ConfigError, GraftError, OptionError, nearest
+from vllm_graft.contracts.validation import Mistake, find_mistake, find_option_mistake, shared_key, source_location
+from vllm_graft.errors import ConfigError, GraftError, OptionError, describe, nearest
 from vllm_graft.findings import Finding
 from vllm_graft.plan.catalogue import CatalogueEntry, catalogue, load
 from vllm_graft.plan.foreign_managers import general_plugins, manager_of, undecided
@@ -68,8 +69,6 @@ def resolve(request: PlanRequest) -> Plan:
     items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
     left_out = _of_other_models(items, model_names(request.model, request.served))
     check_option_owners(options, known)
-    for item in items:
-        _refuse_mistakes(item)
     _refuse_shared_keys(items)
     if not items and not callers and not findings:
         findings = _why_nothing(file, request)
@@ -138,15 +137,13 @@ def foreign(named: Choice, known: Mapping[str, CatalogueEntry]) -> bool:
     return named.origin == PATCHES_VARIABLE and named.value != ALL and named.value not in known
 
 
-def _refuse_mistakes(item: PlanItem) -> None:
+def _refuse_mistake(mistake: Mistake | None, point: points.Point, entry: CatalogueEntry, origin: str) -> None:
     """Refuse a class that cannot work."""
-    kind = load(item.target, item.name, item.package)
-    mistake = find_mistake(kind, item.options)
     if mistake is not None:
         raise ConfigError(
-            f"the {item.point} {item.name!r} ({item.target} of {item.package}) {mistake.what}",
-            where=source_location(kind),
-            fix=f"{mistake.fix}; or take {item.name!r} out of the plan ({item.origin})",
+            f"the {point.name} {entry.name!r} ({entry.target} of {entry.package}) {mistake.what}",
+            where=source_location(entry.load()),
+            fix=f"{mistake.fix}; or take {entry.name!r} out of the plan ({origin})",
         )
 
 
@@ -315,7 +312,10 @@ def _item(
             where=named.origin,
             fix=f"name it under the key of its own point, or a {point.name} here",
         )
+    # In this order: what is compared with the options of a class, or called on it, has been checked before.
+    _refuse_mistake(find_option_mistake(kind), point, entry, named.origin)
     values = _check_options(named.value, kind, given)
+    _refuse_mistake(find_mistake(kind, values), point, entry, named.origin)
     _validate(named, kind, values, given)
     return PlanItem(point.name, named.value, entry.target, entry.package, _roles(kind, point), values, named.origin)
 
@@ -359,13 +359,16 @@ def _validate(
     if not issubclass(kind, Item):
         return
     try:
-        kind.check_options(values)
+        # A copy: what the item writes into it must not become the plan's.
+        kind.check_options(copy.deepcopy(dict(values)))
     except OptionError as error:
         origin = given[error.option][1] if error.option in given else named.origin
         what = f"the option {error.option!r} of {named.value!r} {error.what}"
         raise ConfigError(what, where=origin, fix=error.fix) from error
-    except Exception as error:
-        reason = str(error) if isinstance(error, GraftError | ValueError) else f"{type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:
+        reason = describe(error)
+        if isinstance(error, GraftError | ValueError):
+            reason = reason.removeprefix(f"{type(error).__name__}: ")
         places = list(dict.fromkeys(origin for _, origin in given.values()))
         raise ConfigError(
             f"the options of {named.value!r} cannot be used: {reason}",

@@ -42,10 +42,14 @@ class RequestLog(StatSink):
         _room(options["queue"])
         if "\0" in str(options["path"]):
             raise OptionError("must have no NUL character", option="path", item=_NAME, fix="take it out")
+        if not options["path"]:
+            raise OptionError("must not be empty", option="path", item=_NAME, fix="name a file")
 
     @classmethod
     def check_machine(cls, options: Mapping[str, OptionValue]) -> None:
-        """Refuse a path whose folder is missing or cannot be written."""
+        """Refuse a path that is a folder, or whose folder is missing or cannot be written."""
+        if os.path.isdir(str(options["path"])):
+            raise OptionError("names a folder", option="path", item=_NAME, fix="name a file in it")
         folder = Path(str(options["path"])).absolute().parent
         if not os.access(folder, os.W_OK | os.X_OK):
             what = f"names a file in {folder}, " + (
