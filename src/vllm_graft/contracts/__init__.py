@@ -21,9 +21,8 @@ from vllm_graft.contracts.policy import KVState, RequestView, Schedule, Schedule
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params
 from vllm_graft.contracts.rows import History, PerSlot, Rows, ServedModel, Statistics
 from vllm_graft.contracts.sampling import STAGES, Sampler, SamplerBase, SamplingStrategy, Truncation
-from vllm_graft.contracts.scheduling import AdmissionQueue, Load, Refusal, WaitingRequest
+from vllm_graft.contracts.scheduling import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.contracts.stats import BatchRecord, RequestRecord, StatSink
-from vllm_graft.contracts.waiting_heap import WaitingHeap
 from vllm_graft.errors import ConfigError, OptionError, nearest
 
 __all__ = [

@@ -52,11 +52,6 @@ class EngineRequest:
         self.disconnected = False
         """True if the client disconnected before its body was complete."""
 
-    @classmethod
-    def of(cls, scope: Message) -> EngineRequest | None:
-        """Return the request of an ASGI scope; None for others, such as an application's lifespan."""
-        return cls(scope) if scope["type"] in ("http", "websocket") else None
-
     @property
     def is_work(self) -> bool:
         """True if the request gives the engine work."""

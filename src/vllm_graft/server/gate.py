@@ -79,7 +79,8 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that is refused; pass all others on as they came."""
-        request = EngineRequest.of(scope)
+        # Others are an application's lifespan, for example.
+        request = EngineRequest(scope) if scope["type"] in ("http", "websocket") else None
         if request is None or (self._callers is None and not request.is_work):
             await self._app(scope, receive, send)
             return

@@ -17,15 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from vllm_graft.ledger import (
-    LabelStatistics,
-    Ledger,
-    ProcessView,
-    QueueSnapshot,
-    StatisticsReader,
-    current,
-    read_processes,
-)
+from vllm_graft import ledger
 from vllm_graft.ledger.comparison import findings_of
 from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.queue_statistics import EDGES
@@ -74,9 +66,9 @@ class QueueLines:
     """Renders queue statistics as families; keeps the lines of unchanged rows between two scrapes."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, str, str], tuple[LabelStatistics, str, tuple[str, ...]]] = {}
+        self._kept: dict[tuple[int, str, str], tuple[ledger.LabelStatistics, str, tuple[str, ...]]] = {}
 
-    def families(self, queues: Sequence[QueueSnapshot]) -> Iterator[MetricFamily]:
+    def families(self, queues: Sequence[ledger.QueueSnapshot]) -> Iterator[MetricFamily]:
         """Yield every family, with a sample for each engine and each value of each label."""
         before, self._kept = self._kept, {}
         rows = []
@@ -114,7 +106,7 @@ _ELSEWHERE: Final = ("S007",)
 """Findings that need the records of all machines; only those of this one are read here."""
 
 
-def item_families(views: Sequence[ProcessView], plan: Plan, damaged: int = 0) -> Iterator[MetricFamily]:
+def item_families(views: Sequence[ledger.ProcessView], plan: Plan, damaged: int = 0) -> Iterator[MetricFamily]:
     """Yield the states and costs of planned items on this machine, by item and role.
 
     Processes of one role are added up, so the number of lines does not grow with theirs.
@@ -176,7 +168,7 @@ def _family(
     return MetricFamily(name, kind, words, lines)
 
 
-def _role(view: ProcessView) -> str:
+def _role(view: ledger.ProcessView) -> str:
     return "+".join(view.record.roles)
 
 
@@ -197,13 +189,13 @@ def _labels(**labels: str) -> str:
 class Exposition:
     """Renders our families as text, from the files of this process's run."""
 
-    def __init__(self, plan: Plan, book: Callable[[], Ledger] = current) -> None:
+    def __init__(self, plan: Plan, book: Callable[[], ledger.Ledger] = ledger.current) -> None:
         self._plan = plan
         self._book = book
         self._lock = threading.Lock()
         self._queues = QueueLines()
         self._home: Path | None = None
-        self._statistics = StatisticsReader(None)
+        self._statistics = ledger.StatisticsReader(None)
         self._failure = ""
 
     def text(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
@@ -211,12 +203,12 @@ class Exposition:
         with self._lock:
             home = self._book().home
             if home != self._home:
-                self._home, self._statistics = home, StatisticsReader(home)
+                self._home, self._statistics = home, ledger.StatisticsReader(home)
             families: list[MetricFamily] = []
             if self._plan.of("scheduler"):
                 families += self._queues.families(self._statistics.queues())
             own = self._book().view()
-            views, damaged = read_processes(home)
+            views, damaged = ledger.read_processes(home)
             if own is not None and all(view.record.pid != own.record.pid for view in views):
                 # Its record is not on disk: the disk is full, or the folder was removed.
                 views.append(own)

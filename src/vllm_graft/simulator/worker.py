@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -54,15 +54,8 @@ def _unavailable(what: str) -> Callable[..., None]:
 class SimulatedWorker(WorkerBase):
     """One simulated device. In a tensor-parallel group only the first answers; the others idle."""
 
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        local_rank: int,
-        rank: int,
-        distributed_init_method: str,
-        is_driver_worker: bool = False,
-    ) -> None:
-        super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
         self.settings = carried_settings(vllm_config)
         self._roofline = build_roofline(vllm_config, self.settings)
         vocabulary = read_vocabulary(self.model_config)

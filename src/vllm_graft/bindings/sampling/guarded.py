@@ -14,16 +14,7 @@ from typing import Final, cast
 import torch
 
 from vllm_graft.bindings.instantiate import guard_method
-from vllm_graft.bindings.sampling.isolation import (
-    NOT_NUMBERS,
-    CopyBuffer,
-    DeviceFlag,
-    form_of,
-    isolate,
-    read_result,
-    write_back,
-    write_back_on_host,
-)
+from vllm_graft.bindings.sampling import isolation
 from vllm_graft.contracts import Params, Rows, Sampler, SamplingStrategy, ServedModel, Statistics, Truncation
 from vllm_graft.contracts.kernels import indices
 from vllm_graft.contracts.request_keys import KeyValue, read_keys
@@ -86,10 +77,10 @@ class GuardedSampler:
         self._ledger = ledger
         self._unowned = model.slots
         self._isolated: tuple[Rows, Rows] | None = None
-        self._copies = CopyBuffer()
+        self._copies = isolation.CopyBuffer()
         self._atomic = isinstance(sampler, SamplingStrategy) and sampler.atomic
         self._in_place = self._atomic and item.package == _OURS
-        self._nan_flag = DeviceFlag(model.device) if model.device.type != "cpu" else None
+        self._nan_flag = isolation.DeviceFlag(model.device) if model.device.type != "cpu" else None
         own = item.options.get("budget_us")
         budget = float(own) if isinstance(own, int | float) and own > 0 else budget_us(model, sampler.row_budget_us)
         methods: dict[str, Callable[..., object]] = {}
@@ -128,7 +119,7 @@ class GuardedSampler:
             logits = torch.zeros((1, model.vocabulary), device=model.device)
             row = torch.zeros(1, dtype=torch.int64, device=model.device)
             seen = self._nan_flag.seen
-            write_back(logits, row, logits.clone(), mine=None, keep_forbidden=not self._atomic, seen=seen)
+            isolation.write_back(logits, row, logits.clone(), mine=None, keep_forbidden=not self._atomic, seen=seen)
 
     def enter(
         self,
@@ -208,7 +199,7 @@ class GuardedSampler:
     def _check_aside(self) -> bool:
         """Return whether the sampler is put aside, by what the device has reported since the last step too."""
         if not self.aside and self._nan_flag is not None and self._nan_flag.is_set():
-            self.put_aside(f"it gave {NOT_NUMBERS}; those rows were left as they were")
+            self.put_aside(f"it gave {isolation.NOT_NUMBERS}; those rows were left as they were")
         return self.aside
 
     def _own_view(self, rows: Rows) -> Rows:
@@ -216,7 +207,7 @@ class GuardedSampler:
         if self._in_place:
             return rows
         if self._isolated is None or self._isolated[0] is not rows:
-            self._isolated = (rows, isolate(rows))
+            self._isolated = (rows, isolation.isolate(rows))
         return self._isolated[1]
 
     def _run_open(self, slot: int, params: Params) -> bool:
@@ -242,18 +233,22 @@ class GuardedSampler:
         """Run a step that leaves the logits as they were if it raises, and other rows whatever it does."""
         mine = rows.slots != self._unowned if rows.known is None else None
         own = self._copies.take(logits, rows.rows)
-        form = form_of(own)
+        form = isolation.form_of(own)
         try:
             answer = cast("SamplingStrategy", self.sampler).step(own, self._own_view(rows))
-            result = read_result(answer, own, form)
+            result = isolation.read_result(answer, own, form)
         except BaseException:
-            self._copies = CopyBuffer()  # the step may have resized or freed the memory
+            self._copies = isolation.CopyBuffer()  # the step may have resized or freed the memory
             raise
         forbidden = not self._atomic
         if self._nan_flag is None:
-            _refuse(write_back_on_host(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden), "step")
+            _refuse(
+                isolation.write_back_on_host(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden), "step"
+            )
         else:
-            write_back(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden, seen=self._nan_flag.seen)
+            isolation.write_back(
+                logits, rows.rows, result, mine=mine, keep_forbidden=forbidden, seen=self._nan_flag.seen
+            )
             self._nan_flag.count_step()
 
     def _run_threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor:
@@ -345,4 +340,4 @@ def _split(rows: Rows) -> list[Rows]:
 def _refuse(broken: Sequence[bool], method: str) -> None:
     """Raise a ValueError where a method has left NaN or +inf in any row."""
     if any(broken):
-        raise ValueError(f"{method} gave {NOT_NUMBERS}, in {sum(broken)} of {len(broken)} rows")
+        raise ValueError(f"{method} gave {isolation.NOT_NUMBERS}, in {sum(broken)} of {len(broken)} rows")
