@@ -100,7 +100,7 @@ def kv_cache_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> int
     advise settings that may have no effect here.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    size: int = cache.kv_cache_memory_bytes or settings.kv_bytes or _remaining_bytes(vllm_config, settings)
+    size: int = cache.kv_cache_memory_bytes or settings.kv_bytes or remaining_bytes(vllm_config, settings)
     if cache.num_gpu_blocks_override is not None or model.original_max_model_len == -1:
         return size  # the number of blocks is given, or vLLM shortens the requests until they fit
     # The page on top: vLLM keeps one block for itself.
@@ -124,14 +124,8 @@ def kv_cache_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> int
 _MORE_DEVICES = "raise --tensor-parallel-size, take a device with more memory"
 
 
-def check_fit(vllm_config: VllmConfig, settings: SimulationSettings) -> None:
-    """Raise ConfigError where the model does not fit the device, before anything is started."""
-    if not vllm_config.cache_config.kv_cache_memory_bytes and not settings.kv_bytes:
-        _remaining_bytes(vllm_config, settings)
-
-
-def _remaining_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> int:
-    """Return what the modelled device's memory leaves for the KV cache."""
+def remaining_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> int:
+    """Return what the modelled device's memory leaves for the KV cache; ConfigError where the model does not fit."""
     modelled = build_roofline(vllm_config, settings)
     if modelled is None:
         return INSTANT_KV_BYTES

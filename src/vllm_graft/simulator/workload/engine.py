@@ -57,15 +57,6 @@ def set_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
         assign(before)
 
 
-def vllm_variables(settings: SimulationSettings) -> dict[str, str]:
-    """Return vLLM's own variables for a run with these settings."""
-    made = {"VLLM_NO_USAGE_STATS": "1"}
-    if settings.virtual:
-        # vLLM appends a random part to request ids, which would break ties differently in every run.
-        made |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}
-    return made
-
-
 def parse_engine_args(words: Sequence[str]) -> AsyncEngineArgs:
     """Parse engine arguments from a command line with vLLM's own parser."""
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -26,7 +26,6 @@ from vllm_graft.simulator.workload.engine import (
     sampling_params,
     set_environment,
     simulation_variables,
-    vllm_variables,
 )
 from vllm_graft.simulator.workload.report import Result, WorkloadReport
 from vllm_graft.simulator.workload.requests import Workload, WorkloadRequest, build_prompt
@@ -71,7 +70,11 @@ def run(
     with set_environment(simulation_variables(simulated or {})):
         settings = resolve_settings()
         given = with_model_folder(engine_args) if isinstance(engine_args, Mapping) else engine_args
-        with set_environment(vllm_variables(settings)):
+        variables = {"VLLM_NO_USAGE_STATS": "1"}
+        if settings.virtual:
+            # vLLM appends a random part to request ids, which would break ties differently in every run.
+            variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}
+        with set_environment(variables):
             config = engine_config(given, text=workload.has_text)
             recording = Recording(workload, settings, config, progress)
             (play_virtual if settings.virtual else play_by_clock)(recording)
