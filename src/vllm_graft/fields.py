@@ -169,7 +169,8 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         # Besides TOMLDecodeError: Python reads no number of more than 4300 digits, nor any depth. Neither has a line.
         line = re.search(r"line (\d+)", str(error))
-        place = f"{file}:{line[1]}" if line else file
+        at = line[1] if line else len(text.rstrip().splitlines()) if "end of document" in str(error) else None
+        place = f"{file}:{at}" if at else file
         raise ConfigError(f"is not valid TOML: {error}", where=place, fix="correct the syntax there") from error
 
 

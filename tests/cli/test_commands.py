@@ -439,6 +439,17 @@ def test_status_of_a_server_that_does_not_answer(capsys: pytest.CaptureFixture[s
     """The address and the next step."""
     assert main(["status", "--url", "http://127.0.0.1:9"]) == 2
     assert "http://127.0.0.1:9/graft/status: no answer" in capsys.readouterr().err
+    # A variable of a script that is not set: this machine's records must not pass for that server's.
+    assert main(["status", "--url", ""]) == 2
+
+
+def test_status_of_a_folder_that_is_none(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """A mistake in the variable is not the same as no server."""
+    monkeypatch.setenv("GRAFT_STATE_DIR", "/dev/null")
+    assert main(["status"]) == 2
+    assert "GRAFT_STATE_DIR: the folder /dev/null/vllm-graft-" in capsys.readouterr().err
+    monkeypatch.setenv("GRAFT_STATE_DIR", "/no/such/folder")
+    assert main(["status"]) == 0
 
 
 @pytest.mark.parametrize(

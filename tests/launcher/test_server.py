@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from vllm_graft.errors import ConfigError
 from vllm_graft.launcher import server as module
 from vllm_graft.launcher.server import ServerProcess
+from vllm_graft.ledger import state_folder
 
 DEAF = """
 import os, signal, sys, time
@@ -127,3 +129,23 @@ def ends(tmp_path: Path, signum: signal.Signals, first: signal.Signals | None = 
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert (status, left) == (0, [])
+
+
+@pytest.mark.parametrize("port", ["abc", "-5", "65536", "1e3", "²"])
+def test_a_port_that_is_none_is_refused(port: str):
+    """Before anything is started, and without a traceback."""
+    with pytest.raises(ConfigError, match="--port: must be a port, 0 to 65535, and is"):
+        ServerProcess(["--port", port])
+
+
+def test_an_ipv6_address_is_written_in_brackets():
+    """Without them it is no address, and no answer would ever be seen."""
+    assert ServerProcess(["--host", "::1", "--port", "81"]).url == "http://[::1]:81"
+    assert ServerProcess(["--host", "::"]).url == "http://127.0.0.1:8000"
+
+
+def test_its_records_are_looked_for_where_its_processes_write_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An environment file has no shell that would expand a tilde or cut blanks."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GRAFT_STATE_DIR", "~/records ")
+    assert ServerProcess([], env={})._state() == state_folder(create=True)

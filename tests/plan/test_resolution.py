@@ -55,6 +55,20 @@ def test_graft_config_names_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[defaults]\n[defaults.options.dry]\nwindow = 3\n", r"graft.toml:2: .* Next: write \[options.NAME\] for them"),
+        ('[defaults]\nsamplers = ["dry"]\nsamplers = ["xtc"]\n', "graft.toml:3: is not valid TOML"),
+    ],
+)
+def test_mistakes_whose_line_toml_does_not_say(text: str, said: str):
+    """A table in the wrong place, a key that is given twice."""
+    write(text)
+    with pytest.raises(ConfigError, match=said):
+        plan_for()
+
+
+@pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda path: path.symlink_to("/no/such/volume/graft.toml"), "graft.toml: is a link to nothing"),

@@ -46,3 +46,21 @@ def test_an_unknown_key_falls_back_to_its_parent():
     """Better the table's line than none."""
     assert TomlLines(TEXT).of(("options", "some-item", "inline")) == 16
     assert TomlLines(TEXT).of(("nowhere",)) == 1
+
+
+def test_a_name_in_a_comment_is_not_meant():
+    """It stands there for a person."""
+    text = 'names = [\n    "one",  # not "two"\n    "two",\n]\n'
+    assert TomlLines(text).of(("names",), "two") == 3
+
+
+def test_a_table_without_a_header_of_its_own_begins_with_its_first_part():
+    """[a.b.c] is all that there is of a.b."""
+    text = "[other]\n[defaults]\n[defaults.options.dry]\nx = 1\n"
+    assert TomlLines(text).of(("defaults", "options")) == 3
+
+
+def test_an_array_of_tables_inside_another():
+    """A mistake, which has its own line all the same."""
+    text = '[[profile]]\nmodel = "a"\n[[profile]]\nmodel = "b"\n[[profile.options.dry]]\nx = 1\n'
+    assert TomlLines(text).of(("profile", 1, "options", "dry")) == 5

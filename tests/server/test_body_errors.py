@@ -13,7 +13,8 @@ def post(app: object, path: str, body: object) -> tuple[int, dict[str, object]]:
     sent: list[dict[str, object]] = []
 
     async def receive() -> dict[str, object]:
-        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return {"type": "http.request", "body": raw, "more_body": False}
 
     async def send(message: dict[str, object]) -> None:
         sent.append(message)
@@ -53,6 +54,11 @@ def app() -> object:
     async def broken(body: Body) -> None:
         raise AttributeError("a fault of the server's own")
 
+    async def raw(request: fastapi.Request) -> object:
+        return {"good": await request.json()}
+
+    raw.__annotations__["request"] = fastapi.Request
+    made.post("/raw")(raw)
     # As annotations of local classes they would be looked for in the module.
     good.__annotations__["body"] = broken.__annotations__["body"] = Body
     made.post("/good")(good)
@@ -81,3 +87,11 @@ def test_a_fault_of_the_server_stays_one(app: object):
     """It is no fault of the request."""
     with pytest.raises(AttributeError, match="a fault of the server's own"):
         post(app, "/broken", {})
+
+
+def test_a_body_that_a_handler_parses_itself(app):
+    """As that of vLLM's ``/invocations`` does, which takes several kinds of requests."""
+    assert post(app, "/raw", [1]) == (200, {"good": [1]})
+    status, said = post(app, "/raw", b"[" * 100_000 + b"]" * 100_000)
+    assert status == 400
+    assert "cannot be read: RecursionError" in str(said)

@@ -215,3 +215,20 @@ def test_a_file_that_python_cannot_read_is_refused(tmp_path, text):
     """As a fault of the file, with its place."""
     with pytest.raises(ConfigError, match=r"is not valid TOML"):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize("key", ["key_header", "tenant_header"])
+@pytest.mark.parametrize("name", ["X-Mandant-ü", "X Tenant", "X-租户", "a:b"])
+def test_a_header_that_http_cannot_send_is_refused(tmp_path, key, name):
+    """It would be looked for in vain, or fail with every request."""
+    with pytest.raises(ConfigError, match=f"{key} must be the name of a header"):
+        read(tmp_path, f'{key} = "{name}"\n{TEXT}')
+
+
+def test_keys_and_tenants_may_have_any_letters(tmp_path):
+    """A client sends UTF-8; HTTP headers are decoded as latin-1."""
+    text = f'tenant_header = "X-Tenant"\n[[caller]]\ntenant = "café"\nkey_sha256 = "{hashed("clé")}"\n'
+    callers = read(tmp_path, text)
+    assert who(callers, authorization="Bearer " + "clé".encode().decode("latin-1")) == Caller("café", 1, 1)
+    assert who(callers, x_tenant="café".encode().decode("latin-1")) == Caller("café", 1, 1)
+    assert who(callers, x_tenant="café") == Caller("café", 1, 1)

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     findings = examine(env)
     if args.imports:
         findings += _imported(env)
-    if args.url:
+    if args.url is not None:
         findings += _asked(args.url, args.api_key)
     findings = worst_first(findings)
     rows = plugins(env, findings)

@@ -67,7 +67,7 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Print once, or repeatedly until interrupted."""
     while True:
-        servers = [ask(args.url, args.api_key)] if args.url else [view.as_dict() for view in runs()]
+        servers = [ask(args.url, args.api_key)] if args.url is not None else [view.as_dict() for view in runs()]
         if args.watch is not None and not args.json and sys.stdout.isatty():
             print("\x1b[2J\x1b[H", end="")
         findings = [Finding.from_dict(row) for server in servers for row in server["findings"]]

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Final
 
 from vllm_graft import sockets
-from vllm_graft.errors import LedgerError, StartError
+from vllm_graft.errors import ConfigError, LedgerError, StartError
 from vllm_graft.ledger import RunView, folder, runs
 from vllm_graft.ledger.counters import SUFFIX, mark_ended
 from vllm_graft.ledger.record import process_stat
@@ -30,6 +30,8 @@ _STOP_S: Final = 40.0
 
 _STOP_EARLY_S: Final = 4.0
 """The time before it has served: no request is lost, and vLLM handles no signal while it loads or compiles."""
+
+_LAST_PORT: Final = 65535
 
 _UNSEEN: Final = ("--uds", "--ssl", "--config")
 """Beginnings of the arguments that move a server away from the address where ``/health`` is asked."""
@@ -70,15 +72,16 @@ class ServerProcess:
         self._sockets: Path | None = None
         self._served = False
         told = VllmArguments(tuple(arguments))
-        self._unseen = told.any_begins(*_UNSEEN)
         self.host = told.value("--host") or "127.0.0.1"
-        self.port = int(told.value("--port") or 8000)
+        self.port = _port(told.value("--port") or "8000")
+        # The system chooses a port for 0.
+        self._unseen = told.any_begins(*_UNSEEN) or self.port == 0
 
     @property
     def url(self) -> str:
         """The server's address."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -162,8 +165,7 @@ class ServerProcess:
         return mine[-1] if mine else None
 
     def _state(self) -> Path | None:
-        named = self._env.get(folder.VARIABLE)
-        return folder.home_in(Path(named)) if named else folder.state_folder()
+        return folder.named_home(self._env) or folder.state_folder()
 
     def tail(self, lines: int = 25) -> str:
         """Return the last lines of the log; empty where the output is on the terminal."""
@@ -250,6 +252,14 @@ class ServerProcess:
             if process.life == "running":
                 with contextlib.suppress(OSError):  # a record kept in memory has no file
                     mark_ended(folder.run_folder(state, view.run) / f"{process.record.pid}{SUFFIX}")
+
+
+def _port(text: str) -> int:
+    """Return the port that an argument names; ConfigError where it names none."""
+    if not text.isdecimal() or int(text) > _LAST_PORT:
+        what = f"must be a port, 0 to {_LAST_PORT}, and is {text[:40]!r}"
+        raise ConfigError(what, where="--port", fix="correct the value")
+    return int(text)
 
 
 def free_port() -> int:

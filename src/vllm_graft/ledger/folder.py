@@ -12,7 +12,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -39,14 +39,20 @@ def state_folder(create: bool = False) -> Path | None:
     A folder that ``GRAFT_STATE_DIR`` names must be usable, else LedgerError; so must one that already exists and
     belongs to another user, because another user's records prove nothing.
     """
-    named = os.environ.get(VARIABLE, "").strip()
-    if named:
-        return _usable(home_in(Path(named).expanduser().absolute()), create, named=True)
+    named = named_home(os.environ)
+    if named is not None:
+        return _usable(named, create, named=True)
     for candidate in _candidates():
         found = _usable(candidate, create, named=False)
         if found is not None:
             return found
     return None
+
+
+def named_home(environ: Mapping[str, str]) -> Path | None:
+    """Return this user's folder of records in the place that an environment names; None if it names none."""
+    named = environ.get(VARIABLE, "").strip()
+    return home_in(Path(named).expanduser().absolute()) if named else None
 
 
 def home_in(place: Path) -> Path:
@@ -173,8 +179,10 @@ def _usable(folder: Path, create: bool, named: bool) -> Path | None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.lstat()
     except OSError as error:
-        if create and named:
-            raise LedgerError(f"the folder {folder} cannot be made: {error}", where=VARIABLE, fix=fix) from error
+        # One that is not there holds no records; anything else in its place is a mistake.
+        if named and (create or not isinstance(error, FileNotFoundError)):
+            verb = "made" if create else "used"
+            raise LedgerError(f"the folder {folder} cannot be {verb}: {error}", where=VARIABLE, fix=fix) from error
         return None
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
         # In a shared folder such as /tmp anyone may have made it first.

@@ -199,6 +199,8 @@ def _read_layer(origin: str, table: _Table, options: _Table, folder: Path, extra
     """Read one layer; files are relative to ``folder``, and the keys ``extra`` are left to the caller."""
     layer = Layer(origin)
     keys = points.keys()
+    if "options" in table and "options" not in extra:
+        raise table.wrong("options", "options of items have a table of their own", "write [options.NAME] for them")
     table.only((*keys, *_SETTINGS, *extra))
     for key in table:
         if key in keys:

@@ -13,6 +13,7 @@ Path = tuple[str | int, ...]
 
 _HEADER: Final = re.compile(r"^\s*(\[{1,2})\s*([^\]]+?)\s*\]{1,2}\s*(?:#.*)?$")
 _KEY: Final = re.compile(r"""^\s*((?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*=""")
+_NO_COMMENT: Final = re.compile(r"""(?:"[^"]*"|'[^']*'|[^#"'])*""")
 _PART: Final = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
 
 
@@ -26,10 +27,15 @@ class TomlLines:
 
     def of(self, path: Path, value: str | None = None) -> int:
         """Return the line of a key, or of one string in its list; 1 if nothing better is known."""
+        # A table that only its parts have a header for, as in [a.b.c], begins at the first of them.
+        parts = [at for key, at in self._at.items() if key[: len(path)] == path]
         line = 1
         for length in range(len(path), 0, -1):
             if path[:length] in self._at:
                 line = self._at[path[:length]]
+                break
+            if length == len(path) and parts:
+                line = min(parts)
                 break
         return self._line_of_value(line, value) if value is not None else line
 
@@ -38,7 +44,8 @@ class TomlLines:
             row = self._rows[number - 1]
             if number > start and (_HEADER.match(row) or _KEY.match(row)):
                 break
-            if f'"{value}"' in row or f"'{value}'" in row:
+            shown = _NO_COMMENT.match(row)
+            if shown and (f'"{value}"' in shown[0] or f"'{value}'" in shown[0]):
                 return number
         return start
 
@@ -47,18 +54,25 @@ class TomlLines:
         counts: dict[Path, int] = {}
         for number, row in enumerate(self._rows, start=1):
             if header := _HEADER.match(row):
-                table = _parts(header[2])
+                table = _placed(_parts(header[2]), counts)
                 if header[1] == "[[":
                     index = counts.get(table, 0)
                     counts[table] = index + 1
                     table = (*table, index)
-                elif table[:1] in counts:
-                    # [profile.options.x] belongs to the last [[profile]] above it.
-                    table = (table[0], counts[table[:1]] - 1, *table[1:])
                 self._at.setdefault(table, number)
             elif key := _KEY.match(row):
                 path: Path = (*table, *_parts(key[1]))
                 self._at.setdefault(path, number)
+
+
+def _placed(parts: Path, counts: dict[Path, int]) -> Path:
+    """Return the path of a header: [profile.options.x] belongs to the last [[profile]] above it."""
+    table: Path = ()
+    for part in parts[:-1]:
+        table = (*table, part)
+        if table in counts:
+            table = (*table, counts[table] - 1)
+    return (*table, *parts[-1:])
 
 
 def _parts(dotted: str) -> Path:

@@ -17,8 +17,9 @@ from vllm_graft.server.gate import App, Receive, Scope, Send, respond
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-_READER: Final = "request_body_to_args"
-"""The function of FastAPI that parses a body, before anything is answered."""
+_READERS: Final = (("fastapi", "request_body_to_args"), ("starlette", "json"))
+"""The functions that parse a body before anything is answered: FastAPI's, and ``Request.json``, which a handler calls
+that takes several kinds of requests, such as that of ``/invocations``."""
 
 _FAULTS: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """The exceptions of a malformed body. Any other, such as a MemoryError, is not the request's fault."""
@@ -37,12 +38,18 @@ class BodyErrors:
         try:
             await self._app(scope, receive, send)
         except _FAULTS as error:
-            functions = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
-            if scope["type"] != "http" or _READER not in functions:
+            if scope["type"] != "http" or not _while_reading(error):
                 raise
             _LOG.warning("vllm-graft: %s: a body that cannot be read is a 400: %s", scope["path"], reason_of(error))
             said = f"the body of the request cannot be read: {type(error).__name__}: {str(error)[:200]}"
             await respond(send, Refusal(said, status=400))
+
+
+def _while_reading(error: Exception) -> bool:
+    """Return whether an exception was raised while a body was parsed."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    places = {(str(each.f_globals.get("__name__")).partition(".")[0], each.f_code.co_name) for each in frames}
+    return not places.isdisjoint(_READERS)
 
 
 def install_body_errors(app: FastAPI) -> None:

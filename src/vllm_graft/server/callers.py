@@ -46,6 +46,8 @@ _TOP: Final = ("tenant_key", "tenant_header", "key_header", "caller", "others")
 _CALLER: Final = ("tenant", "key_sha256", "best_priority", "priority")
 _OTHERS: Final = ("tenant", "best_priority", "priority")
 _HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""The name of a header (RFC 9110, 5.1); HTTP sends no other."""
 _LOOK_S: Final = 5.0
 _NAME_IT: Final = "name a file of callers in `callers`"
 _LARGEST: Final = 8 << 20
@@ -99,7 +101,7 @@ class Callers:
         data, path = parse_toml(text, str(path)), str(path)
         table = _CallerFields(data, "the file", path)
         table.only(_TOP)
-        tenant_header = table.word("tenant_header")
+        tenant_header = table.header("tenant_header")
         rows = data.get("caller", [])
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise table.wrong(None, "callers are an array of tables", "write [[caller]], not [caller]")
@@ -127,7 +129,7 @@ class Callers:
             others = fields.caller()
         if not rows and others is None:
             raise table.wrong(None, "has no caller", "add a [[caller]] or [others]")
-        tenant_key, key_header = table.word("tenant_key", "tenant"), table.word("key_header", "Authorization")
+        tenant_key, key_header = table.word("tenant_key", "tenant"), table.header("key_header", "Authorization")
         return cls(tenant_key, tenant_header, key_header, by_key, by_tenant, others)
 
     def check_plan(self, plan: Plan) -> None:
@@ -149,18 +151,27 @@ class Callers:
 
     def identify(self, header: Callable[[str], str]) -> Caller | None:
         """Return the caller of a request by its headers; None if it is unknown, and so refused."""
+        # A header is decoded as latin-1, so this gives back the bytes that the client sent.
         key = header(self.key_header).strip()
         if key[:7].lower() == "bearer ":
             key = key[7:].strip()
-        found = self.by_key.get(hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()) if key else None
+        found = self.by_key.get(hashlib.sha256(key.encode("latin-1", "surrogateescape")).hexdigest()) if key else None
         if found is not None:
             return found
-        named = header(self.tenant_header).strip() if self.tenant_header else ""
+        named = as_utf8(header(self.tenant_header).strip()) if self.tenant_header else ""
         if named in self.by_tenant:
             return self.by_tenant[named]
         if named and self.others is not None:
             return Caller(named, self.others.best_priority, self.others.priority)
         return self.others
+
+
+def as_utf8(value: str) -> str:
+    """Return a header's value, which was decoded as latin-1, as UTF-8 if it is that."""
+    try:
+        return value.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return value
 
 
 class _CallerFields(Fields):
@@ -196,6 +207,13 @@ class _CallerFields(Fields):
         if not isinstance(value, str):
             raise self.wrong(key, f"{self._what}: {key} must be text, and is {value!r}", "put it in quotes")
         return value
+
+    def header(self, key: str, default: str = "") -> str:
+        """Return the name of a header; an empty one only where that is the default."""
+        name = self.word(key, default)
+        if name != default and not _HEADER.fullmatch(name):
+            raise self.unfit(key, name, "the name of a header: letters, digits and hyphens")
+        return name
 
     def unknown(self, key: str, hint: str) -> ConfigError:
         return self.wrong(key, f"{self._what}: unknown key {key!r}{hint}", "correct or remove it")

@@ -24,7 +24,7 @@ from vllm_graft.ledger.queue_statistics import OTHERS
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.plan.catalogue import load as load_class
 from vllm_graft.points import point
-from vllm_graft.server.callers import CURRENT_CALLER, Caller, CallersFile
+from vllm_graft.server.callers import CURRENT_CALLER, Caller, CallersFile, as_utf8
 from vllm_graft.server.engine_request import EngineRequest
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Gate:
             # One is the client's and the other the gateway's, in either order.
             if len(request.headers(name)) > 1:
                 return Refusal(f"the header {name} is sent more than once", status=400)
-        tenant = request.header(callers.tenant_header).strip() if callers.tenant_header else ""
+        tenant = as_utf8(request.header(callers.tenant_header).strip()) if callers.tenant_header else ""
         if "," in tenant and tenant not in callers.by_tenant:
             # Some gateways join repeated headers.
             return Refusal(f"the header {callers.tenant_header} has more than one value", status=400)

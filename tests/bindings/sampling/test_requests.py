@@ -505,3 +505,37 @@ def test_beam_search_refuses_who_asks_for_a_sampler():
     for top_level, xargs in (({"warm_factor": 0.5}, None), (None, {"warm_factor": 0.5})):
         with pytest.raises(ValueError, match="warm_factor: the sampler 'warm' cannot be used: beam search"):
             refuse_beams(top_level, xargs)
+
+
+class Unprintable(ValueError):
+    """An exception whose message cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize("method", ["check", "is_requested"])
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (SystemExit(3), "warm_factor: SystemExit: 3"),
+        (KeyboardInterrupt(), "warm_factor: KeyboardInterrupt: "),
+        (RuntimeError("boom"), "warm_factor: RuntimeError: boom"),
+        (Unprintable(), "(its message cannot be shown: str() raised RuntimeError)"),
+        (ValueError("half \ud800"), "half \\ud800"),
+        (ValueError("x" * 10_000), "x" * 1000),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_an_author_s_check_raises_is_the_request_s_400(
+    method: str, failure: BaseException, said: str, monkeypatch: pytest.MonkeyPatch
+):
+    """An API server serves everybody: it neither ends nor answers with a 500, and what it sends can be encoded."""
+
+    def fail(params: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(Warm, method, staticmethod(fail))
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - its whole text is compared
+        made().check({"warm_factor": 0.5})
+    assert str(refused.value) == said

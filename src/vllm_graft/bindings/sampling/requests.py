@@ -26,7 +26,9 @@ from vllm_graft.contracts import Key, Sampler, SamplingStrategy, Truncation
 from vllm_graft.contracts.request_keys import KeyValue, find_unsendable, read_keys, refuse_unsendable
 from vllm_graft.contracts.sampling import OptInSampler, read_defaults
 from vllm_graft.contracts.validation import RESERVED
+from vllm_graft.errors import describe
 from vllm_graft.ledger import current
+from vllm_graft.ledger.guard import raised_by_signal
 from vllm_graft.ledger.quarantine import QuarantineReader
 from vllm_graft.plan import Plan, Run, carried_plan, carried_run
 from vllm_graft.plan.carry import PLAN_VARIABLE, RUN_VARIABLE
@@ -37,6 +39,8 @@ _COMPARED: Final = 100
 """The most unknown names of one request that are compared with our keys."""
 _REMEMBERED: Final = 4096
 """The number of unknown names for which the outcome is cached: clients send the same ones again and again."""
+_LONGEST_COMPLAINT: Final = 1000
+"""The most characters of an author's own complaint about a request's keys that are sent."""
 _CONTRACTS: Final = (Sampler, Truncation, SamplingStrategy)
 _OF_OTHERS: Final = frozenset({"ngram_size", "window_size", "whitelist_token_ids"})
 """Keys of vLLM's own processor for OCR models (``NGramPerReqLogitsProcessor``), which ours accepts as aliases."""
@@ -81,13 +85,7 @@ class SamplerInfo:
                 said = ", ".join(self.names_in(extra))
                 raise ValueError(f"{said}: the sampler {self.name!r} cannot be used: {self.refused}")
             return found
-        try:
-            self.kind.check({**self.defaults, **found})
-        except ValueError:
-            raise
-        except Exception as error:
-            # An author's mistake: vLLM would answer the request with a 500.
-            raise ValueError(f"{', '.join(found)}: {type(error).__name__}: {error}") from error
+        self._call(self.kind.check, found)
         return found
 
     @property
@@ -97,7 +95,25 @@ class SamplerInfo:
 
     def is_requested(self, found: Mapping[str, KeyValue]) -> bool:
         """Return whether a request that carries these keys asks for this sampler."""
-        return bool(found) and self.kind.is_requested({**self.defaults, **found})
+        return bool(found) and bool(self._call(self.kind.is_requested, found))
+
+    def _call(self, method: Callable[[Mapping[str, KeyValue]], object], found: Mapping[str, KeyValue]) -> object:
+        """Call a method of the author's class with a request's keys; raise a ValueError whatever it raises.
+
+        Of another exception vLLM would make a 500, and ``SystemExit`` would end the API server.
+        """
+        try:
+            return method({**self.defaults, **found})
+        except BaseException as error:
+            if raised_by_signal(error):
+                raise
+            said = describe(error)
+            if isinstance(error, ValueError):
+                said = said.removeprefix(f"{type(error).__name__}: ")
+            else:
+                said = f"{', '.join(found)}: {said}"
+            # The message is sent, so it must be short and have no half of a surrogate pair.
+            raise ValueError(said[:_LONGEST_COMPLAINT].encode("utf-8", "backslashreplace").decode()) from error
 
     def names_in(self, extra: Mapping[str, object]) -> list[str]:
         """Return the names of this sampler's keys that a request carries, as the client spelt them."""
