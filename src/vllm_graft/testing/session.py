@@ -17,7 +17,7 @@ from vllm_graft.launcher.server import ServerProcess, free_port
 from vllm_graft.ledger import ProcessView, RunView, runs
 from vllm_graft.ledger.folder import home_in
 from vllm_graft.points import Role
-from vllm_graft.simulator.workload.engine import set_environment
+from vllm_graft.simulator.workload.player import set_environment
 from vllm_graft.testing import zygote
 from vllm_graft.testing.packages import lay_out, python_path
 
