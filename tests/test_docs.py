@@ -900,6 +900,10 @@ class TestTutorials:
             status, body = server.post("/v1/completions", {**request, "favourite": "x"})
             assert status == 400
             assert "favourite must be a whole number" in body
+            # One client's token that the model does not have costs the others nothing.
+            status, body = server.post("/v1/completions", {**request, "favourite": 10**9})
+            assert status == 200, body
+            assert_active(server.run_view(), "favourite", roles=("worker",))
             assert_called(server.run_view(), "favourite")
 
     @pytest.mark.compiled

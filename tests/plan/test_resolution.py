@@ -556,6 +556,14 @@ def test_an_item_whose_check_fails_in_any_way(
         plan_for()
 
 
+def test_a_level_of_drift_that_is_none_is_refused_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Not months later, with the first patch whose upstream code has changed."""
+    write('[defaults]\npatches = ["stat-logger-guard"]\n')
+    monkeypatch.setenv("GRAFT_ON_DRIFT", "refuze")
+    with pytest.raises(ConfigError, match=r"GRAFT_ON_DRIFT: it is 'refuze'. Next: set it to warn or refuse"):
+        plan_for()
+
+
 def test_a_check_cannot_change_the_plan(offered: Path, monkeypatch: pytest.MonkeyPatch):
     """What it writes into the options it was given would go past the check of their types."""
     write('[defaults]\nstats = ["my-sink"]\n')

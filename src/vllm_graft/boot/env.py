@@ -31,6 +31,15 @@ CARRIED: Final = (
 )
 """The variables that our processes read, and that vLLM carries to its children."""
 
+OWN: Final = (
+    *CARRIED,
+    "GRAFT_CACHE_DIR",
+    "GRAFT_PATCHSET",
+    "GRAFT_SIMULATED_DEVICES",
+    "GRAFT_SMOLLM2_WHEEL",
+)
+"""Every variable of ours."""
+
 PLUGINS_VARIABLE: Final = "VLLM_PLUGINS"
 """vLLM's own list of the plugins that it loads; unset, it loads all."""
 

@@ -69,6 +69,11 @@ def resolve(request: PlanRequest) -> Plan:
     items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
     left_out = _of_other_models(items, model_names(request.model, request.served))
     check_option_owners(options, known)
+    if any(item.point == "patch" for item in items):
+        # Refused here, and not with the first patch that has drifted.
+        from vllm_graft.patching.review import stricter
+
+        stricter("ignore")
     _refuse_shared_keys(items)
     if not items and not callers and not findings:
         findings = _why_nothing(file, request)

@@ -278,6 +278,21 @@ def test_a_rank_that_is_no_whole_number_puts_the_queue_aside(answer: object):
     assert f"TypeError: rank must return a whole number, and returned {type(answer).__name__}" in item.reason
 
 
+def test_a_rank_of_a_class_of_the_author_s_own_becomes_a_plain_number():
+    """vLLM compares ranks outside of every guard: an exception there would end the engine."""
+
+    class Sulking(int):
+        def __lt__(self, other: object) -> bool:
+            raise RuntimeError("on purpose")
+
+    class Ranked(ShortestFirst):
+        def rank(self, request: WaitingRequest) -> int:
+            return Sulking(7)
+
+    queue, _ = filled(Ranked())
+    assert type(queue.pop_request().priority) is int
+
+
 class TestSteadyClock:
     @pytest.fixture
     def machine(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:

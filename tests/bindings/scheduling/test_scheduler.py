@@ -1,11 +1,18 @@
 """A planned admission queue in vLLM's own scheduler: order, failures, refusals, and the user's own scheduler."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from vllm_graft.bindings import instantiate
+from vllm_graft.bindings.scheduling import scheduler as module
+from vllm_graft.bindings.scheduling.admission_queue import AdmissionQueueAdapter
+from vllm_graft.bindings.scheduling.policy import PolicyQueue
 from vllm_graft.bindings.scheduling.scheduler import PREFIX, check_arguments, set_scheduler_class
-from vllm_graft.errors import ConfigError
+from vllm_graft.contracts import AdmissionQueue
+from vllm_graft.errors import ConfigError, StartError
+from vllm_graft.ledger import Ledger
 from vllm_graft.plan import Plan, PlanItem
 from vllm_graft.testing import Session
 
@@ -58,6 +65,24 @@ def test_the_users_own_scheduler_beside_a_planned_one_is_refused_naming_both():
     with pytest.raises(ConfigError, match=r"'shortest-first' by the plan \(graft.toml:2\) and 'my.Scheduler' by --sch"):
         check_arguments(taken, plan)  # type: ignore[arg-type]
     check_arguments(taken, Plan())  # type: ignore[arg-type]
+
+
+class Timeless(AdmissionQueue):
+    """A queue with a clock of its own, which cannot be set."""
+
+    @property
+    def clock(self) -> float:  # type: ignore[override]
+        return 0.0
+
+
+def test_a_queue_that_does_not_take_the_clock_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+    """The last line of the start names the item, not an attribute."""
+    plan = Plan((replace(ITEM, target="tests:Timeless"),))
+    monkeypatch.setattr(module, "carried_plan", lambda: plan)
+    monkeypatch.setattr(module, "current", Ledger)
+    monkeypatch.setattr(instantiate, "load", lambda *_: Timeless)
+    with pytest.raises(StartError, match=r"scheduler 'shortest-first' \(from graft.toml:2\) cannot be made: Attribute"):
+        module._planned_queue(SimpleNamespace(max_num_running_reqs=4), AdmissionQueueAdapter, PolicyQueue)
 
 
 def test_the_base_is_the_class_that_vllm_has_chosen():

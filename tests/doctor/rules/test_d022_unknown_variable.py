@@ -1,9 +1,13 @@
 """D022: VLLM_ variables that vLLM does not know."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import vllm_graft
+from vllm_graft.boot.env import OWN
 from vllm_graft.doctor.rules import d022_unknown_variable as rule
 
 ENVS = 'environment_variables: dict[str, object] = {"VLLM_PLUGINS": 1, "VLLM_TARGET_DEVICE": 2}\n'
@@ -84,3 +88,19 @@ def test_the_table_of_the_installed_vllm_is_read(site):
     site.environ.update({"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_KVCACHE_SPAC": "1"})
     (finding,) = site.found("D022")
     assert finding.subject == "variable VLLM_CPU_KVCACHE_SPAC"
+
+
+def test_a_name_that_is_nearly_ours(site, found):
+    """A server with it runs without its plan, and vLLM warns of ``VLLM_`` names alone."""
+
+    site.environ |= {"GRAFT_CONFG": "graft.toml", "GRAFT_SIMULATE": "1", "GRAFT_OF_SOMETHING_ELSE": "1"}
+    (finding,) = found()
+    assert (finding.level, finding.subject) == ("warning", "variable GRAFT_CONFG")
+    assert "did you mean 'GRAFT_CONFIG'?" in finding.what
+
+
+def test_every_variable_of_ours_is_known():
+    """One that is missing from the list would be taken for a misspelling."""
+    source = Path(vllm_graft.__file__).parent
+    used = {name for file in source.rglob("*.py") for name in re.findall(r'"(GRAFT_[A-Z0-9_]+)"', file.read_text())}
+    assert used == {name for name in OWN if name.startswith("GRAFT_")}

@@ -82,29 +82,8 @@ def planned_scheduler(chosen: type) -> type:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.planned: AdmissionQueueAdapter | PolicyQueue | None = None
-            self.policy_runner: PolicyRunner | None = None
-            plan, ledger, slots = carried_plan(), current(), self.max_num_running_reqs
-            if plan is None or not plan.of("scheduler"):
-                raise StartError(
-                    "the planned scheduler runs in a process without a plan",
-                    where=PREFIX,
-                    fix="name a scheduler in graft.toml instead of giving --scheduler-cls",
-                )
-            item = plan.of("scheduler")[0]
-
-            def limit(made: Item) -> None:
-                if isinstance(made, AdmissionQueue):
-                    made.check_slots(slots)
-
-            made: Item | None = instantiate(item, (AdmissionQueue, SchedulingPolicy), plan, ledger, limit)
-            if isinstance(made, AdmissionQueue):
-                engine, running = self.vllm_config.parallel_config.data_parallel_index, lambda: len(self.running)
-                self.planned = AdmissionRequestQueue(made, item, ledger, running=running, slots=slots, engine=engine)
-            elif isinstance(made, SchedulingPolicy):
-                self.planned = queue = PolicyRequestQueue(clock := SteadyClock())
-                self.policy_runner = PolicyRunner(made, item, ledger, queue, clock)
-            else:
+            self.planned, self.policy_runner = _planned_queue(self, AdmissionRequestQueue, PolicyRequestQueue)
+            if self.planned is None:
                 return
             self.waiting = self.planned
             # Up to 0.30. From 0.31 on vLLM has kv_holding_waiting in its place, which holds only requests with blocks
@@ -188,6 +167,37 @@ def skipped_queue(planned: AdmissionQueueAdapter | PolicyQueue) -> Any:
                 self.prepend_request(request)
 
     return SkippedQueue()
+
+
+def _planned_queue(
+    scheduler: Any, admission: type[AdmissionQueueAdapter], policy: type[PolicyQueue]
+) -> tuple[AdmissionQueueAdapter | PolicyQueue | None, PolicyRunner | None]:
+    """Instantiate the planned item; return the queue for vLLM, and for a policy what runs it."""
+    plan, ledger = carried_plan(), current()
+    if plan is None or not plan.of("scheduler"):
+        raise StartError(
+            "the planned scheduler runs in a process without a plan",
+            where=PREFIX,
+            fix="name a scheduler in graft.toml instead of giving --scheduler-cls",
+        )
+    item = plan.of("scheduler")[0]
+    slots, clock = scheduler.max_num_running_reqs, SteadyClock()
+
+    def fit(made: Item) -> None:
+        # Set here too, where a class that does not let it be set is refused by name.
+        made.clock = clock  # type: ignore[attr-defined]
+        if isinstance(made, AdmissionQueue):
+            made.check_slots(slots)
+
+    made: Item | None = instantiate(item, (AdmissionQueue, SchedulingPolicy), plan, ledger, fit)
+    if isinstance(made, AdmissionQueue):
+        engine = scheduler.vllm_config.parallel_config.data_parallel_index
+        queue = admission(made, item, ledger, clock, running=lambda: len(scheduler.running), slots=slots, engine=engine)
+        return queue, None
+    if isinstance(made, SchedulingPolicy):
+        policy_queue = policy(clock)
+        return policy_queue, PolicyRunner(made, item, ledger, policy_queue, clock)
+    return None, None
 
 
 def __getattr__(name: str) -> Any:

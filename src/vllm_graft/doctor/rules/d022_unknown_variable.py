@@ -1,4 +1,4 @@
-"""D022: a ``VLLM_*`` variable that the installed vLLM does not know."""
+"""D022: a ``VLLM_*`` variable that the installed vLLM does not know, or one that is nearly one of ours."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import ast
 import difflib
 from collections.abc import Iterator
 
-from vllm_graft.boot.env import CARRIED
+from vllm_graft.boot.env import CARRIED, OWN
 from vllm_graft.doctor import server
 from vllm_graft.doctor.environment import Environment
 from vllm_graft.findings import Finding, Level
 
 CODE = "D022"
-TITLE = "A VLLM_ variable that vLLM does not know"
+TITLE = "A VLLM_ variable that vLLM does not know, or a GRAFT_ variable that we do not"
 
 
 def check(env: Environment) -> Iterator[Finding]:
     """Find misspelt variables: vLLM logs a warning and goes on as if they were not set."""
+    yield from _misspelt_own(env)
     given = sorted(name for name in env.variables if name.startswith("VLLM_") and name not in CARRIED)
     known = _known(env) if given else None
     if not known:
@@ -29,12 +30,20 @@ def check(env: Environment) -> Iterator[Finding]:
         # A platform decides itself what it takes, and a plugin may have made the name known by then.
         sure = not owner and not server.platform_plugins(env)
         level: Level = "error" if strict and sure else "info" if owner else "warning"
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        close = difflib.get_close_matches(name, known | set(OWN), n=1, cutoff=0.8)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         then = "refuses to start, by --fail-on-environ-validation" if strict else "warns of it and ignores it"
         also = f"; {owner} may read it" if owner else ""
         what = f"vLLM {env.vllm or ''} does not know it{hint}, and {then}{also}"
         yield Finding(CODE, level, f"variable {name}", what, "environment", "correct the name or unset it")
+
+
+def _misspelt_own(env: Environment) -> Iterator[Finding]:
+    """Find names that are nearly ours, with which a server runs without its plan. Others may have GRAFT_ too."""
+    for name in sorted(name for name in env.variables if name.startswith("GRAFT_") and name not in OWN):
+        if close := difflib.get_close_matches(name, OWN, n=1, cutoff=0.8):
+            what = f"vllm-graft does not know it (did you mean {close[0]!r}?), and it has no effect"
+            yield Finding(CODE, "warning", f"variable {name}", what, "environment", "correct the name or unset it")
 
 
 def _known(env: Environment) -> set[str]:
