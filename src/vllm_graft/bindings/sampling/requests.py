@@ -164,7 +164,7 @@ class SamplerKeys:
         self._others = frozenset(others)
         self._mentions = mentions
         self._put_aside = put_aside
-        self._complaints: dict[str, str] = {}
+        self._cached_complaint = functools.lru_cache(_REMEMBERED)(self._complain)
 
     def check(self, extra: Mapping[str, object], unusable: str = "") -> None:
         """Refuse a request whose keys cannot be right; with a reason why samplers are ``unusable``, one that asks."""
@@ -204,14 +204,7 @@ class SamplerKeys:
         if len(name) > self._longest:
             # Too long to be a key misspelt; a client that sends many such names must not fill the cache.
             return self._complain(name) if self._unknown == "refuse" else ""
-        found = self._complaints.get(name)
-        if found is None:
-            found = self._complain(name)
-            # Cleared, not trimmed: the next few requests refill it with the names that are in use.
-            if len(self._complaints) >= _REMEMBERED:
-                self._complaints.clear()
-            self._complaints[name] = found
-        return found
+        return self._cached_complaint(name)
 
     def lift(self, top_level: Mapping[str, object]) -> dict[str, object]:
         """Return the top-level keys that are ours, or were probably meant to be.
