@@ -68,6 +68,17 @@ def test_mistakes_whose_line_toml_does_not_say(text: str, said: str):
         plan_for()
 
 
+def test_names_of_other_keys_add_up_as_other_lists_do():
+    """Those of the defaults, then those of every profile that matches."""
+    write(
+        '[defaults]\nsamplers = ["dry"]\nother_keys = ["a"]\n'
+        '[[profile]]\nmodel = "*"\nother_keys = ["b", "a"]\n[[profile]]\nmodel = "*8B"\nother_keys = ["c"]\n'
+    )
+    plan = plan_for()
+    assert plan.other_keys == ("a", "b", "c")
+    assert plan.origins["other_keys"] == "graft.toml:3, graft.toml:6, graft.toml:9"
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

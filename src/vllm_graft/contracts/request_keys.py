@@ -87,9 +87,10 @@ class Key:
         return {
             "name": self.name,
             "type": self.kind,
-            "default": self.default,
-            "min": self.low,
-            "max": self.high,
+            # JSON has neither infinity nor NaN, and a limit that is infinite is none.
+            "default": str(self.default) if _is_not_finite(self.default) else self.default,
+            "min": None if _is_not_finite(self.low) else self.low,
+            "max": None if _is_not_finite(self.high) else self.high,
             "aliases": list(self.aliases),
             "help": self.help,
             "switch": self.switch,
@@ -270,6 +271,10 @@ def _number(value: object) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def _is_not_finite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _whole(value: object) -> int | None:

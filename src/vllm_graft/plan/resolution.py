@@ -214,7 +214,11 @@ def _with_defaults(defaults: Layer, profiles: list[Layer]) -> Layer:
                 merged.names.setdefault(key, list(defaults.names.get(key, []))).extend(chosen)
             else:
                 merged.names[key] = chosen
-        merged.settings.update(profile.settings)
+        for key, (value, origin) in profile.settings.items():
+            before = merged.settings.get(key) or defaults.settings.get(key)
+            if isinstance(value, tuple) and before is not None and isinstance(before[0], tuple):
+                value, origin = tuple(dict.fromkeys((*before[0], *value))), f"{before[1]}, {origin}"
+            merged.settings[key] = (value, origin)
         for item, options in profile.options.items():
             merged.options.setdefault(item, {}).update(options)
     return merged
@@ -224,7 +228,11 @@ def _refuse_contradictions(profiles: list[Layer]) -> None:
     seen: dict[str, Choice] = {}
     for profile in profiles:
         single = {key: chosen[0] for key, chosen in profile.names.items() if not points.keys()[key].many}
-        settings = {key: Choice(str(value), origin) for key, (value, origin) in profile.settings.items()}
+        settings = {
+            key: Choice(str(value), origin)
+            for key, (value, origin) in profile.settings.items()
+            if not isinstance(value, tuple)
+        }
         options = {
             f"options.{item}.{name}": Choice(str(value), origin)
             for item, given in profile.options.items()

@@ -3,6 +3,7 @@
 import itertools
 import math
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -355,6 +356,58 @@ def test_a_pick_that_cannot_be_is_vllms_again(policy: str):
     else:
         assert sampled.tolist() == [0, 0]
         assert bench.state("last") == "quarantined"
+
+
+class Endless(Sampler):
+    """Returns an iterator without an end."""
+
+    keys = (Key("endless", "int", 0, switch=True),)
+
+    def sample(self, logits, params):
+        self.asked = 0
+        while self.asked < 1000:
+            self.asked += 1
+            yield 1
+        raise AssertionError("a thousand tokens were asked for")
+
+
+def test_an_iterator_without_an_end_is_not_read_to_its_end():
+    """It would fill the machine's memory, and with it end every other request."""
+    bench = Bench(Endless)
+    bench.change(added=[(0, {"endless": 1}), (1, {"endless": 1})])
+    assert bench.run(2).isfinite().all()
+    assert "ValueError: sample must return 2 token ids" in bench.ledger._items["endless"].reason
+
+
+def torch_settings() -> tuple[object, ...]:
+    found = (torch.get_default_dtype(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
+    return (*found, torch.empty(0).device)
+
+
+@pytest.mark.parametrize(
+    ("setting", "change"),
+    [
+        ("default dtype", lambda: torch.set_default_dtype(torch.float64)),
+        ("default device", lambda: torch.set_default_device("meta")),
+        ("number of threads", lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
+        ("deterministic algorithms", lambda: torch.use_deterministic_algorithms(True)),
+    ],
+)
+@pytest.mark.parametrize("raises", [False, True])
+def test_settings_of_torch_are_put_back_at_the_sampler_s_cost(setting: str, change: Callable[[], None], raises: bool):
+    """The whole process has them: vLLM's next step would fail, and with it every request."""
+
+    class Meddles(Adds):
+        def step(self, logits, rows):
+            change()
+            if raises:
+                raise KeyError("besides")
+
+    bench, before = Bench(Meddles), torch_settings()
+    bench.change(added=[(0, {"adds": 1}), (1, {})])
+    assert bench.first(2) == [1, 1]
+    assert torch_settings() == before
+    assert f"RuntimeError: step has changed torch's {setting}, which" in bench.ledger._items["meddles"].reason
 
 
 def test_a_request_that_ended_is_not_asked_for_again():

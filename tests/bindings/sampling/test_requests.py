@@ -1,6 +1,7 @@
 """Requests in the front end: keys with ranges, aliases, names that are close, samplers that cannot be asked for."""
 
 import functools
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -539,3 +540,10 @@ def test_what_an_author_s_check_raises_is_the_request_s_400(
     with pytest.raises(ValueError) as refused:  # noqa: PT011 - its whole text is compared
         made().check({"warm_factor": 0.5})
     assert str(refused.value) == said
+
+
+def test_a_key_without_a_limit_is_valid_json():
+    """``GET /graft/samplers`` and ``items --json`` show it; JSON has no infinity."""
+    key = Key("far", "float", float("inf"), low=float("-inf"), high=float("inf"))
+    shown = json.loads(json.dumps(key.as_dict(), allow_nan=False))
+    assert (shown["default"], shown["min"], shown["max"]) == ("inf", None, None)

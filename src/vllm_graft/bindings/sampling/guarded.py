@@ -9,6 +9,7 @@ package and promises that a step which raises has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Final, cast
 
 import torch
@@ -91,6 +92,8 @@ class GuardedSampler:
             methods |= {"threshold": self._run_threshold} if self.truncates else {"step": self._run_step}
         elif self.picks:
             methods["sample"] = self._run_sample
+        if item.package != _OURS:
+            methods = {name: isolation.keep_settings(name, call) for name, call in methods.items()}
         self._guards = {
             name: guard_method(item, name, call, ledger, budget_us=budget + OPEN_BUDGET_US * (name == "open"))
             for name, call in methods.items()
@@ -319,7 +322,8 @@ class GuardedSampler:
 
 def _token_ids(answer: Sequence[int] | torch.Tensor, logits: torch.Tensor, number: int) -> torch.Tensor:
     """Return a sampler's answer as token ids on the device; raise a ValueError where it is none."""
-    ids = answer if isinstance(answer, torch.Tensor) else torch.tensor(list(answer), dtype=torch.int64)
+    # One more than there should be shows that there are too many: an iterator may have no end.
+    ids = answer if isinstance(answer, torch.Tensor) else torch.tensor([*islice(answer, number + 1)], dtype=torch.int64)
     if tuple(ids.shape) != (number,):
         raise ValueError(f"sample must return {number} token ids, one for each row, and gave {tuple(ids.shape)}")
     vocabulary = logits.shape[1]

@@ -8,8 +8,8 @@ some steps later.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 
@@ -83,6 +83,44 @@ class CopyBuffer:
         own = self._memory.detach()[:size].view(len(rows), logits.shape[1])
         np.take(logits.numpy(), rows.numpy(), axis=0, out=own.numpy(), mode="clip")
         return own
+
+
+def keep_settings(name: str, call: Callable[..., object]) -> Callable[..., object]:
+    """Return a method of a sampler's that raises if it has changed a setting of torch's, which is put back first.
+
+    The whole process has them: with another default type or device, vLLM's next step fails, and with it the engine.
+    """
+
+    def checked(*args: object) -> object:
+        before = _settings()
+        try:
+            return call(*args)
+        finally:
+            if changed := [part for part, value in _settings().items() if value != before[part]]:
+                _restore(before)
+                # In place of what the call raised too: that is the lesser fault.
+                raise RuntimeError(f"{name} has changed torch's {', '.join(changed)}, which the whole process has")
+
+    return checked
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "number of threads": torch.get_num_threads(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _restore(settings: Mapping[str, Any]) -> None:
+    torch.set_default_dtype(settings["default dtype"])
+    # None, not the device itself: torch would then look at each of its calls.
+    torch.set_default_device(None)
+    if torch.get_default_device() != settings["default device"]:
+        torch.set_default_device(settings["default device"])
+    torch.set_num_threads(settings["number of threads"])
+    torch.use_deterministic_algorithms(settings["deterministic algorithms"])
 
 
 Form = tuple["torch.Size", "torch.dtype", "torch.device"]
