@@ -43,7 +43,7 @@ from vllm_graft.server.callers import Callers
 from vllm_graft.server.metrics import QueueLines, item_families
 from vllm_graft.simulator.devices import DEVICES
 from vllm_graft.simulator.devices import __file__ as DEVICES_FILE
-from vllm_graft.simulator.workload.description import generate
+from vllm_graft.simulator.workload.requests import generate
 from vllm_graft.testing import Session, assert_active, assert_called, lay_out
 from vllm_graft.versions import vllm_root
 

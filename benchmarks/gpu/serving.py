@@ -43,8 +43,7 @@ async def measure(workload: Workload) -> tuple[dict[str, Any], list[Any]]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from vllm_graft.simulator.workload.engine import preemption_counter
-    from vllm_graft.simulator.workload.player import Recording, send_all
+    from vllm_graft.simulator.workload.player import Recording, preemption_counter, send_all
     from vllm_graft.simulator.workload.requests import build_prompt
 
     folder = str(find_model(MODEL).folder)

@@ -74,8 +74,7 @@ def measured(engine: dict[str, Any], waiting: int) -> dict[str, Any]:
     os.environ["GRAFT_SIMULATE"] = DEVICE
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from vllm_graft.simulator.workload.engine import engine_config
-    from vllm_graft.simulator.workload.player import with_model_folder
+    from vllm_graft.simulator.workload.player import engine_config, with_model_folder
 
     config = engine_config(
         with_model_folder({**ENGINE, **engine, "async_scheduling": False, "enable_prefix_caching": False}), text=False

@@ -22,8 +22,7 @@ from benchmarks.scheduling.workloads import cycle, saturated
 from vllm_graft.ledger import runs
 from vllm_graft.simulator.settings import SimulationSettings
 from vllm_graft.simulator.workload import Workload, WorkloadRequest
-from vllm_graft.simulator.workload.engine import preemption_counter, rejection_errors
-from vllm_graft.simulator.workload.player import Recording
+from vllm_graft.simulator.workload.player import Recording, preemption_counter, rejection_errors
 from vllm_graft.simulator.workload.requests import build_prompt
 
 TOLD_EVERY_S = 10.0

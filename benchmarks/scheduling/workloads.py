@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from vllm_graft.simulator.workload import Workload, WorkloadRequest
-from vllm_graft.simulator.workload.description import generate
+from vllm_graft.simulator.workload.requests import generate
 
 ENGINE: Final[dict[str, Any]] = {"model": "llama-3-8b", "max_num_seqs": 128, "max_num_batched_tokens": 2048}
 """What every run gives vLLM."""

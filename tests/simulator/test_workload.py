@@ -10,8 +10,7 @@ import pytest
 
 from vllm_graft.errors import ConfigError
 from vllm_graft.simulator.workload import Prefix, Result, Spread, Workload, WorkloadReport, WorkloadRequest, read
-from vllm_graft.simulator.workload.description import generate
-from vllm_graft.simulator.workload.requests import build_prompt, invent_tokens
+from vllm_graft.simulator.workload.requests import build_prompt, generate, invent_tokens
 from vllm_graft.splitmix import splitmix64
 
 LINE = {"at": 0.5, "prompt_tokens": 20, "max_tokens": 4}
@@ -301,7 +300,7 @@ class TestDescription:
         assert max(each.prompt_tokens for each in generate(text)) == 10_000_000
 
     def test_a_slip_of_the_pen_does_not_fill_the_memory(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("vllm_graft.simulator.workload.description.MOST", 1000)
+        monkeypatch.setattr("vllm_graft.simulator.workload.requests.MOST", 1000)
         with pytest.raises(ConfigError, match="that makes more than 1000 requests"):
             generate("prompt = 5\noutput = 5\n[workload]\nrate = 1e9\nseconds = 10\n")
 

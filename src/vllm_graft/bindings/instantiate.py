@@ -121,11 +121,8 @@ def guard_method(
     ``budget_us`` is the point's own unless given; ``on_aside`` replaces the note in the ledger that the item is aside.
     """
     meter = ledger.hook(item.name, method, point(item.point).budget_us if budget_us is None else budget_us)
-    return Guard(call, _no_answer, meter, on_aside or functools.partial(ledger.put_aside, item.name))
-
-
-def _no_answer(*args: object) -> None:
-    """Stand in for a method of an item that was put aside; what vLLM does without the item goes on."""
+    # None in the place of an answer: what vLLM does without the item goes on.
+    return Guard(call, lambda *args: None, meter, on_aside or functools.partial(ledger.put_aside, item.name))
 
 
 def failure_reason(error: BaseException) -> str:

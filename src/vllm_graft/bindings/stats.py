@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     """The guarded ``finished`` of a sink, fed with vLLM's own statistics, and its ``close``."""
 
 MOST_BATCHES: Final = 10_000
-"""How many batches may wait for a sink; one that falls further behind is put aside. A busy server makes 100 per s."""
+"""The most batches that may wait for a sink; one further behind is put aside. A busy server makes 100 per s."""
 
 CLOSE_S: Final = 5.0
-"""How long the end of a server waits for its sinks: for the batches in their queues, and for their ``close``."""
+"""The time that the end of a server waits for its sinks: for the batches in their queues, and for their ``close``."""
 
 
 def stat_loggers(plan: Plan, ledger: Ledger, *, threads: bool) -> list[type]:
@@ -49,7 +49,28 @@ def stat_loggers(plan: Plan, ledger: Ledger, *, threads: bool) -> list[type]:
         feeds = [feed for feed, _ in made]
         for _, close in made:
             multiprocessing.util.Finalize(None, close, exitpriority=10)
-    return [_logger_class(feeds)] if feeds else []
+    if not feeds:
+        return []
+    from vllm.v1.metrics.loggers import AggregateStatLoggerBase
+
+    # An aggregate class gets one instance for all engines; of a plain StatLoggerBase vLLM makes one per data-parallel
+    # rank. The methods have the same signatures from 0.26 to 0.32.
+    class GraftStatLogger(AggregateStatLoggerBase):
+        """vLLM's side of the stats point."""
+
+        def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
+            self.engine_indexes = engine_indexes
+
+        def record(
+            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+        ) -> None:
+            for feed in feeds:
+                feed(scheduler_stats, iteration_stats, engine_idx)
+
+        def log_engine_initialized(self) -> None:
+            """Log nothing: the line of the plan names the sinks."""
+
+    return [GraftStatLogger]
 
 
 class SinkThread:
@@ -123,63 +144,32 @@ def _sink(item: PlanItem, plan: Plan, ledger: Ledger) -> Sink | None:
         return None
 
     def feed(scheduler: Any, iteration: Any, engine: int) -> None:
-        # Inside the guard, so that a release that renames a field costs the sink and not the server.
-        sink.finished(_requests(iteration), _batch(scheduler, iteration, engine))
+        # All inside the guard, so that a release that renames a field costs the sink and not the server.
+        requests = [
+            RequestRecord(
+                # The external id, as the client knows it. FinishedRequestStats has neither priority nor tenant, in any
+                # release.
+                request_id=done.request_id or "",
+                finish_reason=str(done.finish_reason),
+                prompt_tokens=done.num_prompt_tokens,
+                generated_tokens=done.num_generation_tokens,
+                cached_tokens=done.num_cached_tokens,
+                queued_s=done.queued_time,
+                prefill_s=done.prefill_time,
+                decode_s=done.decode_time,
+                total_s=done.e2e_latency,
+            )
+            for done in (iteration.finished_requests if iteration is not None else ())
+        ]
+        batch = BatchRecord(
+            engine=engine,
+            generated_tokens=getattr(iteration, "num_generation_tokens", 0),
+            preempted=getattr(iteration, "num_preempted_reqs", 0),
+            # With several API servers vLLM attaches these to one of them per step, so the others see None.
+            running=getattr(scheduler, "num_running_reqs", None),
+            waiting=getattr(scheduler, "num_waiting_reqs", None),
+            kv_cache_usage=getattr(scheduler, "kv_cache_usage", None),
+        )
+        sink.finished(requests, batch)
 
     return guard_method(item, "finished", feed, ledger), sink.close
-
-
-def _logger_class(feeds: list[Feed]) -> type:
-    from vllm.v1.metrics.loggers import AggregateStatLoggerBase
-
-    # An aggregate class gets one instance for all engines; of a plain StatLoggerBase vLLM makes one per data-parallel
-    # rank. The methods have the same signatures from 0.26 to 0.32.
-    class GraftStatLogger(AggregateStatLoggerBase):
-        """vLLM's side of the stats point."""
-
-        def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
-            self.engine_indexes = engine_indexes
-
-        def record(
-            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-        ) -> None:
-            for feed in feeds:
-                feed(scheduler_stats, iteration_stats, engine_idx)
-
-        def log_engine_initialized(self) -> None:
-            """Log nothing: the line of the plan names the sinks."""
-
-    return GraftStatLogger
-
-
-def _batch(scheduler: Any, iteration: Any, engine: int) -> BatchRecord:
-    return BatchRecord(
-        engine=engine,
-        generated_tokens=getattr(iteration, "num_generation_tokens", 0),
-        preempted=getattr(iteration, "num_preempted_reqs", 0),
-        # With several API servers vLLM attaches these to one of them per step, so the others see None.
-        running=getattr(scheduler, "num_running_reqs", None),
-        waiting=getattr(scheduler, "num_waiting_reqs", None),
-        kv_cache_usage=getattr(scheduler, "kv_cache_usage", None),
-    )
-
-
-def _requests(iteration: Any) -> list[RequestRecord]:
-    if iteration is None:
-        return []
-    return [
-        RequestRecord(
-            # The external id, as the client knows it. FinishedRequestStats has neither priority nor tenant, in any
-            # release.
-            request_id=done.request_id or "",
-            finish_reason=str(done.finish_reason),
-            prompt_tokens=done.num_prompt_tokens,
-            generated_tokens=done.num_generation_tokens,
-            cached_tokens=done.num_cached_tokens,
-            queued_s=done.queued_time,
-            prefill_s=done.prefill_time,
-            decode_s=done.decode_time,
-            total_s=done.e2e_latency,
-        )
-        for done in iteration.finished_requests
-    ]

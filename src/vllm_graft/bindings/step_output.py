@@ -1,4 +1,4 @@
-"""What a worker sends to engine core beside the output of a step."""
+"""Values that a worker sends to engine core beside the output of a step."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _serve(args: argparse.Namespace, model: Model, variables: dict[str, str], se
 
 def _play(args: argparse.Namespace, model: Model, variables: dict[str, str], workload: Workload) -> int:
     from vllm_graft.simulator.workload import run
-    from vllm_graft.simulator.workload.engine import parse_engine_args
+    from vllm_graft.simulator.workload.player import parse_engine_args
 
     # The report goes to standard output, so nothing else may.
     os.environ.update(variables)
@@ -210,7 +210,7 @@ def _check_memory(model: Model, settings: SimulationSettings, rest: list[str]) -
 def _vllm_arguments(model: Model, rest: list[str], *, tokenizer: bool) -> list[str]:
     """Return the model and the arguments it needs, then the user's own."""
     from vllm_graft.launcher.models import embedded_model
-    from vllm_graft.simulator.workload.engine import EXECUTOR
+    from vllm_graft.simulator.workload.player import EXECUTOR
 
     told = VllmArguments(tuple(rest))
     added: list[str] = []

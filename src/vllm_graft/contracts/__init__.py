@@ -1,4 +1,4 @@
-"""What an author implements: one small class per extension point, none of which knows a vLLM version.
+"""The contracts that an author implements: one small class per extension point, none of which knows a vLLM version.
 
 - ``AdmissionQueue``: decides which waiting request goes next; ``WaitingHeap`` keeps requests in order for it
 - ``SchedulingPolicy``: decides each step which requests start and which are preempted
@@ -21,9 +21,8 @@ from vllm_graft.contracts.policy import KVState, RequestView, Schedule, Schedule
 from vllm_graft.contracts.request_keys import Key, KeyValue, Params
 from vllm_graft.contracts.rows import History, PerSlot, Rows, ServedModel, Statistics
 from vllm_graft.contracts.sampling import STAGES, Sampler, SamplerBase, SamplingStrategy, Truncation
-from vllm_graft.contracts.scheduling import AdmissionQueue, Load, Refusal, WaitingRequest
+from vllm_graft.contracts.scheduling import AdmissionQueue, Load, Refusal, WaitingHeap, WaitingRequest
 from vllm_graft.contracts.stats import BatchRecord, RequestRecord, StatSink
-from vllm_graft.contracts.waiting_heap import WaitingHeap
 from vllm_graft.errors import ConfigError, OptionError, nearest
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What all contracts share: a name, and options that are declared before they are used."""
+"""The base of all contracts: a name, and options that are declared before they are used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OptionTable = dict[str, bool | int | float | str | list[str] | list[int]]
 """A table as the value of an option, such as the keys that requests carry by default."""
 
 OptionValue = bool | int | float | str | list[str] | OptionTable
-"""What an option may hold: what TOML and JSON can both say in one line."""
+"""The value of an option: what TOML and JSON can both say in one line."""
 
 
 class Item:

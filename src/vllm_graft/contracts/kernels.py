@@ -113,7 +113,14 @@ def statistics(logits: torch.Tensor, rows: torch.Tensor) -> Statistics:
         from vllm_graft.contracts.triton_kernels import statistics_by_triton
 
         return statistics_by_triton(logits, rows)
-    return _statistics_by_row(logits, rows) if works_by_row(logits) else _statistics_by_torch(logits, rows)
+    if not works_by_row(logits):
+        return _statistics_by_torch(logits, rows)
+    import torch
+
+    scratch = torch.empty(logits.shape[1], dtype=logits.dtype)
+    found = [_statistics_of_row(logits[row], scratch) for row in rows.tolist()]
+    table = torch.tensor(found, dtype=torch.float32).view(len(found), 4)
+    return Statistics(*table.T.contiguous().unbind())
 
 
 def mask_below(
@@ -126,7 +133,12 @@ def mask_below(
     import torch
 
     if greatest is None:
-        greatest = _greatest(logits, rows)
+        if has_triton(logits):
+            greatest = statistics(logits, rows).max
+        elif works_by_row(logits):
+            greatest = torch.stack([logits[row].amax() for row in rows.tolist()])
+        else:
+            greatest = logits[rows].amax(1)
     # A threshold that is NaN lets all stay.
     limits = torch.minimum(thresholds, greatest).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     if has_triton(logits):
@@ -148,16 +160,6 @@ def log_of_sum(row: torch.Tensor, greatest: float, scratch: torch.Tensor) -> flo
     return math.log(torch.sub(row, greatest, out=scratch).clamp_(min=_NEGLIGIBLE).exp_().sum().item())
 
 
-def _greatest(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    if has_triton(logits):
-        return statistics(logits, rows).max
-    if not works_by_row(logits):
-        return logits[rows].amax(1)
-    return torch.stack([logits[row].amax() for row in rows.tolist()])
-
-
 def _statistics_by_torch(logits: torch.Tensor, rows: torch.Tensor) -> Statistics:
     import torch
 
@@ -168,15 +170,6 @@ def _statistics_by_torch(logits: torch.Tensor, rows: torch.Tensor) -> Statistics
     around = torch.where(finite, own - mean[:, None], 0.0)
     std = (around.square().sum(1) / count).sqrt()
     return Statistics(own.amax(1), own.logsumexp(1), mean, std)
-
-
-def _statistics_by_row(logits: torch.Tensor, rows: torch.Tensor) -> Statistics:
-    import torch
-
-    scratch = torch.empty(logits.shape[1], dtype=logits.dtype)
-    found = [_statistics_of_row(logits[row], scratch) for row in rows.tolist()]
-    table = torch.tensor(found, dtype=torch.float32).view(len(found), 4)
-    return Statistics(*table.T.contiguous().unbind())
 
 
 def _statistics_of_row(row: torch.Tensor, scratch: torch.Tensor) -> tuple[float, float, float, float]:

@@ -107,7 +107,7 @@ class RequestView(dict[str, object]):
 
     @property
     def preemptions(self) -> int:
-        """How often it was preempted."""
+        """The number of its preemptions."""
         return self._progress[2]
 
     def __eq__(self, other: object) -> bool:

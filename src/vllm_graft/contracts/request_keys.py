@@ -1,4 +1,4 @@
-"""What a request may carry for a sampler: keys with a type, a range and a default, and the values once checked."""
+"""Keys that a request may carry for a sampler, with a type, a range and a default, and the values once checked."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 KeyValue = bool | int | float | str | list[str] | list[int]
-"""What a request's key may hold: what ``vllm_xargs`` lets through."""
+"""The value of a request's key: what ``vllm_xargs`` lets through."""
 
 Kind = Literal["bool", "int", "float", "str", "list[str]", "list[int]", "any"]
-
-KINDS: Final[tuple[Kind, ...]] = ("bool", "int", "float", "str", "list[str]", "list[int]", "any")
-"""Every type that a key may have."""
 
 # _SAMPLING_EPS of vllm/sampling_params.py, the same from 0.26 to 0.32.
 GREEDY_BELOW: Final = 1e-5
@@ -23,14 +20,6 @@ GREEDY_BELOW: Final = 1e-5
 
 
 _UNSET: Final[Any] = object()
-_EMPTY: Final[Mapping[str, Callable[[], KeyValue]]] = {
-    "bool": bool,
-    "float": float,
-    "str": str,
-    "list[str]": list,
-    "list[int]": list,
-}
-"""What a key holds by default where its author declares nothing; 0 for the types that are not here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +48,11 @@ class Key:
 
     def __post_init__(self) -> None:
         if self.default is _UNSET:
-            object.__setattr__(self, "default", _EMPTY.get(str(self.kind), int)())
+            object.__setattr__(self, "default", _KINDS[self.kind if self.kind in KINDS else "any"].empty())
 
     def read(self, value: object, name: str = "") -> KeyValue:
         """Return the value as the sampler gets it; raise a ValueError that names key, value and what is allowed."""
-        read = _READERS[self.kind](value)
+        read = _KINDS[self.kind].read(value)
         if read is None or not self.in_range(read):
             raise ValueError(f"{name or self.name} must be {self.allowed}, and is {_shown(value)}")
         # A list that came as JSON text is decoded by now, and may hold what its text did not show.
@@ -73,16 +62,16 @@ class Key:
 
     def takes(self, value: object) -> bool:
         """Return whether a value has the key's type; its range is not checked."""
-        return _READERS[self.kind](value) is not None
+        return _KINDS[self.kind].read(value) is not None
 
     @property
     def words(self) -> str:
         """The key's type in words."""
-        return _WORDS[self.kind]
+        return _KINDS[self.kind].words
 
     @property
     def allowed(self) -> str:
-        """What the key takes, in words."""
+        """The values that the key takes, in words."""
         words = self.words
         what = "a length" if self.kind.startswith("list") else "a value"
         if self.low is not None and self.high is not None:
@@ -168,11 +157,6 @@ class Params:
 
 
 _FIELDS: Final = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens"})
-
-
-def normalize_keys(keys: Sequence[Key | str]) -> tuple[Key, ...]:
-    """Return the declared keys; a bare name stands for a key of any type."""
-    return tuple(Key(key) if isinstance(key, str) else key for key in keys)
 
 
 def read_keys(keys: Sequence[Key], carried: Mapping[str, object]) -> dict[str, KeyValue]:
@@ -329,22 +313,23 @@ def _wholes(value: object) -> list[int] | None:
     return [item for item in read if item is not None] if None not in read else None
 
 
-_READERS: Final[Mapping[Kind, Callable[[Any], KeyValue | None]]] = {
-    "bool": _flag,
-    "int": _whole,
-    "float": _number,
-    "str": lambda value: value if isinstance(value, str) else None,
-    "list[str]": _texts,
-    "list[int]": _wholes,
-    "any": lambda value: value,
+class _KindInfo(NamedTuple):
+    """One type of keys: its name in messages, the default where none is declared, and the reader of a value."""
+
+    words: str
+    empty: Callable[[], KeyValue]
+    read: Callable[[Any], KeyValue | None]
+
+
+_KINDS: Final[Mapping[Kind, _KindInfo]] = {
+    "bool": _KindInfo("true or false", bool, _flag),
+    "int": _KindInfo("a whole number", int, _whole),
+    "float": _KindInfo("a number", float, _number),
+    "str": _KindInfo("a text", str, lambda value: value if isinstance(value, str) else None),
+    "list[str]": _KindInfo("a list of texts", list, _texts),
+    "list[int]": _KindInfo("a list of whole numbers", list, _wholes),
+    "any": _KindInfo("anything", int, lambda value: value),
 }
 
-_WORDS: Final[Mapping[Kind, str]] = {
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "list[str]": "a list of texts",
-    "list[int]": "a list of whole numbers",
-    "any": "anything",
-}
+KINDS: Final = tuple(_KINDS)
+"""Every type that a key may have."""

@@ -1,4 +1,4 @@
-"""What a sampler is given in a step: rows of logits, the slot and position of each, and the tokens before."""
+"""A sampler's view of a step: rows of logits, the slot and position of each, and the tokens before."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Rows:
 
     @property
     def positions(self) -> torch.Tensor:
-        """How many tokens stand before the one that is to be picked, for each row."""
+        """The number of tokens before the one that is to be picked, for each row."""
         return self.step.positions(self)
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from vllm_graft.contracts.item import Item, OptionValue
-from vllm_graft.contracts.request_keys import Key, KeyValue, Params, normalize_keys, read_keys, refuse_unsendable
+from vllm_graft.contracts.request_keys import Key, KeyValue, Params, read_keys, refuse_unsendable
 from vllm_graft.contracts.rows import Rows, ServedModel, Statistics
 from vllm_graft.errors import OptionError, nearest
 
@@ -22,7 +22,7 @@ a stage they go in the order of the plan, and samplers that pick tokens come las
 
 
 ON_ERROR: Final = ("quarantine", "request")
-"""What an exception of a sampler may cost: the sampler, or the request it was raised for."""
+"""The cost of a sampler's exception: the sampler, or the request it was raised for."""
 
 
 class OptInSampler(Item):
@@ -46,9 +46,9 @@ class OptInSampler(Item):
     step may cost, 0 the point's own budget; ``defaults`` holds values of keys for requests that do not carry them;
     ``every_request`` gives a sampler without keys all requests."""
     window: int = 0
-    """How many of a request's last tokens are wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
+    """The number of a request's last tokens wanted in ``rows.history``; 0: none. May be set in ``__init__``."""
     row_budget_us: ClassVar[float] = 0.0
-    """What a step may cost besides for each request that the server runs at a time, where rows are worked on one by one
+    """The extra cost of a step for each request that the server runs at a time, where rows are worked on one by one
     on the host; the option ``budget_us`` counts more."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -81,7 +81,7 @@ class OptInSampler(Item):
     @classmethod
     def request_keys(cls) -> tuple[Key, ...]:
         """Return the keys, a bare name as a ``Key`` of any type."""
-        return normalize_keys(cls.keys)
+        return tuple(Key(key) if isinstance(key, str) else key for key in cls.keys)
 
     @classmethod
     def is_requested(cls, params: Mapping[str, KeyValue]) -> bool:

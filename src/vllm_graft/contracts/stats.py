@@ -25,7 +25,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """What one batch of engine outputs produced, and how the queues stood. None: the engine did not say."""
+    """The yield of one batch of engine outputs, and the state of the queues. None: the engine did not say."""
 
     engine: int
     generated_tokens: int

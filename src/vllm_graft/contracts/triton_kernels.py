@@ -96,7 +96,7 @@ def _row_kernel(parts, plane, pieces, result, rows, PIECES: tl.constexpr):
 
 @triton.jit
 def _mask_kernel(logits, row_step, rows, limits, vocabulary, PIECE: tl.constexpr):
-    """What is below its row's limit becomes -inf; nothing else is written."""
+    """Set what is below its row's limit to -inf; nothing else is written."""
     number = tl.program_id(0)
     limit = tl.load(limits + number)
     if limit == float("-inf"):

@@ -30,7 +30,7 @@ REQUIRED: Final[Mapping[type[Item], Sequence[str]]] = {
     AttentionKernel: ("forward(query, key, value, kv_cache, batch)",),
     KVPolicy: (),
 }
-"""What a class must implement, by its contract; of two that fit the first one counts."""
+"""The methods that a class must implement, by its contract; of two that fit the first one counts."""
 
 OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
     SamplingStrategy: ("sampled(tokens, rows)",),
@@ -43,13 +43,13 @@ OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
     KVPolicy: ("window(layer)", "evict(request)", "scores_layer(layer)"),
     AttentionKernel: ("store(key, value, kv_cache, slots)",),
 }  # fmt: skip
-"""What a class may override, with the arguments that it is called with."""
+"""The methods that a class may override, with the arguments that it is called with."""
 
 _ON_EVERY_CLASS: Final = ("check_options(options)", "check_machine(options)")
-"""What any item may override that is called on the class itself, before an instance is made."""
+"""The methods of any item that are called on the class itself, before an instance is made."""
 
 _ON_THE_CLASS: Final = ("check(params)", "is_requested(params)")
-"""What a sampler may override that is called on the class itself, in the front end."""
+"""The methods of a sampler that are called on the class itself, in the front end."""
 
 _EXCLUSIVE: Final = (
     (AdmissionQueue, SchedulingPolicy),
@@ -278,16 +278,16 @@ def _key(key: Key, seen: set[str]) -> Iterator[Mistake]:
         if name in seen:
             yield Mistake(f"has the key {name!r} twice", "take one of the two out")
         seen.add(name)
+    default = f"has the key {key.name!r} with the default {key.default!r}"
     if key.default is not None and not key.takes(key.default):
-        yield Mistake(f"has the key {key.name!r} with the default {key.default!r}, which is not {key.words}",
-                      "give the default the type of the key")  # fmt: skip
+        yield Mistake(f"{default}, which is not {key.words}", "give the default the type of the key")
     if key.low is not None and key.high is not None and key.low > key.high:
         yield Mistake(f"has the key {key.name!r} with low {key.low!r} above high {key.high!r}", "exchange the two")
     elif not key.switch and key.default is not None and not key.in_range(key.default):
         # Another key may ask for the sampler, which then gets this default. A switch is off at its default, so its
         # default may well be out of range: 0 for "off" where 1 to 9 are allowed.
-        yield Mistake(f"has the key {key.name!r} with the default {key.default!r}, and it must be {key.allowed}",
-                      "widen low and high, or give it a default between them")  # fmt: skip
+        fix = "widen low and high, or give it a default between them"
+        yield Mistake(f"{default}, and it must be {key.allowed}", fix)
 
 
 def shared_key(kinds: Mapping[str, Collection[Key]]) -> tuple[str, str, str] | None:

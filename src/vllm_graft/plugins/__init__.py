@@ -1,1 +1,1 @@
-"""What ships: plugins for the extension points, and patches. Nothing here is active unless a plan names it."""
+"""Plugins that ship for the extension points, and patches. Nothing here is active unless a plan names it."""

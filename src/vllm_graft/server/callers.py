@@ -45,6 +45,9 @@ _LOG: Final = logging.getLogger("vllm.graft")
 _TOP: Final = ("tenant_key", "tenant_header", "key_header", "caller", "others")
 _CALLER: Final = ("tenant", "key_sha256", "best_priority", "priority")
 _OTHERS: Final = ("tenant", "best_priority", "priority")
+_HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""The name of a header (RFC 9110, 5.1); HTTP sends no other."""
 _LOOK_S: Final = 5.0
 _NAME_IT: Final = "name a file of callers in `callers`"
 _LARGEST: Final = 8 << 20
@@ -84,11 +87,50 @@ class Callers:
     def read(cls, path: str | Path) -> Callers:
         """Read and validate a file; raise ConfigError with the place of a mistake."""
         try:
-            text = _content(path).decode("utf-8")
+            # Opening a pipe would wait for its writer.
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise ConfigError("is not a regular file", where=str(path), fix=_NAME_IT)
+                content = file.read(_LARGEST + 1)
+            if len(content) > _LARGEST:
+                raise ConfigError(f"is larger than {_LARGEST >> 20} MiB", where=str(path), fix=_NAME_IT)
+            text = content.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             fix = "correct `callers`, or make the file readable"
             raise ConfigError(f"cannot be read: {error}", where=str(path), fix=fix) from None
-        return _parse(parse_toml(text, str(path)), str(path))
+        data, path = parse_toml(text, str(path)), str(path)
+        table = _CallerFields(data, "the file", path)
+        table.only(_TOP)
+        tenant_header = table.header("tenant_header")
+        rows = data.get("caller", [])
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise table.wrong(None, "callers are an array of tables", "write [[caller]], not [caller]")
+        by_key: dict[str, Caller] = {}
+        by_tenant: dict[str, Caller] = {}
+        for number, row in enumerate(rows, 1):
+            fields = _CallerFields(row, f"caller {number}", path)
+            fields.only(_CALLER)
+            caller, keys = fields.caller(), fields.keys()
+            who = f"caller {number} ({caller.tenant})"
+            if not keys and not tenant_header:
+                raise table.wrong(None, f"{who} has no key", "add key_sha256, or name a tenant_header")
+            for key in keys:
+                if key in by_key:
+                    raise table.wrong(None, f"{who} has a key of {by_key[key].tenant}", "remove one of the two")
+                by_key[key] = caller
+            if tenant_header and by_tenant.setdefault(caller.tenant, caller) is not caller:
+                raise table.wrong(None, f"there are two callers {caller.tenant!r}", "make them one, with both keys")
+        others = None
+        if "others" in table:
+            if not isinstance(data["others"], dict):
+                raise table.wrong(None, "`others` must be a table", "write [others]")
+            fields = _CallerFields({"tenant": "others", **data["others"]}, "others", path)
+            fields.only(_OTHERS)
+            others = fields.caller()
+        if not rows and others is None:
+            raise table.wrong(None, "has no caller", "add a [[caller]] or [others]")
+        tenant_key, key_header = table.word("tenant_key", "tenant"), table.header("key_header", "Authorization")
+        return cls(tenant_key, tenant_header, key_header, by_key, by_tenant, others)
 
     def check_plan(self, plan: Plan) -> None:
         """Raise ConfigError if the planned scheduler reads the tenant from elsewhere, where clients may write it."""
@@ -130,17 +172,6 @@ def as_utf8(value: str) -> str:
         return value.encode("latin-1").decode("utf-8")
     except UnicodeError:
         return value
-
-
-def _content(path: str | Path) -> bytes:
-    """Read a regular file of at most ``_LARGEST`` bytes; opening a pipe would wait for its writer."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ConfigError("is not a regular file", where=str(path), fix=_NAME_IT)
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise ConfigError(f"is larger than {_LARGEST >> 20} MiB", where=str(path), fix=_NAME_IT)
-    return content
 
 
 class _CallerFields(Fields):
@@ -189,47 +220,6 @@ class _CallerFields(Fields):
 
     def unfit(self, key: str, value: object, wanted: str) -> ConfigError:
         return self.wrong(key, f"{self._what}: {key} must be {wanted}, and is {value!r}", "correct it")
-
-
-def _parse(data: Mapping[str, Any], path: str) -> Callers:
-    table = _CallerFields(data, "the file", path)
-    table.only(_TOP)
-    tenant_header = table.header("tenant_header")
-    rows = data.get("caller", [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise table.wrong(None, "callers are an array of tables", "write [[caller]], not [caller]")
-    by_key: dict[str, Caller] = {}
-    by_tenant: dict[str, Caller] = {}
-    for number, row in enumerate(rows, 1):
-        fields = _CallerFields(row, f"caller {number}", path)
-        fields.only(_CALLER)
-        caller, keys = fields.caller(), fields.keys()
-        who = f"caller {number} ({caller.tenant})"
-        if not keys and not tenant_header:
-            raise table.wrong(None, f"{who} has no key", "add key_sha256, or name a tenant_header")
-        for key in keys:
-            if key in by_key:
-                raise table.wrong(None, f"{who} has a key of {by_key[key].tenant}", "remove one of the two")
-            by_key[key] = caller
-        if tenant_header and by_tenant.setdefault(caller.tenant, caller) is not caller:
-            raise table.wrong(None, f"there are two callers {caller.tenant!r}", "make them one, with both keys")
-    others = None
-    if "others" in table:
-        if not isinstance(data["others"], dict):
-            raise table.wrong(None, "`others` must be a table", "write [others]")
-        fields = _CallerFields({"tenant": "others", **data["others"]}, "others", path)
-        fields.only(_OTHERS)
-        others = fields.caller()
-    if not rows and others is None:
-        raise table.wrong(None, "has no caller", "add a [[caller]] or [others]")
-    tenant_key, key_header = table.word("tenant_key", "tenant"), table.header("key_header", "Authorization")
-    return Callers(tenant_key, tenant_header, key_header, by_key, by_tenant, others)
-
-
-_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""The name of a header (RFC 9110, 5.1); HTTP sends no other."""
-
-_HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class CallersFile:
@@ -284,14 +274,16 @@ CURRENT_CALLER: Final[ContextVar[tuple[str, Caller] | None]] = ContextVar("vllm_
 _WHY: Final = "vLLM's endpoints drop priorities and vllm_xargs on some ways to the engine"
 
 
+async def _send_stamped(self: Any, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
+    # The last moment before the request is sent.
+    stamp_caller(request)
+    return await call(request)
+
+
 class CallerStamp(VLLMPatch["vllm.v1.engine.core_client:AsyncMPClient"], name="graft.caller-stamp", why=_WHY):
     """Stamp the caller on each request that an API server sends to its engine."""
 
-    @wrap
-    async def add_request_async(self, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
-        """Stamp the request at the last moment before it is sent."""
-        stamp_caller(request)
-        return await call(request)
+    add_request_async = wrap(_send_stamped)
 
 
 # DPAsyncMPClient overrides the method without calling that of its base.
@@ -300,11 +292,7 @@ class ParallelCallerStamp(
 ):
     """Stamp the caller on each request to data-parallel engines, whose client has a method of its own."""
 
-    @wrap
-    async def add_request_async(self, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
-        """Stamp the request at the last moment before it is sent."""
-        stamp_caller(request)
-        return await call(request)
+    add_request_async = wrap(_send_stamped)
 
 
 def stamp_caller(request: Any) -> None:

@@ -43,17 +43,14 @@ class EngineRequest:
 
     def __init__(self, scope: Message) -> None:
         self._scope = scope
+        self.is_preflight = scope.get("method") == "OPTIONS"
+        """True if this is a browser's CORS preflight, which carries no key."""
         self._headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             self._headers.setdefault(name.lower(), []).append(value)
         self.body: dict[str, Any] = {}
         self.disconnected = False
         """True if the client disconnected before its body was complete."""
-
-    @classmethod
-    def of(cls, scope: Message) -> EngineRequest | None:
-        """Return the request of an ASGI scope; None for others, such as an application's lifespan."""
-        return cls(scope) if scope["type"] in ("http", "websocket") else None
 
     @property
     def is_work(self) -> bool:
@@ -67,11 +64,6 @@ class EngineRequest:
         """The path below the server's mount point, without a final slash."""
         path: str = self._scope.get("path", "")
         return path.removeprefix(self._scope.get("root_path", "")).rstrip("/") or "/"
-
-    @property
-    def is_preflight(self) -> bool:
-        """True if this is a browser's CORS preflight, which carries no key."""
-        return self._scope.get("method") == "OPTIONS"
 
     async def read(self, receive: Receive) -> Receive:
         """Read the body if it is JSON; return a ``receive`` that replays it byte for byte."""
@@ -114,7 +106,12 @@ class EngineRequest:
         body = self.body
         params = _object(body.get("sampling_params"))
         wanted = body.get("max_completion_tokens") or body.get("max_tokens") or params.get("max_tokens")
-        salt = body.get("cache_salt")
+        salt, model = body.get("cache_salt"), body.get("model")
+        # An adapter goes by the name of a model.
+        models = getattr(getattr(self._scope.get("app"), "state", None), "openai_serving_models", None)
+        lora = ""
+        if isinstance(model, str) and model and models is not None and not models.is_base_model(model):
+            lora = model
         return WaitingRequest(
             request_id=self.header("x-request-id"),
             priority=self.priority,
@@ -123,16 +120,8 @@ class EngineRequest:
             max_tokens=wanted if isinstance(wanted, int) else 0,
             extra=_object(body.get("vllm_xargs")) or _object(params.get("extra_args")),
             cache_salt=salt if isinstance(salt, str) else "",
-            lora=self._lora(),
+            lora=lora,
         )
-
-    def _lora(self) -> str:
-        """Return the adapter that the request names as its model."""
-        model = self.body.get("model")
-        models = getattr(getattr(self._scope.get("app"), "state", None), "openai_serving_models", None)
-        if not isinstance(model, str) or not model or models is None:
-            return ""
-        return "" if models.is_base_model(model) else model
 
 
 def _parse(raw: bytes) -> dict[str, Any]:

@@ -37,7 +37,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Admit = Callable[[WaitingRequest, Load], Refusal | None]
 
 UNSEEN_S: Final = 0.2
-"""How long an admitted request may be missing from the load that the engines publish."""
+"""The time that an admitted request may be missing from the load that the engines publish."""
 
 OPEN: Final = frozenset({"/health", "/ping", "/ready", "/readyz", "/load", "/version", "/metrics"})
 """Paths that need no caller: they show the state of the server, and nothing of any request."""
@@ -79,7 +79,8 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that is refused; pass all others on as they came."""
-        request = EngineRequest.of(scope)
+        # Others are an application's lifespan, for example.
+        request = EngineRequest(scope) if scope["type"] in ("http", "websocket") else None
         if request is None or (self._callers is None and not request.is_work):
             await self._app(scope, receive, send)
             return
@@ -90,7 +91,15 @@ class Gate:
         if self._admit is not None and request.is_work:
             # Uploads are not read: they name neither a priority nor a tenant.
             receive = await request.read(receive)
-            refusal = None if request.disconnected else self._check(_with_caller(request.waiting(), caller))
+            refusal = None
+            if not request.disconnected:
+                waiting = request.waiting()
+                if caller is not None:
+                    # As the engine will see it: with the caller's tenant and priority.
+                    key, found = caller
+                    extra = {**waiting.extra, key: found.tenant}
+                    waiting = replace(waiting, priority=found.cap(waiting.priority), extra=extra)
+                refusal = self._check(waiting)
             if refusal is not None:
                 await _refuse(scope, send, refusal)
                 return
@@ -134,14 +143,6 @@ class Gate:
             return None
         self._refused(request, refusal)
         return refusal
-
-
-def _with_caller(request: WaitingRequest, caller: tuple[str, Caller] | None) -> WaitingRequest:
-    """Return the request as the engine will see it: with its caller's tenant and priority."""
-    if caller is None:
-        return request
-    key, found = caller
-    return replace(request, priority=found.cap(request.priority), extra={**request.extra, key: found.tenant})
 
 
 async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:

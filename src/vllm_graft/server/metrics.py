@@ -17,15 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from vllm_graft.ledger import (
-    LabelStatistics,
-    Ledger,
-    ProcessView,
-    QueueSnapshot,
-    StatisticsReader,
-    current,
-    read_processes,
-)
+from vllm_graft import ledger
 from vllm_graft.ledger.comparison import findings_of
 from vllm_graft.ledger.guard import reason_of
 from vllm_graft.ledger.queue_statistics import EDGES
@@ -74,9 +66,9 @@ class QueueLines:
     """Renders queue statistics as families; keeps the lines of unchanged rows between two scrapes."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, str, str], tuple[LabelStatistics, str, tuple[str, ...]]] = {}
+        self._kept: dict[tuple[int, str, str], tuple[ledger.LabelStatistics, str, tuple[str, ...]]] = {}
 
-    def families(self, queues: Sequence[QueueSnapshot]) -> Iterator[MetricFamily]:
+    def families(self, queues: Sequence[ledger.QueueSnapshot]) -> Iterator[MetricFamily]:
         """Yield every family, with a sample for each engine and each value of each label."""
         before, self._kept = self._kept, {}
         rows = []
@@ -86,7 +78,16 @@ class QueueLines:
                 kept = before.get(key)
                 if kept is None or kept[0] is not row:
                     labels = _labels(engine=str(queue.engine), by=row.label, value=row.value)
-                    kept = (row, labels, tuple(_row_lines(row, labels)))
+                    metrics = _QUEUE_METRICS.items()
+                    lines = [_sample(_QUEUE + name, labels, getattr(row, field)) for field, (name, _, _) in metrics]
+                    below, buckets = 0, ""
+                    for edge, number in zip((*map(str, EDGES), "+Inf"), row.buckets, strict=True):
+                        below += number
+                        buckets += f'{_WAITS}_bucket{{{labels},le="{edge}"}} {below}\n'
+                    buckets += _sample(_WAITS + "_count", labels, below) + _sample(
+                        _WAITS + "_sum", labels, row.wait_sum
+                    )
+                    kept = (row, labels, (*lines, buckets))
                 self._kept[key] = kept
                 rows.append(kept)
         for index, (name, kind, words) in enumerate(_QUEUE_METRICS.values()):
@@ -99,23 +100,13 @@ class QueueLines:
         )
 
 
-def _row_lines(row: LabelStatistics, labels: str) -> Iterator[str]:
-    for field, (name, _, _) in _QUEUE_METRICS.items():
-        yield _sample(_QUEUE + name, labels, getattr(row, field))
-    below, lines = 0, []
-    for edge, number in zip((*map(str, EDGES), "+Inf"), row.buckets, strict=True):
-        below += number
-        lines.append(f'{_WAITS}_bucket{{{labels},le="{edge}"}} {below}\n')
-    yield "".join([*lines, _sample(_WAITS + "_count", labels, below), _sample(_WAITS + "_sum", labels, row.wait_sum)])
-
-
 _ITEM: Final = "vllm_graft_item_"
 
 _ELSEWHERE: Final = ("S007",)
 """Findings that need the records of all machines; only those of this one are read here."""
 
 
-def item_families(views: Sequence[ProcessView], plan: Plan, damaged: int = 0) -> Iterator[MetricFamily]:
+def item_families(views: Sequence[ledger.ProcessView], plan: Plan, damaged: int = 0) -> Iterator[MetricFamily]:
     """Yield the states and costs of planned items on this machine, by item and role.
 
     Processes of one role are added up, so the number of lines does not grow with theirs.
@@ -126,26 +117,14 @@ def item_families(views: Sequence[ProcessView], plan: Plan, damaged: int = 0) ->
     states = Counter((item.point, item.name, _role(view), item.state) for view in living for item in view.record.items)
     words = "Processes in which a planned item is in this state."
     yield _family(_ITEM + "processes", "gauge", words, ("point", "item", "role", "state"), states.items())
-    yield from _cost_families(views)
-    findings = Counter[Key](
-        (finding.code, finding.level)
-        for finding in findings_of([view.as_dict() for view in views], plan)
-        if finding.code not in _ELSEWHERE
-    )
-    if damaged:
-        findings["S018", "error"] = damaged
-    words = "Findings of vllm-graft status on this machine."
-    yield _family("vllm_graft_findings", "gauge", words, ("code", "level"), findings.items())
-
-
-def _cost_families(views: Sequence[ProcessView]) -> Iterator[MetricFamily]:
-    calls, errors, overruns, seconds = (defaultdict[Key, float](int) for _ in range(4))
+    calls, errors, overruns, seconds, reported = (defaultdict[Key, float](int) for _ in range(5))
     worst: dict[Key, float] = {}
     budgets: dict[Key, float] = {}
     for view in views:
         for item in view.record.items:
+            own = (item.point, item.name, _role(view))
             for hook, found in view.readings.get(item.name, {}).items():
-                key = (item.point, item.name, _role(view), hook)
+                key = (*own, hook)
                 calls[key] += found.calls
                 errors[key] += found.errors
                 if found.budget_us is not None:
@@ -153,6 +132,9 @@ def _cost_families(views: Sequence[ProcessView]) -> Iterator[MetricFamily]:
                     seconds[key] += found.mean_us * found.calls / 1e6
                     worst[key] = max(worst.get(key, 0.0), found.p99_us / 1e6)
                     budgets[key] = found.budget_us / 1e6
+            if view.life in ("running", "unknown"):
+                for figure, number in view.figures.get(item.name, {}).items():
+                    reported[*own, figure] += number
     families: tuple[tuple[str, Kind, str, dict[Key, float]], ...] = (
         ("calls_total", "counter", "Calls of an item's hooks.", calls),
         ("errors_total", "counter", "Calls that raised.", errors),
@@ -163,13 +145,17 @@ def _cost_families(views: Sequence[ProcessView]) -> Iterator[MetricFamily]:
     )
     for name, kind, words, values in families:
         yield _family(_ITEM + name, kind, words, ("point", "item", "role", "hook"), values.items())
-    reported = defaultdict[Key, float](int)
-    for view in views:
-        for item in view.record.items if view.life in ("running", "unknown") else ():
-            for figure, number in view.figures.get(item.name, {}).items():
-                reported[item.point, item.name, _role(view), figure] += number
     words = "Figures that an item reports of itself."
     yield _family(_ITEM + "figure", "gauge", words, ("point", "item", "role", "figure"), reported.items())
+    findings = Counter[Key](
+        (finding.code, finding.level)
+        for finding in findings_of([view.as_dict() for view in views], plan)
+        if finding.code not in _ELSEWHERE
+    )
+    if damaged:
+        findings["S018", "error"] = damaged
+    words = "Findings of vllm-graft status on this machine."
+    yield _family("vllm_graft_findings", "gauge", words, ("code", "level"), findings.items())
 
 
 Key = tuple[str, ...]
@@ -182,7 +168,7 @@ def _family(
     return MetricFamily(name, kind, words, lines)
 
 
-def _role(view: ProcessView) -> str:
+def _role(view: ledger.ProcessView) -> str:
     return "+".join(view.record.roles)
 
 
@@ -191,34 +177,45 @@ def _sample(name: str, labels: str, value: float) -> str:
 
 
 def _labels(**labels: str) -> str:
+    pairs = []
     # In the order of their names, as prometheus_client writes them.
-    return ",".join(f'{name}="{_escape(value)}"' for name, value in sorted(labels.items()))
-
-
-def _escape(value: str) -> str:
-    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-    # Lone surrogates, which no encoding takes.
-    return escaped if escaped.isascii() else escaped.encode("utf-8", "replace").decode()
+    for name, value in sorted(labels.items()):
+        escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+        # Lone surrogates are replaced: no encoding takes them.
+        pairs.append(f'{name}="{escaped if escaped.isascii() else escaped.encode("utf-8", "replace").decode()}"')
+    return ",".join(pairs)
 
 
 class Exposition:
     """Renders our families as text, from the files of this process's run."""
 
-    def __init__(self, plan: Plan, book: Callable[[], Ledger] = current) -> None:
+    def __init__(self, plan: Plan, book: Callable[[], ledger.Ledger] = ledger.current) -> None:
         self._plan = plan
         self._book = book
         self._lock = threading.Lock()
         self._queues = QueueLines()
         self._home: Path | None = None
-        self._statistics = StatisticsReader(None)
+        self._statistics = ledger.StatisticsReader(None)
         self._failure = ""
 
     def text(self, *, openmetrics: bool = False, names: Sequence[str] = ()) -> str:
         """Return every family, or those that have a sample of these names."""
         with self._lock:
+            home = self._book().home
+            if home != self._home:
+                self._home, self._statistics = home, ledger.StatisticsReader(home)
+            families: list[MetricFamily] = []
+            if self._plan.of("scheduler"):
+                families += self._queues.families(self._statistics.queues())
+            own = self._book().view()
+            views, damaged = ledger.read_processes(home)
+            if own is not None and all(view.record.pid != own.record.pid for view in views):
+                # Its record is not on disk: the disk is full, or the folder was removed.
+                views.append(own)
+            families += item_families(views, self._plan, damaged)
             return "".join(
                 family.text(openmetrics=openmetrics)
-                for family in self._families()
+                for family in families
                 if not names or any(name.startswith(family.name.removesuffix("_total")) for name in names)
             )
 
@@ -234,19 +231,6 @@ class Exposition:
             return ""
         self._failure = ""
         return found
-
-    def _families(self) -> Iterator[MetricFamily]:
-        home = self._book().home
-        if home != self._home:
-            self._home, self._statistics = home, StatisticsReader(home)
-        if self._plan.of("scheduler"):
-            yield from self._queues.families(self._statistics.queues())
-        own = self._book().view()
-        views, damaged = read_processes(home)
-        if own is not None and all(view.record.pid != own.record.pid for view in views):
-            # Its record is not on disk: the disk is full, or the folder was removed.
-            views.append(own)
-        yield from item_families(views, self._plan, damaged)
 
 
 def install_metrics(app: FastAPI, plan: Plan) -> None:

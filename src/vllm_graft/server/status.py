@@ -13,7 +13,7 @@ from vllm_graft.findings import Finding
 from vllm_graft.ledger import ProcessRow, StatusDocument, current, status_document
 from vllm_graft.ledger.quarantine import QuarantineReader
 from vllm_graft.ledger.queue_statistics import QueueRow, busiest
-from vllm_graft.ledger.status import HookRow, ItemRow
+from vllm_graft.ledger.status import ItemRow
 from vllm_graft.plan import Plan, carried_run
 from vllm_graft.text import printable
 
@@ -131,16 +131,19 @@ def _queues(rows: Sequence[QueueRow]) -> str:
         return ""
     kept, left_out = busiest(rows)
     head = "".join(f"<th>{_text(title)}" for title in _QUEUE_COLUMNS.values())
-    lines = "".join(f"<tr>{''.join(_queue_cell(row, name) for name in _QUEUE_COLUMNS)}</tr>" for row in kept)
+    lines = ""
+    for row in kept:
+        lines += "<tr>"
+        for name in _QUEUE_COLUMNS:
+            value = row[name]  # type: ignore[literal-required]
+            if name == "share" and isinstance(value, float):
+                lines += f"<td>{100 * value:.1f}&nbsp;%"
+            else:
+                long = " class=long" if name in ("item", "value") else ""
+                lines += f"<td{long}>{_text('' if value is None else value)}"
+        lines += "</tr>"
     more = f"<p class=soft>and {left_out} more, in the JSON document</p>" if left_out else ""
     return f"<h2>Queues</h2><table><tr>{head}</tr>{lines}</table>{more}"
-
-
-def _queue_cell(row: QueueRow, name: str) -> str:
-    value = row[name]  # type: ignore[literal-required]
-    if name == "share" and isinstance(value, float):
-        return f"<td>{100 * value:.1f}&nbsp;%"
-    return f"<td{' class=long' if name in ('item', 'value') else ''}>{_text('' if value is None else value)}"
 
 
 def _process(row: ProcessRow) -> str:
@@ -161,22 +164,18 @@ def _process(row: ProcessRow) -> str:
 def _item(item: ItemRow) -> str:
     state = item["state"]
     reason = f"<br><span class=soft>{_text(item['reason'])}</span>" if item["reason"] else ""
-    cost = "<br>".join(_cost(name, hook) for name, hook in item["hooks"].items() if hook["calls"])
-    figures = (_text(f"{number} {name}") for name, number in item.get("figures", {}).items())
-    cost = "<br>".join(filter(None, [cost, *figures]))
+    costs = []
+    for name, hook in item["hooks"].items():
+        if hook["calls"]:
+            costs.append(f"<code>{_text(name.rpartition(':')[2])}</code>")
+            if hook["budget_us"]:
+                overruns = f", {hook['overruns']} over" if hook["overruns"] else ""
+                errors = f", {hook['errors']} failed" if hook["errors"] else ""
+                costs[-1] += _text(f" p99 {hook['p99_us']:.0f} of {hook['budget_us']:g} us{overruns}{errors}")
+    costs += (_text(f"{number} {name}") for name, number in item.get("figures", {}).items())
     shown = f"<span class={_STATES.get(state, 'bad')}>{_text(state)}</span>{reason}"
     calls = item["calls"] if item["name"] else ""
-    return f"<td class=long>{_text(item['name'])}<td class=long>{shown}<td>{calls}<td class=long>{cost}"
-
-
-def _cost(name: str, hook: HookRow) -> str:
-    """Render one hook: its name, and its time against its budget if it has one."""
-    shown = f"<code>{_text(name.rpartition(':')[2])}</code>"
-    if not hook["budget_us"]:
-        return shown
-    overruns = f", {hook['overruns']} over" if hook["overruns"] else ""
-    errors = f", {hook['errors']} failed" if hook["errors"] else ""
-    return shown + _text(f" p99 {hook['p99_us']:.0f} of {hook['budget_us']:g} us{overruns}{errors}")
+    return f"<td class=long>{_text(item['name'])}<td class=long>{shown}<td>{calls}<td class=long>{'<br>'.join(costs)}"
 
 
 _NOTHING: Final[ItemRow] = {

@@ -71,17 +71,32 @@ class RequestTable:
         # An id may end and begin again in one step, so ends come first.
         for request_id in output.finished_req_ids:
             self._sequences.pop(request_id, None)
+        # By request: the tokens computed so far, and those known to the scheduler.
         reach = {request.req_id: self._introduce(request) for request in output.scheduled_new_reqs}
-        reach.update(self._continued(output))
-        drafts = output.scheduled_spec_decode_tokens
-        return Batch(
-            tuple(
-                [
-                    self._share(request_id, count, tuple(drafts.get(request_id, ())), *reach[request_id])
-                    for request_id, count in output.num_scheduled_tokens.items()
-                ]
+        cached = output.scheduled_cached_reqs
+        # num_output_tokens counts the tokens that steps in flight will bring, so this holds under asynchronous
+        # scheduling too.
+        for request_id, computed, produced in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+        ):
+            sequence = self._sequences[request_id]
+            if request_id in cached.resumed_req_ids:
+                sequence.produced = self._resumed(sequence, produced)
+            reach[request_id] = (computed, sequence.prompt_length + produced)
+        shares = []
+        for request_id, count in output.num_scheduled_tokens.items():
+            sequence = self._sequences[request_id]
+            computed, known = reach[request_id]
+            if (end := computed + count) < known:
+                # In the middle of a chunked prefill: no token is due.
+                shares.append(Share(request_id, count, end, sequence.stream, None))
+                continue
+            drafts = tuple(output.scheduled_spec_decode_tokens.get(request_id, ()))
+            context = sequence.prompt_length + sequence.produced + len(drafts)
+            shares.append(
+                Share(request_id, count, context, sequence.stream, sequence.produced, drafts, sequence.logprobs)
             )
-        )
+        return Batch(tuple(shares))
 
     def settle(self, request_ids: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """Count the tokens given out for a step."""
@@ -108,23 +123,6 @@ class RequestTable:
         self._sequences[request.req_id] = _Sequence(length, self._source.open(request), logprobs, produced)
         return request.num_computed_tokens, known
 
-    def _continued(self, output: SchedulerOutput) -> dict[str, tuple[int, int]]:
-        """Return the tokens computed so far, and those known, of the requests that were introduced before.
-
-        ``num_output_tokens`` counts the tokens that steps in flight will bring, so this holds under asynchronous
-        scheduling too.
-        """
-        cached = output.scheduled_cached_reqs
-        reach: dict[str, tuple[int, int]] = {}
-        for request_id, computed, produced in zip(
-            cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
-        ):
-            sequence = self._sequences[request_id]
-            if request_id in cached.resumed_req_ids:
-                sequence.produced = self._resumed(sequence, produced)
-            reach[request_id] = (computed, sequence.prompt_length + produced)
-        return reach
-
     @staticmethod
     def _resumed(sequence: _Sequence | None, reported: int) -> int:
         """Return how much output a request has when it resumes after a preemption.
@@ -133,12 +131,3 @@ class RequestTable:
         more, as if every draft were right.
         """
         return reported if sequence is None else min(sequence.produced, reported)
-
-    def _share(self, request_id: str, count: int, drafts: tuple[int, ...], computed: int, known: int) -> Share:
-        sequence = self._sequences[request_id]
-        end = computed + count
-        # In the middle of a chunked prefill: no token is due.
-        if end < known:
-            return Share(request_id, count, end, sequence.stream, None)
-        context = sequence.prompt_length + sequence.produced + len(drafts)
-        return Share(request_id, count, context, sequence.stream, sequence.produced, drafts, sequence.logprobs)

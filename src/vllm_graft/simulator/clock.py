@@ -67,7 +67,7 @@ class VirtualClock:
             return
         for name in _REPLACED:
             self._originals[name] = getattr(time, name)
-            setattr(time, name, self._in_ns if name.endswith("_ns") else self.now)
+            setattr(time, name, (lambda: self._ns) if name.endswith("_ns") else self.now)
 
     def release(self, holder: object) -> None:
         """Give Python its clocks back once the last holder has released this one.
@@ -93,9 +93,6 @@ class VirtualClock:
     def real(self) -> Callable[[], float]:
         """The machine's own ``perf_counter``, installed or not."""
         return self._originals.get("perf_counter", time.perf_counter)
-
-    def _in_ns(self) -> int:
-        return self._ns
 
 
 VIRTUAL_CLOCK: Final = VirtualClock()

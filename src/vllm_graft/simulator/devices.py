@@ -72,7 +72,6 @@ DEVICES: Final[Mapping[str, Device]] = {
 
 _MAY_BE_ZERO: Final = ("link_us", "layer_us", "request_us", "launch_ms", "eager_ms", "reserve_gb")
 _SHARES: Final = ("compute", "weights", "kv")
-_SMALLEST: Final = 1e-9
 
 DeviceTable = Mapping[str, tuple[object, str]]
 """A ``[device.NAME]`` table: value and origin by key."""
@@ -103,7 +102,14 @@ def _read_device(name: str, table: DeviceTable) -> Device:
     table_fields = Fields(values, f"[device.{name}]", lambda key: origins.get(key or "", first))
     names = [field.name for field in fields(Device)]
     table_fields.only((*names, BASE))
-    numbers = {key: _read_number(table_fields, key) for key in names if key in values}
+    numbers: dict[str, float] = {}
+    for key in (key for key in names if key in values):
+        least, most, wanted = 1e-9, sys.float_info.max, "a number above 0"
+        if key in _SHARES:
+            most, wanted = 1.0, "a number above 0 and at most 1"
+        elif key in _MAY_BE_ZERO:
+            least, wanted = 0.0, "a number, 0 or more"
+        numbers[key] = table_fields.number(key, least=least, most=most, wanted=wanted)
     if BASE in values:
         if values[BASE] not in DEVICES:
             raise table_fields.wrong(
@@ -120,11 +126,3 @@ def _read_device(name: str, table: DeviceTable) -> Device:
             f'add them, or {BASE} = "H100" to take them from a device that ships',
         )
     return Device(**numbers)
-
-
-def _read_number(table: Fields, key: str) -> float:
-    if key in _SHARES:
-        return table.number(key, least=_SMALLEST, most=1.0, wanted="a number above 0 and at most 1")
-    if key in _MAY_BE_ZERO:
-        return table.number(key, most=sys.float_info.max, wanted="a number, 0 or more")
-    return table.number(key, least=_SMALLEST, most=sys.float_info.max, wanted="a number above 0")

@@ -161,7 +161,14 @@ def output_table(outputs: Sequence[tuple[RequestLogprobs, int, Sequence[int]]]) 
     """Return one table, as wide as the widest, of several requests' output tokens, each from its position on."""
     if all(logprobs.token_ids is None for logprobs, _, _ in outputs):
         return _rows(outputs)
-    return _stack([_rows([each], each[0].token_ids) for each in outputs])
+    tables = [_rows([each], each[0].token_ids) for each in outputs]
+    width = max(ids.shape[1] for ids, _, _ in tables)
+    wide = [(table, ((0, 0), (0, width - table[0].shape[1]))) for table in tables]
+    return (
+        np.concatenate([np.pad(ids, margin) for (ids, _, _), margin in wide]),
+        np.concatenate([np.pad(values, margin, constant_values=-np.inf) for (_, values, _), margin in wide]),
+        np.concatenate([ranks for _, _, ranks in tables]),
+    )
 
 
 def _rows(outputs: Sequence[tuple[RequestLogprobs, int, Sequence[int]]], ids: Sequence[int] | None = None) -> Table:
@@ -173,15 +180,4 @@ def _rows(outputs: Sequence[tuple[RequestLogprobs, int, Sequence[int]]], ids: Se
         np.array([logprobs.limit for logprobs, _ in places], dtype=np.int64),
         top=max(distribution.width(logprobs.count or 0) for logprobs, _, _ in outputs),
         ids=ids,
-    )
-
-
-def _stack(tables: Sequence[Table]) -> Table:
-    width = max(ids.shape[1] for ids, _, _ in tables)
-    margins = [((0, 0), (0, width - ids.shape[1])) for ids, _, _ in tables]
-    wide = list(zip(tables, margins, strict=True))
-    return (
-        np.concatenate([np.pad(ids, margin) for (ids, _, _), margin in wide]),
-        np.concatenate([np.pad(values, margin, constant_values=-np.inf) for (_, values, _), margin in wide]),
-        np.concatenate([ranks for _, _, ranks in tables]),
     )

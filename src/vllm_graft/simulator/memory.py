@@ -100,7 +100,7 @@ def kv_cache_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> int
     advise settings that may have no effect here.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    size: int = cache.kv_cache_memory_bytes or settings.kv_bytes or _remaining_bytes(vllm_config, settings)
+    size: int = cache.kv_cache_memory_bytes or settings.kv_bytes or remaining_bytes(vllm_config, settings)
     if cache.num_gpu_blocks_override is not None or model.original_max_model_len == -1:
         return size  # the number of blocks is given, or vLLM shortens the requests until they fit
     # The page on top: vLLM keeps one block for itself.
@@ -124,14 +124,8 @@ def kv_cache_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> int
 _MORE_DEVICES = "raise --tensor-parallel-size, take a device with more memory"
 
 
-def check_fit(vllm_config: VllmConfig, settings: SimulationSettings) -> None:
-    """Raise ConfigError where the model does not fit the device, before anything is started."""
-    if not vllm_config.cache_config.kv_cache_memory_bytes and not settings.kv_bytes:
-        _remaining_bytes(vllm_config, settings)
-
-
-def _remaining_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> int:
-    """Return what the modelled device's memory leaves for the KV cache."""
+def remaining_bytes(vllm_config: VllmConfig, settings: SimulationSettings) -> int:
+    """Return what the modelled device's memory leaves for the KV cache; ConfigError where the model does not fit."""
     modelled = build_roofline(vllm_config, settings)
     if modelled is None:
         return INSTANT_KV_BYTES
@@ -178,6 +172,13 @@ def _layer_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
     window = model.get_sliding_window()
     config = ConfigFields(model.hf_text_config.to_dict(), FILE)
     windows = read_windows(config, model.get_total_num_hidden_layers())
+
+    def unserved() -> str:
+        """Return why the layers of a real device could not have a window; empty if they could."""
+        if model.use_mla:
+            return "its attention is latent (MLA), and windows are for plain causal self-attention"
+        return unserved_cache(str(cache.cache_dtype))
+
     specs: dict[str, KVCacheSpec] = {}
     for index, own in enumerate(windows):
         slides = bool(window and own is not None)
@@ -198,15 +199,8 @@ def _layer_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
             block_size=common["block_size"],
             max_tokens=model.max_model_len,
         )
-        specs[view.name] = planned_layers.adapt_spec(view, spec, vllm_config, lambda: _unserved(vllm_config))
+        specs[view.name] = planned_layers.adapt_spec(view, spec, vllm_config, unserved)
     return specs
-
-
-def _unserved(vllm_config: VllmConfig) -> str:
-    """Return why the layers of a real device could not have a window; empty if they could."""
-    if vllm_config.model_config.use_mla:
-        return "its attention is latent (MLA), and windows are for plain causal self-attention"
-    return unserved_cache(str(vllm_config.cache_config.cache_dtype))
 
 
 def _kv_dtype(vllm_config: VllmConfig) -> Any:

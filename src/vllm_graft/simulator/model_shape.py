@@ -53,45 +53,27 @@ _UNGATED: Final = (
 _UNMODELLED_TYPES: Final = ("llama4", "arctic")
 """Models with parts that their configuration does not show."""
 
-_UNLIKE: Final = "layers that differ in their attention"
-_UNMODELLED: Final[Mapping[str, str]] = {
-    "num_kv_shared_layers": "layers without a KV cache of their own",
-    "use_cla": "layers without a KV cache of their own",
-    "hidden_size_per_layer_input": "embeddings for every layer",
-    "index_topk": "sparse attention layers",
-    "sparse_attention_config": "sparse attention layers",
-    "compress_ratios": "layers with a compressed KV cache",
-    "qk_nope_dim": "keys and values of different widths",
-    "zero_expert_num": "experts that compute nothing",
-    "mova_num_experts": "experts within attention",
-    "loop_num": "layers that a token passes more than once",
-    "total_ut_steps": "layers that a token passes more than once",
-    "H_cycles": "layers that a token passes more than once",
-    "per_layer_config": _UNLIKE,
-    "global_head_dim": _UNLIKE,
-    "block_configs": _UNLIKE,
-    "hybrid_layer_pattern": _UNLIKE,
-    "moe_layers_enum": _UNLIKE,
-    "attention_other_setting": _UNLIKE,
-    "num_attention_heads_per_layer": _UNLIKE,
-    "swa_num_key_value_heads": _UNLIKE,
-    "sliding_windows": _UNLIKE,
-    "interleaved_sliding_window": _UNLIKE,
+_UNMODELLED: Final[Mapping[str, tuple[str, ...]]] = {
+    "layers without a KV cache of their own": ("num_kv_shared_layers", "use_cla"),
+    "embeddings for every layer": ("hidden_size_per_layer_input",),
+    "sparse attention layers": ("index_topk", "sparse_attention_config"),
+    "layers with a compressed KV cache": ("compress_ratios",),
+    "keys and values of different widths": ("qk_nope_dim",),
+    "experts that compute nothing": ("zero_expert_num",),
+    "experts within attention": ("mova_num_experts",),
+    "layers that a token passes more than once": ("loop_num", "total_ut_steps", "H_cycles"),
+    "layers that differ in their attention": (
+        *("per_layer_config", "global_head_dim", "block_configs", "hybrid_layer_pattern", "moe_layers_enum"),
+        *("attention_other_setting", "num_attention_heads_per_layer", "swa_num_key_value_heads", "sliding_windows"),
+        "interleaved_sliding_window",
+    ),
 }
-"""Keys of models that vLLM serves and this module would get wrong, with what they stand for."""
+"""Keys of models that vLLM serves and this module would get wrong, by what they stand for."""
 
 _WEIGHT_BYTES: Final[Mapping[str, float]] = {
-    "fp8": 1.0,
-    "fbgemm_fp8": 1.0,
-    "modelopt": 1.0,
-    "mxfp4": 0.53,
-    "modelopt_fp4": 0.56,
-    "nvfp4": 0.56,
-    "awq": 0.53,
-    "awq_marlin": 0.53,
-    "gptq": 0.53,
-    "gptq_marlin": 0.53,
-    "bitsandbytes": 0.53,
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt"), 1.0),
+    **dict.fromkeys(("mxfp4", "awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes"), 0.53),
+    **dict.fromkeys(("modelopt_fp4", "nvfp4"), 0.56),
 }
 """Bytes per weight of a quantized model, scales included, where its configuration does not say how many bits."""
 
@@ -176,23 +158,17 @@ class ConfigFields(Fields):
         super().__init__(config, where, lambda key: where)
         self._values = self.part("text_config") or config
         for name, keys in _NESTED.items():
-            part = self.part(name) or {}
+            part = self.part(name)
             self._values = {**{key: part[key] for key in keys if key in part}, **self._values}
 
     @property
     def kind(self) -> str:
         """The model's type; empty where the file has none."""
-        value = self.raw("model_type")
-        if value is not None and not isinstance(value, str):
-            raise self.unfit("model_type", value, "a name")
-        return value or ""
+        return self._typed("model_type", str, "a name") or ""
 
-    def part(self, name: str) -> Mapping[str, Any] | None:
-        """Return a nested table; None where there is none."""
-        value = self.raw(name)
-        if value is not None and not isinstance(value, Mapping):
-            raise self.unfit(name, value, "an object")
-        return value
+    def part(self, name: str) -> Mapping[str, Any]:
+        """Return a nested table; empty where there is none."""
+        return self._typed(name, Mapping, "an object") or {}
 
     def switch(self, name: str, default: bool) -> bool:
         """Return true or false; published files write 0 and 1 too."""
@@ -203,10 +179,13 @@ class ConfigFields(Fields):
 
     def entries(self, name: str) -> tuple[Any, ...]:
         """Return a list's entries; none where there is no list."""
+        return tuple(self._typed(name, (list, tuple), "a list") or ())
+
+    def _typed(self, name: str, kind: type | tuple[type, ...], wanted: str) -> Any:
         value = self.raw(name)
-        if value is not None and not isinstance(value, list | tuple):
-            raise self.unfit(name, value, "a list")
-        return tuple(value or ())
+        if value is not None and not isinstance(value, kind):
+            raise self.unfit(name, value, wanted)
+        return value
 
     def optional(self, *names: str) -> int | None:
         """Return the first whole number above 0 among the names; None where there is none."""
@@ -263,9 +242,9 @@ def read_shape(
     config = ConfigFields(values, where)
     if config.kind.startswith(_UNMODELLED_TYPES):
         raise config.unmodelled(f"models of the type {config.kind!r}")
-    for key, what in _UNMODELLED.items():
-        if config.raw(key):
-            raise config.unmodelled(f"{key}: {what}")
+    for what, keys in _UNMODELLED.items():
+        if present := next(filter(config.raw, keys), None):
+            raise config.unmodelled(f"{present}: {what}")
     heads = config.required("num_attention_heads", "n_head", "n_heads", "num_heads")
     hidden = config.required("hidden_size", "n_embd", "d_model")
     number = config.required("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -280,14 +259,27 @@ def read_shape(
     # DeepSeek's key for multi-head latent attention, which other families took over.
     latent = config.optional("kv_lora_rank")
     if latent:
-        attention, width, prefill_width, kv_width = _read_latent_attention(config, hidden, heads, latent)
-        kv_heads = 1
+        rotary = config.required("qk_rope_head_dim")
+        plain, value = config.required("qk_nope_head_dim"), config.required("v_head_dim")
+        query = config.optional("q_lora_rank")
+        queries = hidden * query + query * heads * (plain + rotary) if query else hidden * heads * (plain + rotary)
+        attention = queries + hidden * (latent + rotary) + latent * heads * (plain + value) + heads * value * hidden
+        width, prefill_width = heads * (latent + rotary // 2), heads * (plain + rotary + value) // 2
+        kv_width, kv_heads = latent + rotary, 1
     else:
         attention = hidden * head * (2 * heads + 2 * kv_heads)
         width = prefill_width = heads * head
         kv_width = 2 * kv_heads * head
+    # GPT-2 leaves n_inner out and means four times the width.
+    inner = config.optional(*_WIDTH) or 4 * hidden
+    dense = LayerShape(attention + (2 if config.kind in _UNGATED else 3) * hidden * inner)
+    mixture = _read_mixture(config, hidden, attention)
+    without = _read_dense_layers(config, number) if mixture is not None else set()
     return ModelShape(
-        layers=_read_layers(config, number, hidden, attention),
+        layers=tuple(
+            replace(dense if mixture is None or index in without else mixture, window=window)
+            for index, window in enumerate(read_windows(config, number))
+        ),
         hidden=hidden,
         vocabulary=config.required("vocab_size", "padded_vocab_size"),
         # transformers ties Gemma's embeddings by default, and Gemma's files do not say so.
@@ -296,20 +288,8 @@ def read_shape(
         prefill_width=prefill_width,
         kv_width=kv_width,
         kv_heads=kv_heads,
-        widest=max(config.optional(*_WIDTH) or 4 * hidden, config.optional("moe_intermediate_size") or 0),
+        widest=max(inner, config.optional("moe_intermediate_size") or 0),
         weight_bytes=_read_weight_bytes(values, config, element_bytes),
-    )
-
-
-def _read_layers(config: ConfigFields, number: int, hidden: int, attention: int) -> tuple[LayerShape, ...]:
-    # GPT-2 leaves n_inner out and means four times the width.
-    inner = config.optional(*_WIDTH) or 4 * hidden
-    dense = LayerShape(attention + (2 if config.kind in _UNGATED else 3) * hidden * inner)
-    mixture = _read_mixture(config, hidden, attention)
-    without = _read_dense_layers(config, number) if mixture is not None else set()
-    return tuple(
-        replace(dense if mixture is None or index in without else mixture, window=window)
-        for index, window in enumerate(read_windows(config, number))
     )
 
 
@@ -346,16 +326,6 @@ def _read_dense_layers(config: ConfigFields, number: int) -> set[int]:
     return found.union(only)
 
 
-def _read_latent_attention(config: ConfigFields, hidden: int, heads: int, latent: int) -> tuple[int, int, int, int]:
-    """Return parameters, the arithmetic's width in decode and in prefill, and numbers per token of latent attention."""
-    rotary = config.required("qk_rope_head_dim")
-    plain, value = config.required("qk_nope_head_dim"), config.required("v_head_dim")
-    query = config.optional("q_lora_rank")
-    queries = hidden * query + query * heads * (plain + rotary) if query else hidden * heads * (plain + rotary)
-    parameters = queries + hidden * (latent + rotary) + latent * heads * (plain + value) + heads * value * hidden
-    return parameters, heads * (latent + rotary // 2), heads * (plain + rotary + value) // 2, latent + rotary
-
-
 def read_windows(config: ConfigFields, layers: int) -> list[int | None]:
     """Read how many tokens attention looks back in each layer; None for all."""
     window = config.optional("sliding_window")
@@ -383,7 +353,13 @@ def _read_weight_bytes(values: Mapping[str, Any], config: ConfigFields, element_
         return element_bytes
     if not isinstance(quantized, Mapping):
         raise config.unfit("quantization_config", quantized, "an object")
-    bits = quantized.get("bits") or quantized.get("w_bit") or _group_bits(quantized)
+    bits = quantized.get("bits") or quantized.get("w_bit")
+    groups = quantized.get("config_groups")
+    # compressed-tensors describes the weights in groups.
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            bits = bits or weights.get("num_bits")
     if isinstance(bits, int | float) and not isinstance(bits, bool) and 0 < bits <= 32:
         # Plus scales: one of 16 bits for about every 64 weights, where the weights are small.
         return float(bits) / 8 + (0.03 if bits < 8 else 0.0)
@@ -398,16 +374,6 @@ def _read_weight_bytes(values: Mapping[str, Any], config: ConfigFields, element_
         f"how many bytes a weight has under {names[-1]!r} is not known",
         'add "bits" to quantization_config, or leave quantization_config out',
     )
-
-
-def _group_bits(quantized: Mapping[str, Any]) -> object:
-    """Return the width of the weights where groups describe them, as in compressed-tensors."""
-    groups = quantized.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping) and weights.get("num_bits"):
-            return weights["num_bits"]
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,7 +422,19 @@ def shipped_models() -> list[str]:
 
 def find_model(given: str) -> Model:
     """Return the model of that name or path; a ConfigError says what is wrong with it."""
-    path = _find_file(given)
+    path = Path(given).expanduser().absolute()
+    if given.lower() in shipped_models():
+        path = _SHIPPED / given.lower() / FILE
+    elif (path / FILE).is_file():
+        path = path / FILE
+    elif path.is_dir():
+        raise ConfigError(f"the folder has no {FILE}", where=str(path), fix=f"put the model's {FILE} there")
+    elif not path.is_file():
+        raise ConfigError(
+            f"there is neither a file or folder {given!r} nor a shape of that name{nearest(given, shipped_models())}",
+            where="--model",
+            fix=f"give a {FILE}, a folder that has one, or one of {', '.join(shipped_models())}",
+        )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -477,20 +455,3 @@ def find_model(given: str) -> Model:
     with contextlib.suppress(UnmodelledError):  # the device 'instant' takes those; a modelled one asks again
         _ = model.shape
     return model
-
-
-def _find_file(given: str) -> Path:
-    if given.lower() in shipped_models():
-        return _SHIPPED / given.lower() / FILE
-    path = Path(given).expanduser().absolute()
-    if path.is_file():
-        return path
-    if (path / FILE).is_file():
-        return path / FILE
-    if path.is_dir():
-        raise ConfigError(f"the folder has no {FILE}", where=str(path), fix=f"put the model's {FILE} there")
-    raise ConfigError(
-        f"there is neither a file or folder {given!r} nor a shape of that name{nearest(given, shipped_models())}",
-        where="--model",
-        fix=f"give a {FILE}, a folder that has one, or one of {', '.join(shipped_models())}",
-    )

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import torch
-from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 
 from vllm_graft.simulator.logprobs import output_table
 from vllm_graft.splitmix import splitmix64
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from vllm.v1.core.sched.output import GrammarOutput
 
-    from vllm_graft.simulator.batch import Batch, RequestTable, Share
+    from vllm_graft.simulator.batch import Batch, Share
     from vllm_graft.simulator.tokens import TokenStream
 
     Masks = tuple[Sequence[NDArray[np.int32]], int]
@@ -55,12 +55,17 @@ def build_output(batch: Batch, grammar_output: GrammarOutput | None, drafter: Dr
     masks = _masks(batch, grammar_output)
     sampled = [_tokens(share, masks.get(share.request_id), drafter) for share in batch.shares]
     ids = [share.request_id for share in batch.shares]
+    # The prompts' log probabilities go out whole and with the first token, which is when the engine expects them.
+    prompts: dict[str, LogprobsTensors | None] = {}
+    for share in batch.shares:
+        if share.index == 0 and share.logprobs is not None and (table := share.logprobs.prompt()) is not None:
+            prompts[share.request_id] = LogprobsTensors(*(torch.from_numpy(each) for each in table))
     return ModelRunnerOutput(
         req_ids=ids,
         req_id_to_index={request_id: position for position, request_id in enumerate(ids)},
         sampled_token_ids=sampled,
         logprobs=_logprobs(batch, sampled),
-        prompt_logprobs_dict=_prompt_logprobs(batch),
+        prompt_logprobs_dict=prompts,
     )
 
 
@@ -73,9 +78,7 @@ def _tokens(share: Share, masks: Masks | None, drafter: Drafter | None) -> list[
     # The drafter is deterministic, so proposing again gives the tokens of the step before.
     if PLACEHOLDER in drafts and drafter is not None:
         drafts = tuple(drafter.propose(share.stream, share.index, len(drafts)))
-    if masks is None:
-        return verify_drafts(share.stream, share.index, drafts, None)
-    rows, acceptable = masks
+    rows, acceptable = masks or (None, None)
     return verify_drafts(share.stream, share.index, drafts[:acceptable], rows)
 
 
@@ -92,17 +95,6 @@ def _logprobs(batch: Batch, sampled: Sequence[Sequence[int]]) -> LogprobsLists |
         return None
     rows = (0 if each is None else len(each[2]) for each in wanted)
     return LogprobsLists(*output_table(outputs), list(accumulate(rows, initial=0)))
-
-
-def _prompt_logprobs(batch: Batch) -> dict[str, LogprobsTensors | None]:
-    """Build the prompts' log probabilities: whole and with the first token, which is when the engine expects them."""
-    first = (share for share in batch.shares if share.logprobs is not None and share.index == 0)
-    tables = {share.request_id: share.logprobs.prompt() for share in first if share.logprobs is not None}
-    return {
-        request_id: LogprobsTensors(*(torch.from_numpy(each) for each in table))
-        for request_id, table in tables.items()
-        if table is not None
-    }
 
 
 def _masks(batch: Batch, grammar_output: GrammarOutput | None) -> dict[str, Masks]:
@@ -132,22 +124,14 @@ class Drafter:
 
     def propose(self, stream: TokenStream, index: int, count: int) -> list[int]:
         """Return drafts for the ``count`` positions from ``index`` on."""
-        return [self._draft(stream.token(position, None), position) for position in range(index, index + count)]
-
-    def _draft(self, right: int, position: int) -> int:
-        if splitmix64(right ^ _RIGHT_SALT, position) < self._acceptance * _WORDS:
-            return right
-        away = 1 + splitmix64(right ^ _WRONG_SALT, position) % max(self._vocab_size - 1, 1)
-        return (right + away) % self._vocab_size
-
-
-def draft_tokens(batch: Batch, table: RequestTable, drafter: Drafter, count: int) -> DraftTokenIds:
-    """Draft for each request of a step the tokens after those given out."""
-    upcoming = table.upcoming(batch)
-    return DraftTokenIds(
-        [request_id for request_id, _, _ in upcoming],
-        [drafter.propose(stream, index, count) for _, stream, index in upcoming],
-    )
+        drafts = []
+        for position in range(index, index + count):
+            draft = stream.token(position, None)
+            if splitmix64(draft ^ _RIGHT_SALT, position) >= self._acceptance * _WORDS:
+                away = 1 + splitmix64(draft ^ _WRONG_SALT, position) % max(self._vocab_size - 1, 1)
+                draft = (draft + away) % self._vocab_size
+            drafts.append(draft)
+        return drafts
 
 
 def verify_drafts(

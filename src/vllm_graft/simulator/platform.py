@@ -14,7 +14,7 @@ from vllm.platforms.interface import Platform, PlatformEnum
 
 from vllm_graft.errors import ConfigError
 from vllm_graft.simulator import refusals
-from vllm_graft.simulator.memory import INSTANT_KV_BYTES, check_fit
+from vllm_graft.simulator.memory import INSTANT_KV_BYTES, remaining_bytes
 from vllm_graft.simulator.settings import carried_settings, resolve_settings
 
 if TYPE_CHECKING:
@@ -96,9 +96,10 @@ class SimulatedPlatform(Platform):
         refusals.check_config(vllm_config)
         # Put into additional_config now, in the front end: engine and workers must not read the environment again.
         settings = carried_settings(vllm_config)
-        # A VllmConfig may be without a model.
-        if vllm_config.model_config is not None and settings.device is not None:
-            check_fit(vllm_config, settings)
+        # Refused before anything is started: a model that does not fit. A VllmConfig may be without a model.
+        sized = vllm_config.cache_config.kv_cache_memory_bytes or settings.kv_bytes
+        if vllm_config.model_config is not None and settings.device is not None and not sized:
+            remaining_bytes(vllm_config, settings)
         if settings.output_tokens:
             refusals.check_ending(vllm_config)
         if settings.virtual:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from vllm_graft.bindings.attention.compaction import WindowShape
@@ -38,6 +39,7 @@ class Work(Protocol):
         """Tokens in its KV cache afterwards."""
 
 
+@dataclass(eq=False)
 class Roofline:
     """The time and the memory of one model on one kind of device.
 
@@ -47,26 +49,19 @@ class Roofline:
     graph_tokens: the largest step for which vLLM has a CUDA graph
     """
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        device: Device,
-        *,
-        tensor: int = 1,
-        pipeline: int = 1,
-        data: int = 1,
-        kv_bytes: float = 2.0,
-        decode: int = 1,
-        graph_tokens: int = 512,
-    ) -> None:
-        self.shape = shape
-        self.device = device
-        self._tensor = tensor
-        self._data = data
-        self._kv_bytes = kv_bytes
-        self._decode = decode
-        self._graph_tokens = graph_tokens
-        self._stages = [_Stage(shape.layers[first:end]) for first, end in _split(len(shape.layers), pipeline)]
+    shape: ModelShape
+    device: Device
+    _: KW_ONLY
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    kv_bytes: float = 2.0
+    decode: int = 1
+    graph_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        layers = self.shape.layers
+        self._stages = [_Stage(layers[first:end]) for first, end in _split(len(layers), self.pipeline)]
 
     def stage_seconds(self, batch: Iterable[Work]) -> list[float]:
         """Return the seconds of each pipeline stage for a batch; 0 for an empty one."""
@@ -75,7 +70,13 @@ class Roofline:
         if not tokens:
             return [0.0] * len(self._stages)
         last = len(self._stages) - 1
-        launch = self._launch(works, tokens) / len(self.shape.layers)
+        # The host's time for the launch; a step that only decodes replays a CUDA graph, which costs nothing.
+        launch = 1e-3 * self.device.launch_ms
+        if tokens > self.graph_tokens:
+            launch = max(launch, 1e-3 * self.device.eager_ms)
+        elif launch and not any(work.new_tokens > self.decode for work in works):
+            launch = 0.0
+        launch /= len(self.shape.layers)
         seconds = [
             self._linear(stage, tokens, len(works) if index == last else 0)
             + sum(count * self._attention(window, works) for window, count in stage.windows.items())
@@ -95,42 +96,35 @@ class Roofline:
         """The weights on the device that holds most of them."""
         # With several stages the input and the output embedding are on different devices, unless they are one tensor.
         embeddings = self.shape.embedding_bytes / (2 if len(self._stages) > 1 and not self.shape.tied else 1)
-        held = max(stage.shared + stage.experts / self._data for stage in self._stages)
-        return (held * self.shape.weight_bytes + embeddings) / self._tensor
+        held = max(stage.shared + stage.experts / self.data for stage in self._stages)
+        return (held * self.shape.weight_bytes + embeddings) / self.tensor
 
     def activation_bytes(self, batched_tokens: int, sequences: int) -> float:
         """Return the most memory that a step holds besides weights and KV cache."""
-        inner = (3 * self.shape.widest / self._tensor + 4 * self.shape.hidden) * ACTIVATION_BYTES
-        return batched_tokens * inner + 12.0 * sequences * self.shape.vocabulary / self._tensor
-
-    def _launch(self, works: list[Work], tokens: int) -> float:
-        """Return the host's time for a launch; a step that only decodes replays a CUDA graph, which costs nothing."""
-        graph, eager = 1e-3 * self.device.launch_ms, 1e-3 * self.device.eager_ms
-        if tokens > self._graph_tokens:
-            return max(graph, eager)
-        return graph if graph and any(work.new_tokens > self._decode for work in works) else 0.0
+        inner = (3 * self.shape.widest / self.tensor + 4 * self.shape.hidden) * ACTIVATION_BYTES
+        return batched_tokens * inner + 12.0 * sequences * self.shape.vocabulary / self.tensor
 
     def _linear(self, stage: _Stage, tokens: int, sampled: int) -> float:
         # The output embedding works on the last token of each request, in the last stage.
         head = self.shape.vocabulary * self.shape.hidden if sampled else 0
         read = self.shape.weight_bytes * sum(
-            (layer.shared + layer.chosen(tokens * self._data) / self._data) * count
+            (layer.shared + layer.chosen(tokens * self.data) / self.data) * count
             for layer, count in stage.kinds.items()
         )
         multiplied = 2.0 * (stage.per_token * tokens + head * sampled)
         return max(
-            (read + ACTIVATION_BYTES * head) / self._tensor / (1e9 * self.device.bandwidth_gb_s * self.device.weights),
-            multiplied / self._tensor / (1e12 * self.device.tflops * self.device.compute),
+            (read + ACTIVATION_BYTES * head) / self.tensor / (1e9 * self.device.bandwidth_gb_s * self.device.weights),
+            multiplied / self.tensor / (1e12 * self.device.tflops * self.device.compute),
         )
 
     def _attention(self, window: int | WindowShape | None, works: list[Work]) -> float:
         """Return the seconds of one layer's attention."""
         # More devices than KV heads replicate the heads, as in vLLM.
-        shared = min(self._tensor, self.shape.kv_heads)
-        read = self.shape.kv_width * self._kv_bytes / shared / (1e9 * self.device.bandwidth_gb_s * self.device.kv)
+        shared = min(self.tensor, self.shape.kv_heads)
+        read = self.shape.kv_width * self.kv_bytes / shared / (1e9 * self.device.bandwidth_gb_s * self.device.kv)
         flops = 1e12 * self.device.tflops * self.device.compute
-        decode = 4.0 * self.shape.attention_width / self._tensor / flops
-        prefill = 4.0 * self.shape.prefill_width / self._tensor / flops
+        decode = 4.0 * self.shape.attention_width / self.tensor / flops
+        prefill = 4.0 * self.shape.prefill_width / self.tensor / flops
         seconds = 0.0
         for work in works:
             count = work.new_tokens
@@ -150,12 +144,12 @@ class Roofline:
         size = tokens * self.shape.hidden * ACTIVATION_BYTES
         link, least = 1e9 * self.device.link_gb_s, 1e-6 * self.device.link_us
         seconds = (size / link + least) if passes_on else 0.0
-        if self._tensor > 1:
+        if self.tensor > 1:
             # A ring all-reduce sends each byte this often.
-            ring = 2 * (self._tensor - 1) / self._tensor
+            ring = 2 * (self.tensor - 1) / self.tensor
             seconds += 2 * stage.depth * (ring * size / link + least)
-        if self._data > 1:
-            seconds += 2 * stage.mixtures * ((self._data - 1) * size / link + least)
+        if self.data > 1:
+            seconds += 2 * stage.mixtures * ((self.data - 1) * size / link + least)
         return seconds
 
 

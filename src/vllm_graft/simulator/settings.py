@@ -106,26 +106,23 @@ def resolve_settings(environ: Mapping[str, str] | None = None) -> SimulationSett
     kv_bytes = fields.number("kv_bytes", 0.0, most=_LARGEST, wanted=_BYTES)
     if kv_bytes != int(kv_bytes):
         raise fields.unfit("kv_bytes", values["kv_bytes"], _BYTES)
+    device = find_device(name, file.devices if file is not None else {}, origin)
+    speed, raw_speed = math.inf, fields.raw("speed")
+    if not isinstance(raw_speed, str) or raw_speed.lower() != VIRTUAL:
+        try:
+            speed = fields.number("speed", 1.0, least=sys.float_info.min, most=_LARGEST)
+        except ConfigError as error:
+            what = f"speed must be a number above 0 or {VIRTUAL!r}, and is {raw_speed!r}"
+            raise ConfigError(what, where=error.where, fix="give 1 for real time, 10 for ten times as fast") from None
     return SimulationSettings(
         name=name,
         named="device" in given,
-        device=find_device(name, file.devices if file is not None else {}, origin),
-        speed=_read_speed(fields),
+        device=device,
+        speed=speed,
         output_tokens=fields.number("output_tokens", 0.0, most=_LARGEST, wanted="a number, 0 or more"),
         acceptance=fields.number("acceptance", 0.7, most=1.0, wanted="a number from 0 to 1"),
         kv_bytes=int(kv_bytes),
     )
-
-
-def _read_speed(fields: Fields) -> float:
-    value = fields.raw("speed")
-    if isinstance(value, str) and value.lower() == VIRTUAL:
-        return math.inf
-    try:
-        return fields.number("speed", 1.0, least=sys.float_info.min, most=_LARGEST)
-    except ConfigError as error:
-        what = f"speed must be a number above 0 or {VIRTUAL!r}, and is {value!r}"
-        raise ConfigError(what, where=error.where, fix="give 1 for real time, 10 for ten times as fast") from None
 
 
 def carried_settings(vllm_config: VllmConfig) -> SimulationSettings:

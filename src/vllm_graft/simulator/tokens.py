@@ -136,13 +136,32 @@ class HashedStream:
     ) -> None:
         self._key = key
         self._vocab_size = vocabulary.size
-        self._stops = frozenset(params.all_stop_token_ids) if params is not None else frozenset()
-        self._minimum = params.min_tokens if params is not None else 0
-        self._banned, self._allowed = _constraints(params) if params is not None else (frozenset(), None)
-        self._avoid = vocabulary.special | self._stops | self._banned
-        self._ending = _ending(params, vocabulary) if params is not None and length is not None else None
+        self._stops: frozenset[int] = frozenset()
+        self._banned: frozenset[int] = frozenset()
+        self._allowed: list[int] | None = None
+        """The only tokens that the request allows; None for all that are not banned."""
+        self._ending: int | None = None
+        """The token by which vLLM sees the end of a text; None where the request ignores it."""
+        self._minimum = 0
+        if params is not None:
+            self._stops = frozenset(params.all_stop_token_ids)
+            self._minimum = params.min_tokens
+            biases = (params.logit_bias or {}).items()
+            banned = {token for token, bias in biases if bias <= -_STRONG_BIAS}
+            self._banned = frozenset(banned.union(word[-1] for word in params.bad_words_token_ids or ()))
+            # vLLM clamps biases to -100 and 100, which no other logit outweighs.
+            forced = [token for token, bias in biases if bias >= _STRONG_BIAS]
+            allowed = list(params.allowed_token_ids or forced)
+            allowed = [token for token in allowed if token in forced] or allowed
+            self._allowed = [token for token in allowed if token not in self._banned] or allowed or None
+            if length is not None and not params.ignore_eos:
+                self._ending = params.eos_token_id
+                if self._ending is None:
+                    # Without a tokenizer there is no end token, but the model's generation configuration may name one.
+                    self._ending = min(vocabulary.special.intersection(params.stop_token_ids or ()), default=None)
         if self._ending in self._banned or (self._allowed and self._ending not in self._allowed):
             self._ending = None
+        self._avoid = vocabulary.special | self._stops | self._banned
         self._last = max((length or 1) - 1, self._minimum)
         # A field of vLLM 0.29 and later: tokens that a request wants replayed.
         self._trace: Sequence[int] = getattr(params, "trace_decode_token_ids", None) or ()
@@ -185,30 +204,6 @@ class HashedStream:
             # The grammar allows nothing: whatever is returned, the scheduler fails this one request.
             return self._ordinary(number)
         return int(choice[skew(number, len(choice))])
-
-
-def _constraints(params: SamplingParams) -> tuple[frozenset[int], list[int] | None]:
-    """Return the tokens that a request forbids, and the only ones it allows or None."""
-    biases = (params.logit_bias or {}).items()
-    banned = {token for token, bias in biases if bias <= -_STRONG_BIAS}
-    banned.update(word[-1] for word in params.bad_words_token_ids or ())
-    # vLLM clamps biases to -100 and 100, which no other logit outweighs.
-    forced = [token for token, bias in biases if bias >= _STRONG_BIAS]
-    allowed = list(params.allowed_token_ids or forced)
-    allowed = [token for token in allowed if token in forced] or allowed
-    return frozenset(banned), [token for token in allowed if token not in banned] or allowed or None
-
-
-def _ending(params: SamplingParams, vocabulary: Vocabulary) -> int | None:
-    """Return the token by which vLLM sees the end of a text; None where the request ignores it.
-
-    Without a tokenizer there is no end token, but the model's generation configuration may name one to stop at.
-    """
-    if params.ignore_eos:
-        return None
-    if params.eos_token_id is not None:
-        return int(params.eos_token_id)
-    return min(vocabulary.special.intersection(params.stop_token_ids or ()), default=None)
 
 
 def allowed_tokens(mask: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_graft.bindings.attention.layers import planned_layers
@@ -22,7 +23,7 @@ from vllm_graft.simulator.batch import Batch, RequestTable
 from vllm_graft.simulator.clock import VIRTUAL_CLOCK, RealClock, Timeline
 from vllm_graft.simulator.logprobs import LogprobModel
 from vllm_graft.simulator.memory import attention_windows, build_roofline, kv_cache_bytes, kv_cache_specs
-from vllm_graft.simulator.outputs import Drafter, StepOutput, build_output, draft_tokens
+from vllm_graft.simulator.outputs import Drafter, StepOutput, build_output
 from vllm_graft.simulator.settings import carried_settings
 from vllm_graft.simulator.tokens import HashedTokens, LengthModel, TokenSource, read_vocabulary
 
@@ -31,19 +32,11 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-    from vllm.v1.outputs import DraftTokenIds
 
 _log = logging.getLogger(__name__)
 
 _MEMORY = frozenset({"weights", "kv_cache"})
 """The parts of memory that sleep and wake, by vLLM's names."""
-
-
-class _OneToken(NamedTuple):
-    """The work of a dummy batch."""
-
-    new_tokens: int = 1
-    context: int = 1
 
 
 def _unavailable(what: str) -> Callable[..., None]:
@@ -61,15 +54,8 @@ def _unavailable(what: str) -> Callable[..., None]:
 class SimulatedWorker(WorkerBase):
     """One simulated device. In a tensor-parallel group only the first answers; the others idle."""
 
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        local_rank: int,
-        rank: int,
-        distributed_init_method: str,
-        is_driver_worker: bool = False,
-    ) -> None:
-        super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
         self.settings = carried_settings(vllm_config)
         self._roofline = build_roofline(vllm_config, self.settings)
         vocabulary = read_vocabulary(self.model_config)
@@ -111,11 +97,9 @@ class SimulatedWorker(WorkerBase):
     def init_device(self) -> None:
         """Name the CPU as the device for tensors, should vLLM make one."""
         self.device = torch.device("cpu")
-        if getattr(self.parallel_config, "nnodes", 1) > 1:
-            self._join_nodes()
-
-    def _join_nodes(self) -> None:
-        """Join the process group by which vLLM hands steps and outputs from node to node; no tensor travels in it."""
+        if getattr(self.parallel_config, "nnodes", 1) <= 1:
+            return
+        # vLLM hands steps and outputs from node to node by a process group; no tensor travels in it.
         from vllm.distributed.parallel_state import init_distributed_environment
         from vllm.platforms import current_platform
 
@@ -205,14 +189,18 @@ class SimulatedWorker(WorkerBase):
     def execute_dummy_batch(self) -> None:
         """Take the time of one token: a data-parallel rank without work keeps step with the others."""
         if self._roofline is not None:
-            self._timeline.wait(self._timeline.launch(self._roofline.stage_seconds([_OneToken()])))
+            one_token = SimpleNamespace(new_tokens=1, context=1)
+            self._timeline.wait(self._timeline.launch(self._roofline.stage_seconds([one_token])))
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return drafts for the tokens after those given out; None without speculative decoding."""
         if self._drafter is None:
             return None
         batch, count = self._drafting
-        return draft_tokens(batch, self._requests, self._drafter, min(count, self._drafter.count))
+        count = min(count, self._drafter.count)
+        upcoming = self._requests.upcoming(batch)
+        drafts = [self._drafter.propose(stream, index, count) for _, stream, index in upcoming]
+        return DraftTokenIds([request_id for request_id, _, _ in upcoming], drafts)
 
     def synchronize_device(self) -> None:
         """Wait for the steps in flight."""

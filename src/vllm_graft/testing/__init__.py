@@ -18,29 +18,17 @@ if TYPE_CHECKING:
     from vllm_graft.launcher.models import tiny_model as tiny_model
     from vllm_graft.launcher.server import ServerProcess as ServerProcess
     from vllm_graft.launcher.server import free_port as free_port
-    from vllm_graft.testing.asserts import assert_active as assert_active
-    from vllm_graft.testing.asserts import assert_called as assert_called
     from vllm_graft.testing.packages import lay_out as lay_out
     from vllm_graft.testing.packages import python_path as python_path
     from vllm_graft.testing.session import Session as Session
-
-__all__ = [
-    "ServerProcess",
-    "Session",
-    "assert_active",
-    "assert_called",
-    "embedded_model",
-    "free_port",
-    "lay_out",
-    "python_path",
-    "tiny_model",
-]
+    from vllm_graft.testing.session import assert_active as assert_active
+    from vllm_graft.testing.session import assert_called as assert_called
 
 _HOMES = {
     "ServerProcess": ".launcher.server",
     "Session": "session",
-    "assert_active": "asserts",
-    "assert_called": "asserts",
+    "assert_active": "session",
+    "assert_called": "session",
     "embedded_model": ".launcher.models",
     "free_port": ".launcher.server",
     "lay_out": "packages",
@@ -48,4 +36,5 @@ _HOMES = {
     "tiny_model": ".launcher.models",
 }
 
+__all__ = list(_HOMES)
 __getattr__ = loader(__name__, _HOMES)

@@ -1,11 +1,11 @@
-"""One test's worth of vLLM: a plan, a state folder of its own, and three ways to run the real engine with it."""
+"""One test's worth of vLLM: a plan, a state folder, three ways to run the real engine, assertions on its records."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,9 +14,10 @@ from vllm_graft import sockets
 from vllm_graft.errors import SetupError
 from vllm_graft.launcher.models import tiny_model
 from vllm_graft.launcher.server import ServerProcess, free_port
-from vllm_graft.ledger import RunView, runs
+from vllm_graft.ledger import ProcessView, RunView, runs
 from vllm_graft.ledger.folder import home_in
-from vllm_graft.simulator.workload.engine import set_environment
+from vllm_graft.points import Role
+from vllm_graft.simulator.workload.player import set_environment
 from vllm_graft.testing import zygote
 from vllm_graft.testing.packages import lay_out, python_path
 
@@ -45,7 +46,7 @@ _SMALL: Final = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "25
 
 
 class Session:
-    """What the fixture ``graft`` hands to a test.
+    """The object that the fixture ``graft`` hands to a test.
 
     folder: the test's working folder, with ``graft.toml``, logs and laid-out packages
     env:    the environment everything started here gets, besides this process's own; None takes a name out
@@ -135,7 +136,15 @@ class Session:
             entered, active = process.entered, process.engine.active()
             loaded = False
             try:
-                self._check_platform()
+                platforms = sys.modules.get("vllm.platforms")
+                chosen = vars(platforms).get("_current_platform") if platforms is not None else None
+                simulated = self.env.get("GRAFT_SIMULATE") is not None
+                if chosen is not None and simulated != ("Simulated" in type(chosen).__name__):
+                    raise SetupError(
+                        f"vLLM has already settled on {type(chosen).__name__} in this process",
+                        where="Session.llm",
+                        fix="use Session.script or Session.server, which start processes of their own",
+                    )
                 from vllm import LLM, plugins
 
                 loaded = plugins.plugins_loaded
@@ -165,13 +174,32 @@ class Session:
             server.stop()
         sockets.remove(self._sockets)
 
-    def _check_platform(self) -> None:
-        platforms = sys.modules.get("vllm.platforms")
-        chosen = vars(platforms).get("_current_platform") if platforms is not None else None
-        simulated = self.env.get("GRAFT_SIMULATE") is not None
-        if chosen is not None and simulated != ("Simulated" in type(chosen).__name__):
-            raise SetupError(
-                f"vLLM has already settled on {type(chosen).__name__} in this process",
-                where="Session.llm",
-                fix="use Session.script or Session.server, which start processes of their own",
-            )
+
+def assert_active(view: RunView | None, item: str, *, roles: Iterable[Role] | None = None) -> list[ProcessView]:
+    """Assert that an item is active in every living process that needs it, and that each of the roles has one.
+
+    Returns those processes. Without ``roles``, the roles are the ones the plan gives the item.
+    """
+    assert view is not None, "the server left no record: it ran without a plan, or with another state folder"
+    planned = next((planned for planned in view.plan if planned.name == item), None)
+    assert planned is not None, f"{item!r} is not in the plan: {[planned.name for planned in view.plan]}"
+    wanted = set(planned.roles if roles is None else roles)
+    living = [process for process in view.processes if process.life in ("running", "unknown")]
+    found = [process for process in living if wanted.intersection(process.record.roles)]
+    for process in found:
+        state = process.record.item(item)
+        place = f"{process.record.name} (pid {process.record.pid})"
+        assert state is not None, f"{item!r} is not known in {place}"
+        assert state.state in ("applied", "armed"), f"{item!r} is {state.state} in {place}: {state.reason}"
+    seen = {role for process in found for role in process.record.roles}
+    missing = wanted - seen - ({"registry"} if roles is None else set())
+    assert not missing, f"no process with the role {sorted(missing)} recorded anything"
+    return found
+
+
+def assert_called(view: RunView | None, item: str, *, at_least: int = 1) -> int:
+    """Assert that an item's hooks were called, over all processes together; return how often."""
+    assert view is not None, "the server left no record: it ran without a plan, or with another state folder"
+    calls = sum(process.calls(item) for process in view.processes)
+    assert calls >= at_least, f"{item!r} was called {calls} times, at least {at_least} expected"
+    return calls

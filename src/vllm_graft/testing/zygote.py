@@ -65,8 +65,15 @@ class ZygoteClient:
         return self._owner == os.getpid()
 
     def can_fork(self, words: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Tell whether a process of this command line and environment may have the zygote's modules."""
-        return self.usable() and _runnable(words) and _import_settings(env) == self.settings
+        """Tell whether a process of this command line and environment may have the zygote's modules.
+
+        The command line must be ``-m``, ``-c`` or a script, without options of the interpreter.
+        """
+        if not self.usable() or not words or _import_settings(env) != self.settings:
+            return False
+        if words[0] in ("-m", "-c"):
+            return len(words) >= 2
+        return not words[0].startswith("-") and os.path.isfile(words[0])
 
     def close(self) -> None:
         """Let the zygote end."""
@@ -77,10 +84,14 @@ class ZygoteClient:
         targets = list(request.fds)
         body = json.dumps([request.words, request.env, request.cwd, request.new_session, targets]).encode()
         answer = b""
-        with self._lock, _subreaper(), suppress(ConnectionError):
-            socket.send_fds(self._control, [struct.pack("!I", len(body))], [request.fds[one] for one in targets])
-            self._control.sendall(body)
-            answer = self._control.recv(4)
+        with self._lock, suppress(ConnectionError):
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                socket.send_fds(self._control, [struct.pack("!I", len(body))], [request.fds[one] for one in targets])
+                self._control.sendall(body)
+                answer = self._control.recv(4)
+            finally:
+                _prctl(_PR_SET_CHILD_SUBREAPER, 0)
         if len(answer) != 4:
             raise RuntimeError("the zygote of the tests has ended")
         return int(struct.unpack("!I", answer)[0])
@@ -249,7 +260,11 @@ def _fork_spawned() -> None:
     plain = _state["spawn"] = util.spawnv_passfds
 
     def spawn(path: Any, args: Sequence[str], passfds: Sequence[int]) -> int:
-        zygote, words = client(), _without_flags([os.fsdecode(word) for word in args])
+        zygote, words = client(), [os.fsdecode(word) for word in args]
+        # multiprocessing copies the interpreter's flags from this process: a fork has them already.
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        if words[1 : 1 + len(flags)] == flags:
+            del words[1 : 1 + len(flags)]
         # It imports nothing that the zygote could share.
         tracker = "resource_tracker" in " ".join(words)
         if zygote is None or tracker or not zygote.can_fork(words[1:], os.environ):
@@ -269,7 +284,12 @@ def main() -> None:
     # The first entry is this file's folder, from which no forked process may import.
     del sys.path[0]
     base = [one for one in sys.path if one not in paths]
-    _preload(names)
+    for name in names:
+        # One that is missing or fails here is imported, or fails, where it is needed.
+        with suppress(Exception):
+            importlib.import_module(name)
+        if taken := {"vllm", "vllm_graft", "prometheus_client"} & sys.modules.keys():
+            sys.exit(f"the zygote of the tests must not import {', '.join(taken)}, and {name} does")
     gc.collect()
     # Frozen objects are not looked at by the garbage collector, so their pages stay shared.
     gc.freeze()
@@ -281,15 +301,6 @@ def main() -> None:
             break
         request = followed
     _exit_after(request.words)
-
-
-def _preload(names: Sequence[str]) -> None:
-    """Import the modules; one that is missing or fails here is imported, or fails, where it is needed."""
-    for name in names:
-        with suppress(Exception):
-            importlib.import_module(name)
-        if taken := {"vllm", "vllm_graft", "prometheus_client"} & sys.modules.keys():
-            sys.exit(f"the zygote of the tests must not import {', '.join(taken)}, and {name} does")
 
 
 def _serve(control: socket.socket) -> ForkRequest:
@@ -372,10 +383,33 @@ def _keep_zygote(request: ForkRequest, env: Mapping[str, str]) -> ForkRequest | 
 def _exit_after(words: list[str]) -> None:
     """Run the program, then end as the interpreter does, but without tearing down modules that the zygote loaded."""
     import atexit
+    import types
 
     status: object = 0
+    module = types.ModuleType("__main__")
+    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    sys.modules["_graft_zygote"] = sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    sys.orig_argv = [sys.executable, *words]
     try:
-        _run(words)
+        # As the interpreter does with its command line.
+        if words[0] == "-m":
+            import runpy
+
+            sys.argv = ["-m", *words[2:]]
+            sys.path.insert(0, os.getcwd())
+            runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
+        elif words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
+            sys.path.insert(0, "")
+            exec(compile(words[1], "<string>", "exec"), module.__dict__)
+        else:
+            sys.argv = list(words)
+            sys.path.insert(0, os.path.dirname(os.path.realpath(words[0])))
+            module.__file__ = words[0]
+            with open(words[0], "rb") as file:
+                code = compile(file.read(), words[0], "exec")
+            exec(code, module.__dict__)
     except SystemExit as exit_:
         status = exit_.code
     except BaseException:
@@ -392,59 +426,9 @@ def _exit_after(words: list[str]) -> None:
     os._exit(int(status or 0) & 0xFF)
 
 
-def _run(words: list[str]) -> None:
-    """Do what the interpreter does with its command line."""
-    import types
-
-    module = types.ModuleType("__main__")
-    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    sys.modules["_graft_zygote"] = sys.modules["__main__"]
-    sys.modules["__main__"] = module
-    sys.orig_argv = [sys.executable, *words]
-    if words[0] == "-m":
-        import runpy
-
-        sys.argv = ["-m", *words[2:]]
-        sys.path.insert(0, os.getcwd())
-        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
-    elif words[0] == "-c":
-        sys.argv = ["-c", *words[2:]]
-        sys.path.insert(0, "")
-        exec(compile(words[1], "<string>", "exec"), module.__dict__)
-    else:
-        sys.argv = list(words)
-        sys.path.insert(0, os.path.dirname(os.path.realpath(words[0])))
-        module.__file__ = words[0]
-        with open(words[0], "rb") as file:
-            code = compile(file.read(), words[0], "exec")
-        exec(code, module.__dict__)
-
-
 def _import_settings(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the zygote's modules read once, when they are imported."""
     return {name: value for name, value in env.items() if name.startswith(("HF_", "TRANSFORMERS_"))}
-
-
-def _without_flags(words: list[str]) -> list[str]:
-    """Drop the interpreter flags that multiprocessing copies from this process: a fork has them already."""
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [words[0], *words[1 + len(flags) :]] if flags and words[1 : 1 + len(flags)] == flags else words
-
-
-def _runnable(words: Sequence[str]) -> bool:
-    """Tell whether a command line is ``-m``, ``-c`` or a script, without options of the interpreter."""
-    if len(words) >= 2 and words[0] in ("-m", "-c"):
-        return True
-    return bool(words) and not words[0].startswith("-") and os.path.isfile(words[0])
-
-
-@contextmanager
-def _subreaper() -> Iterator[None]:
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def _prctl(option: int, value: int) -> None:

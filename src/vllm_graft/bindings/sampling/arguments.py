@@ -1,4 +1,4 @@
-"""What planned samplers need of the engine's arguments, and which engines cannot have samplers."""
+"""The engine arguments that planned samplers need, and the engines that cannot have samplers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ QUALNAME: Final = "vllm_graft.bindings.sampling.processor:PlannedProcessor"
 
 RUNNER_VARIABLE: Final = "VLLM_USE_V2_MODEL_RUNNER"
 _V2: Final = "vllm.v1.worker.gpu.sample.logits_processor"
-
-_POOLING: Final = "a pooling model picks no tokens"
-_SPECULATIVE: Final = (
-    "the V1 model runner takes no logits processors with speculative decoding; the V2 runner does, from vLLM 0.31 on"
-)
 
 
 def arguments(args: EngineArgs, plan: Plan) -> dict[str, Any]:
@@ -50,12 +45,23 @@ def unusable_samplers(config: VllmConfig, plan: Plan) -> dict[str, str]:
     reason = ""
     # With these two vLLM raises for --logits-processors, but drops processors of entry points in silence.
     if getattr(config.model_config, "runner_type", "") == "pooling":
-        reason = _POOLING
+        reason = "a pooling model picks no tokens"
     elif config.speculative_config is not None and not getattr(config, "use_v2_model_runner", False):
-        reason = _SPECULATIVE
+        without = "the V1 model runner takes no logits processors with speculative decoding"
+        reason = f"{without}; the V2 runner does, from vLLM 0.31 on"
     by_default = any(item.options.get("defaults") or item.options.get("every_request") for item in planned)
     if by_default and config.speculative_config is not None and not reason:
-        _refuse_defaults_with_drafts(plan)
+        from vllm_graft.bindings.sampling.requests import list_samplers
+
+        # A sampler for every request that works token by token, where the engine verifies several at a time.
+        for each in list_samplers(plan, Run("", 0, speculative=True)):
+            if each.planned and each.refused and each.by_default:
+                raise ConfigError(
+                    f"the sampler {each.name!r} is to work on every request and cannot be used: {each.refused}",
+                    where=next(item.origin for item in plan if item.name == each.name),
+                    fix=f"take `defaults` out of [options.{each.name}], or start the engine without speculative "
+                    "decoding",
+                )
     for item in planned:
         if reason and item.options.get("required"):
             raise ConfigError(
@@ -64,19 +70,6 @@ def unusable_samplers(config: VllmConfig, plan: Plan) -> dict[str, str]:
                 fix=f"start the engine without it, or drop `required` from [options.{item.name}]",
             )
     return {item.name: reason for item in planned} if reason else {}
-
-
-def _refuse_defaults_with_drafts(plan: Plan) -> None:
-    """Refuse a sampler for every request that works token by token, where the engine verifies several at a time."""
-    from vllm_graft.bindings.sampling.requests import list_samplers
-
-    for each in list_samplers(plan, Run("", 0, speculative=True)):
-        if each.planned and each.refused and each.by_default:
-            raise ConfigError(
-                f"the sampler {each.name!r} is to work on every request and cannot be used: {each.refused}",
-                where=next(item.origin for item in plan if item.name == each.name),
-                fix=f"take `defaults` out of [options.{each.name}], or start the engine without speculative decoding",
-            )
 
 
 def user_processors(config: VllmConfig) -> list[str]:

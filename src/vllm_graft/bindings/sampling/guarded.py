@@ -10,20 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
+
+import torch
 
 from vllm_graft.bindings.instantiate import guard_method
-from vllm_graft.bindings.sampling.isolation import (
-    NOT_NUMBERS,
-    CopyBuffer,
-    DeviceFlag,
-    form_of,
-    isolate,
-    keep_settings,
-    read_result,
-    write_back,
-    write_back_on_host,
-)
+from vllm_graft.bindings.sampling import isolation
 from vllm_graft.contracts import Params, Rows, Sampler, SamplingStrategy, ServedModel, Statistics, Truncation
 from vllm_graft.contracts.kernels import indices
 from vllm_graft.contracts.request_keys import KeyValue, read_keys
@@ -33,15 +25,12 @@ from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import PlanItem
 from vllm_graft.points import point
 
-if TYPE_CHECKING:
-    import torch
-
 Fail = Callable[[int, str], None]
 """Ends the request of a slot with an error, for a reason."""
 
 _OURS: Final = "vllm-graft"
 OPEN_BUDGET_US: Final = 20_000.0
-"""What ``open`` may cost beyond a step: it is called once for each request, and may have tables to make."""
+"""The cost of ``open`` allowed beyond a step's: it is called once for each request, and may have tables to make."""
 _PASSES: Final = 16
 _HOST_BYTES_PER_US: Final = 5000.0
 
@@ -75,6 +64,8 @@ class GuardedSampler:
         """Called when a request ends within a step and is this sampler's no longer."""
         self.truncates = isinstance(sampler, Truncation)
         self.picks = isinstance(sampler, Sampler)
+        self.stage = STAGES.index(sampler.stage) if isinstance(sampler, SamplingStrategy) else len(STAGES)
+        """The place in the order of a step; samplers that pick tokens come last."""
         self._broken = ""
         self._defaults: Mapping[str, KeyValue] = {key.name: key.default for key in self.keys}
         self._planned_values = read_defaults(type(sampler), item.options)
@@ -87,10 +78,10 @@ class GuardedSampler:
         self._ledger = ledger
         self._unowned = model.slots
         self._isolated: tuple[Rows, Rows] | None = None
-        self._copies = CopyBuffer()
+        self._copies = isolation.CopyBuffer()
         self._atomic = isinstance(sampler, SamplingStrategy) and sampler.atomic
         self._in_place = self._atomic and item.package == _OURS
-        self._nan_flag = DeviceFlag(model.device) if model.device.type != "cpu" else None
+        self._nan_flag = isolation.DeviceFlag(model.device) if model.device.type != "cpu" else None
         own = item.options.get("budget_us")
         budget = float(own) if isinstance(own, int | float) and own > 0 else budget_us(model, sampler.row_budget_us)
         methods: dict[str, Callable[..., object]] = {}
@@ -102,16 +93,11 @@ class GuardedSampler:
         elif self.picks:
             methods["sample"] = self._run_sample
         if item.package != _OURS:
-            methods = {name: keep_settings(name, call) for name, call in methods.items()}
+            methods = {name: isolation.keep_settings(name, call) for name, call in methods.items()}
         self._guards = {
             name: guard_method(item, name, call, ledger, budget_us=budget + OPEN_BUDGET_US * (name == "open"))
             for name, call in methods.items()
         }
-
-    @property
-    def stage(self) -> int:
-        """The place in the order of a step; samplers that pick tokens come last."""
-        return STAGES.index(self.sampler.stage) if isinstance(self.sampler, SamplingStrategy) else len(STAGES)
 
     @property
     def listens(self) -> bool:
@@ -133,12 +119,10 @@ class GuardedSampler:
     def warm_up(self, model: ServedModel) -> None:
         """Compile the kernels that write a strategy's rows back, so that no request waits for them."""
         if "step" in self._guards and not self._in_place and self._nan_flag is not None:
-            import torch
-
             logits = torch.zeros((1, model.vocabulary), device=model.device)
             row = torch.zeros(1, dtype=torch.int64, device=model.device)
             seen = self._nan_flag.seen
-            write_back(logits, row, logits.clone(), mine=None, keep_forbidden=not self._atomic, seen=seen)
+            isolation.write_back(logits, row, logits.clone(), mine=None, keep_forbidden=not self._atomic, seen=seen)
 
     def enter(
         self,
@@ -218,7 +202,7 @@ class GuardedSampler:
     def _check_aside(self) -> bool:
         """Return whether the sampler is put aside, by what the device has reported since the last step too."""
         if not self.aside and self._nan_flag is not None and self._nan_flag.is_set():
-            self.put_aside(f"it gave {NOT_NUMBERS}; those rows were left as they were")
+            self.put_aside(f"it gave {isolation.NOT_NUMBERS}; those rows were left as they were")
         return self.aside
 
     def _own_view(self, rows: Rows) -> Rows:
@@ -226,7 +210,7 @@ class GuardedSampler:
         if self._in_place:
             return rows
         if self._isolated is None or self._isolated[0] is not rows:
-            self._isolated = (rows, isolate(rows))
+            self._isolated = (rows, isolation.isolate(rows))
         return self._isolated[1]
 
     def _run_open(self, slot: int, params: Params) -> bool:
@@ -252,18 +236,22 @@ class GuardedSampler:
         """Run a step that leaves the logits as they were if it raises, and other rows whatever it does."""
         mine = rows.slots != self._unowned if rows.known is None else None
         own = self._copies.take(logits, rows.rows)
-        form = form_of(own)
+        form = isolation.form_of(own)
         try:
             answer = cast("SamplingStrategy", self.sampler).step(own, self._own_view(rows))
-            result = read_result(answer, own, form)
+            result = isolation.read_result(answer, own, form)
         except BaseException:
-            self._copies = CopyBuffer()  # the step may have resized or freed the memory
+            self._copies = isolation.CopyBuffer()  # the step may have resized or freed the memory
             raise
         forbidden = not self._atomic
         if self._nan_flag is None:
-            _refuse(write_back_on_host(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden), "step")
+            _refuse(
+                isolation.write_back_on_host(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden), "step"
+            )
         else:
-            write_back(logits, rows.rows, result, mine=mine, keep_forbidden=forbidden, seen=self._nan_flag.seen)
+            isolation.write_back(
+                logits, rows.rows, result, mine=mine, keep_forbidden=forbidden, seen=self._nan_flag.seen
+            )
             self._nan_flag.count_step()
 
     def _run_threshold(self, stats: Statistics, rows: Rows) -> torch.Tensor:
@@ -284,8 +272,6 @@ class GuardedSampler:
 
     def _limits(self, stats: Statistics, rows: Rows) -> torch.Tensor:
         """Return a limit for each row; raise a ValueError where the strategy's answer is none."""
-        import torch
-
         # A copy for other packages: the mask and other truncations read the statistics after this strategy.
         own = stats if self._in_place else stats.clone()
         answer: object = cast("Truncation", self.sampler).threshold(own, self._own_view(rows))
@@ -309,16 +295,15 @@ class GuardedSampler:
             return _token_ids(sampler.sample(logits[rows.rows], params), logits, len(params))
         except BaseException as error:
             self._raise_unless_requests_pay(error)
-            return _token_ids([self._sample_one(sampler, logits, each) for each in _split(rows)], logits, len(params))
-
-    def _sample_one(self, sampler: Sampler, logits: torch.Tensor, row: Rows) -> int:
-        """Pick the token of one row: the most probable one where that raises and the request ends."""
-        slot = row.pairs[0][1]
-        try:
-            return int(_token_ids(sampler.sample(logits[row.rows], [self.requests[slot]]), logits, 1).item())
-        except BaseException as error:
-            self._end_request(slot, error)
-            return int(logits[row.rows].argmax().item())
+            tokens = []
+            for each, own in zip(_split(rows), params, strict=True):
+                try:
+                    tokens.append(int(_token_ids(sampler.sample(logits[each.rows], [own]), logits, 1).item()))
+                except BaseException as of_one:
+                    self._end_request(each.pairs[0][1], of_one)
+                    # The request ends, but its row must have a token: the most probable one.
+                    tokens.append(int(logits[each.rows].argmax().item()))
+            return _token_ids(tokens, logits, len(params))
 
     def _raise_unless_requests_pay(self, error: BaseException) -> None:
         if not self._requests_pay or raised_by_signal(error):
@@ -337,8 +322,6 @@ class GuardedSampler:
 
 def _token_ids(answer: Sequence[int] | torch.Tensor, logits: torch.Tensor, number: int) -> torch.Tensor:
     """Return a sampler's answer as token ids on the device; raise a ValueError where it is none."""
-    import torch
-
     # One more than there should be shows that there are too many: an iterator may have no end.
     ids = answer if isinstance(answer, torch.Tensor) else torch.tensor([*islice(answer, number + 1)], dtype=torch.int64)
     if tuple(ids.shape) != (number,):
@@ -361,4 +344,4 @@ def _split(rows: Rows) -> list[Rows]:
 def _refuse(broken: Sequence[bool], method: str) -> None:
     """Raise a ValueError where a method has left NaN or +inf in any row."""
     if any(broken):
-        raise ValueError(f"{method} gave {NOT_NUMBERS}, in {sum(broken)} of {len(broken)} rows")
+        raise ValueError(f"{method} gave {isolation.NOT_NUMBERS}, in {sum(broken)} of {len(broken)} rows")

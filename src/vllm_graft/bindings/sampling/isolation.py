@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from vllm_graft.contracts import Rows
 from vllm_graft.contracts.kernels import has_triton, indices
 from vllm_graft.contracts.rows import History
-
-if TYPE_CHECKING:
-    import torch
 
 NOT_NUMBERS: Final = "NaN or +inf where numbers belong"
 
@@ -24,7 +23,8 @@ NOT_NUMBERS: Final = "NaN or +inf where numbers belong"
 class IsolatedStep:
     """A step as one strategy sees it: rows are numbered from 0, in the order of ``rows``."""
 
-    def __init__(self, rows: Rows, numbers: torch.Tensor, known: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, rows: Rows, known: Sequence[tuple[int, int]]) -> None:
+        numbers = indices(range(len(known)), rows.rows.device)
         self._rows = rows
         self.isolated = Rows(numbers, rows.slots.clone(), self, known)
 
@@ -58,8 +58,7 @@ def isolate(rows: Rows) -> Rows:
     """
     if rows.known is None:
         return Rows(rows.rows.clone(), rows.slots.clone(), rows.step)
-    known = [(number, slot) for number, (_, slot) in enumerate(rows.known)]
-    return IsolatedStep(rows, indices(range(len(known)), rows.rows.device), known).isolated
+    return IsolatedStep(rows, [(number, slot) for number, (_, slot) in enumerate(rows.known)]).isolated
 
 
 class CopyBuffer:
@@ -76,7 +75,6 @@ class CopyBuffer:
         if logits.device.type != "cpu":
             return logits[rows]
         import numpy as np
-        import torch
 
         size = len(rows) * logits.shape[1]
         if self._memory is None or self._memory.numel() < size or self._memory.dtype != logits.dtype:
@@ -107,8 +105,6 @@ def keep_settings(name: str, call: Callable[..., object]) -> Callable[..., objec
 
 
 def _settings() -> dict[str, Any]:
-    import torch
-
     return {
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
@@ -118,8 +114,6 @@ def _settings() -> dict[str, Any]:
 
 
 def _restore(settings: Mapping[str, Any]) -> None:
-    import torch
-
     torch.set_default_dtype(settings["default dtype"])
     # None, not the device itself: torch would then look at each of its calls.
     torch.set_default_device(None)
@@ -142,8 +136,6 @@ def read_result(answer: object, own: torch.Tensor, form: Form) -> torch.Tensor:
 
     ``form`` is that of the logits the step was given, taken before it could resize them.
     """
-    import torch
-
     if answer is not None and not isinstance(answer, torch.Tensor):
         gave = type(answer).__name__
         raise TypeError(f"step must change its logits in place or return new ones, and returned {gave}")
@@ -170,8 +162,6 @@ def write_back(
     Such a row, one in which no token would be left, and one that is not ``mine`` stay as they were. With
     ``keep_forbidden`` so does a logit that was -inf. NaN that the model itself gave is not held against the strategy.
     """
-    import torch
-
     if has_triton(logits):
         from vllm_graft.bindings.sampling.triton_kernels import write_back_by_triton
 
@@ -228,8 +218,6 @@ class DeviceFlag:
     EVERY: Final = 8
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         self.seen = torch.zeros(1, dtype=torch.int32, device=device)
         # Pinned, or the copy back would wait for the device.
         self._host = torch.zeros(1, dtype=torch.int32, pin_memory=True)

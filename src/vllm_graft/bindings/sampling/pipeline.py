@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from vllm_graft.bindings.sampling.guarded import GuardedSampler
 from vllm_graft.contracts import Params, Rows, ServedModel
@@ -12,9 +14,6 @@ from vllm_graft.contracts.request_keys import KeyValue
 from vllm_graft.contracts.rows import Step
 from vllm_graft.splitmix import signed
 
-if TYPE_CHECKING:
-    import torch
-
 
 class SamplerPipeline:
     """All planned samplers of one worker, in the order of their stages."""
@@ -22,7 +21,7 @@ class SamplerPipeline:
     def __init__(self, samplers: Iterable[GuardedSampler], model: ServedModel, seed: int) -> None:
         self.samplers = sorted(samplers, key=lambda each: each.stage)
         self.window = max((each.sampler.window for each in self.samplers), default=0)
-        """How many of a request's last tokens the samplers look at, at most."""
+        """The most of a request's last tokens that a sampler looks at."""
         self.seeds = model.per_slot(0, integer=True)
         self.overrides = False
         """True if ``after`` is called with the tokens that vLLM picked; otherwise picks are forced by the logits."""
@@ -152,8 +151,6 @@ class SamplerPipeline:
         self, each: GuardedSampler, step: Step, present: Sequence[int | None], slots: torch.Tensor
     ) -> Rows | None:
         """Return all rows, those of other requests under a slot that no request has; None where all are others'."""
-        import torch
-
         if not any(slot in each.requests for slot in present):
             return None
         every = torch.arange(slots.shape[0], device=slots.device)
@@ -162,8 +159,6 @@ class SamplerPipeline:
 
 def _truncate(logits: torch.Tensor, truncations: Sequence[tuple[GuardedSampler, Rows]]) -> None:
     """Apply all truncations of a step: one pass gathers statistics, one masks what is below the strictest limit."""
-    import torch
-
     if len(truncations) == 1:
         ((one, rows),) = truncations
         stats = statistics(logits, rows.rows)

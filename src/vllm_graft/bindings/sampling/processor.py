@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from vllm_graft.bindings.instantiate import failure_reason, instantiate, warn_if_slow
 from vllm_graft.bindings.sampling import failures, requests
@@ -23,16 +25,13 @@ from vllm_graft.ledger import current
 from vllm_graft.ledger.guard import raised_by_signal, reason_of
 from vllm_graft.plan import carried_plan
 
-if TYPE_CHECKING:
-    import torch
-
 _LOG: Final = logging.getLogger("vllm.graft")
 _NOTABLE_BYTES: Final = 16 * 2**20
-"""How much device memory a sampler's setup may take before the log says so."""
+"""The device memory that a sampler's setup may take before the log says so."""
 
 
 class Processor:
-    """What the processors of both runners share: the pipeline, failed requests, and containment of errors.
+    """The base of both runners' processors: the pipeline, failed requests, and containment of errors.
 
     As a context manager it contains what goes wrong around samplers: all of them are put aside and the engine goes on.
     An exception that left a logits processor would end every request there is.
@@ -92,7 +91,8 @@ def build_pipeline(model: ServedModel, seed: int, fail: Any) -> SamplerPipeline:
 def _set_up(guarded: GuardedSampler, model: ServedModel) -> bool:
     """Set a sampler up; one that raises is refused, and with a strict plan so is the start."""
     plan, ledger = carried_plan(), current()
-    before = _allocated(model.device)
+    on_gpu = model.device.type == "cuda"
+    before = torch.cuda.memory_allocated(model.device) if on_gpu else 0
     try:
         with warn_if_slow(f"setup of the sampler {guarded.name!r} runs"):
             guarded.sampler.setup(model)
@@ -107,17 +107,10 @@ def _set_up(guarded: GuardedSampler, model: ServedModel) -> bool:
             where="worker",
             fix="fix the sampler or its options, or take it out of the plan",
         ) from error
-    taken = _allocated(model.device) - before
+    taken = torch.cuda.memory_allocated(model.device) - before if on_gpu else 0
     if taken >= _NOTABLE_BYTES:
         _LOG.info("vllm-graft: sampler %s has taken %.0f MiB of device memory in setup", guarded.name, taken / 2**20)
     return True
-
-
-def _allocated(device: torch.device) -> int:
-    """Return how many bytes of device memory torch has given out; 0 on a CPU."""
-    import torch
-
-    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0
 
 
 def served_model(config: Any, slots: int, device: torch.device) -> ServedModel:
@@ -146,8 +139,10 @@ def served_model(config: Any, slots: int, device: torch.device) -> ServedModel:
     )
 
 
-def _planned_processor() -> type:
-    """Make the class that both of vLLM's loaders accept; late, because it inherits vLLM's own classes."""
+def __getattr__(name: str) -> Any:
+    """Make ``PlannedProcessor``, which both of vLLM's loaders accept; late, as it inherits vLLM's own classes."""
+    if name != "PlannedProcessor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1
 
     # vLLM checks for a subclass: a V1 class alone stops the start of an engine on the V2 runner, from 0.31 on.
@@ -168,11 +163,5 @@ def _planned_processor() -> type:
         return made
 
     body = {"__module__": __name__, "__new__": make_processor, "validate_params": Processor.validate_params}
-    return type("PlannedProcessor", interfaces, body)
-
-
-def __getattr__(name: str) -> Any:
-    if name != "PlannedProcessor":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _planned_processor()
+    globals()[name] = type(name, interfaces, body)
     return globals()[name]

@@ -6,7 +6,9 @@ A patch calls ``run`` after them instead, where the V2 runner has its processors
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from vllm_graft.bindings.sampling import patches
 from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
@@ -14,9 +16,6 @@ from vllm_graft.bindings.sampling.processor import Processor
 from vllm_graft.bindings.sampling.step import DeviceStep, HistoryMirror, HostStep, ReadOnlyTokens, Tokens
 from vllm_graft.contracts.kernels import indices
 from vllm_graft.ledger.guard import reason_of
-
-if TYPE_CHECKING:
-    import torch
 
 
 class BatchTracker:
@@ -58,8 +57,7 @@ class BatchTracker:
         return next((index for index, mine in self._slots.items() if mine == slot), None)
 
     def _enter(self, index: int, params: Any, prompt: Any, output: Any) -> None:
-        slot = self._free.pop()
-        self._slots[index] = slot
+        slot = self._slots[index] = self._free.pop()
         # A request whose prompt is given as embeddings has no prompt tokens.
         self._tokens[slot] = Tokens(prompt if prompt is not None else (), output)
         # The list itself: vLLM appends each token to it, so nothing has to be told again.

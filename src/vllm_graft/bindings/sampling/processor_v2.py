@@ -6,15 +6,14 @@ so is the knowledge whose each row is where drafts are verified.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from vllm_graft.bindings.sampling import patches
 from vllm_graft.bindings.sampling.processor import Processor
 from vllm_graft.bindings.sampling.step import DeviceHistory, DeviceStep
 from vllm_graft.ledger.guard import reason_of
-
-if TYPE_CHECKING:
-    import torch
 
 
 class ProcessorV2(Processor):
@@ -49,27 +48,26 @@ class ProcessorV2(Processor):
 
     def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Work on a step's logits; the runner's penalties are in them."""
-        if not self.broken:
-            with self:
-                # On the host already; the mapping of single rows, with drafts, is on the device only.
-                layout = ctx.idx_mapping_np.tolist()
-                if self.pipeline.concerns(layout):
-                    self._begin(layout, ctx)
-                    # A request has a row for each draft besides its own.
-                    slots = None if len(layout) == logits.shape[0] else ctx.expanded_idx_mapping
-                    self.pipeline.run(logits, self._device, layout, slots)
+        if self.broken:
+            return logits
+        with self:
+            # On the host already; the mapping of single rows, with drafts, is on the device only.
+            layout = ctx.idx_mapping_np.tolist()
+            if not self.pipeline.concerns(layout):
+                return logits
+            # `pos` counts from 0 and is that of the newest token, which the model has just read.
+            positions = ctx.pos + 1
+            self._device.begin(positions)
+            if self.pipeline.window:
+                read = zip(layout, ctx.seq_lens_upper_bound_np.tolist(), strict=False)
+                try:
+                    self._history.begin(ctx.expanded_idx_mapping, positions, ctx.input_ids, read)
+                except Exception as error:  # no sampler's code runs here
+                    self.pipeline.put_aside(reason_of(error), history_only=True)
+            # A request has a row for each draft besides its own.
+            slots = None if len(layout) == logits.shape[0] else ctx.expanded_idx_mapping
+            self.pipeline.run(logits, self._device, layout, slots)
         return logits
-
-    def _begin(self, layout: list[int], ctx: Any) -> None:
-        # `pos` counts from 0 and is that of the newest token, which the model has just read.
-        positions = ctx.pos + 1
-        self._device.begin(positions)
-        if self.pipeline.window:
-            read = zip(layout, ctx.seq_lens_upper_bound_np.tolist(), strict=False)
-            try:
-                self._history.begin(ctx.expanded_idx_mapping, positions, ctx.input_ids, read)
-            except Exception as error:  # no sampler's code runs here
-                self.pipeline.put_aside(reason_of(error), history_only=True)
 
     def request_id(self, slot: int, runner: Any) -> str | None:
         """Return the id of a slot's request, from the runner's states."""

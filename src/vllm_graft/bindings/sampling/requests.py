@@ -7,6 +7,7 @@ there. A request is read and checked once, before anything of it is streamed, ho
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -35,11 +36,11 @@ from vllm_graft.plan.catalogue import SHIPPED, load
 from vllm_graft.plan.plan import UnknownKeys
 
 _COMPARED: Final = 100
-"""How many unknown names of one request are compared with our keys, at most."""
+"""The most unknown names of one request that are compared with our keys."""
 _REMEMBERED: Final = 4096
-"""For how many unknown names the outcome is cached: clients send the same ones again and again."""
+"""The number of unknown names for which the outcome is cached: clients send the same ones again and again."""
 _LONGEST_COMPLAINT: Final = 1000
-"""How many characters of an author's own complaint about a request's keys are sent."""
+"""The most characters of an author's own complaint about a request's keys that are sent."""
 _CONTRACTS: Final = (Sampler, Truncation, SamplingStrategy)
 _OF_OTHERS: Final = frozenset({"ngram_size", "window_size", "whitelist_token_ids"})
 """Keys of vLLM's own processor for OCR models (``NGramPerReqLogitsProcessor``), which ours accepts as aliases."""
@@ -163,15 +164,23 @@ class SamplerKeys:
         self._others = frozenset(others)
         self._mentions = mentions
         self._put_aside = put_aside
-        self._complaints: dict[str, str] = {}
+        self._cached_complaint = functools.lru_cache(_REMEMBERED)(self._complain)
 
     def check(self, extra: Mapping[str, object], unusable: str = "") -> None:
         """Refuse a request whose keys cannot be right; with a reason why samplers are ``unusable``, one that asks."""
         if not extra:
             return
         refuse_unsendable(extra)
+        # The samplers whose keys the request carries; a name that may belong to something else does not count.
+        concerned: dict[str, SamplerInfo] = {}
+        for name in extra:
+            owner = self._owners.get(name)
+            if owner is None or owner.name in concerned:
+                continue
+            if owner.planned or not (self._unknown == "pass" or name in self._others or self._mentions(name)):
+                concerned[owner.name] = owner
         requested: list[tuple[SamplerInfo, Mapping[str, KeyValue]]] = []
-        for each in self._concerned(extra):
+        for each in concerned.values():
             found = each.read(extra)
             if not each.is_requested(found):
                 continue
@@ -195,14 +204,7 @@ class SamplerKeys:
         if len(name) > self._longest:
             # Too long to be a key misspelt; a client that sends many such names must not fill the cache.
             return self._complain(name) if self._unknown == "refuse" else ""
-        found = self._complaints.get(name)
-        if found is None:
-            found = self._complain(name)
-            # Cleared, not trimmed: the next few requests refill it with the names that are in use.
-            if len(self._complaints) >= _REMEMBERED:
-                self._complaints.clear()
-            self._complaints[name] = found
-        return found
+        return self._cached_complaint(name)
 
     def lift(self, top_level: Mapping[str, object]) -> dict[str, object]:
         """Return the top-level keys that are ours, or were probably meant to be.
@@ -212,17 +214,6 @@ class SamplerKeys:
         ours = {name: value for name, value in top_level.items() if name in self.names and value is not None}
         meant = (name for name in self._unknown_names(top_level) if top_level[name] not in (None, [], ""))
         return ours | {name: top_level[name] for name in meant if self.complaint(name)}
-
-    def _concerned(self, extra: Mapping[str, object]) -> Iterator[SamplerInfo]:
-        """List the samplers whose keys a request carries; a name that may belong to something else does not count."""
-        seen: dict[str, SamplerInfo] = {}
-        for name in extra:
-            owner = self._owners.get(name)
-            if owner is None or owner.name in seen:
-                continue
-            if owner.planned or not (self._unknown == "pass" or name in self._others or self._mentions(name)):
-                seen[owner.name] = owner
-        return iter(seen.values())
 
     def _unknown_names(self, names: Iterable[object]) -> Iterator[str]:
         """List the names that are not keys of ours, up to a limit."""
@@ -355,17 +346,15 @@ class Mentions:
         """Return whether one of them mentions the name; the files are read at the first call."""
         if self._text is None:
             targets = [*self._processors, *(entry.value for entry in metadata.entry_points(group=_GROUP))]
-            modules = dict.fromkeys(target.partition(":")[0].strip() for target in targets)
-            self._text = "\n".join(map(_source, modules))
+            sources = []
+            for module in dict.fromkeys(target.partition(":")[0].strip() for target in targets):
+                # Passed over: what is compiled, or no module.
+                with contextlib.suppress(ImportError, ValueError, OSError):
+                    spec = importlib.util.find_spec(module)
+                    if spec is not None and spec.origin:
+                        sources.append(Path(spec.origin).read_text(encoding="utf-8"))
+            self._text = "\n".join(sources)
         return f'"{name}"' in self._text or f"'{name}'" in self._text
-
-
-def _source(module: str) -> str:
-    try:
-        spec = importlib.util.find_spec(module)
-        return Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin else ""
-    except (ImportError, ValueError, OSError):
-        return ""  # compiled, or no module
 
 
 def check(params: Any) -> None:
@@ -382,7 +371,7 @@ def prepare(request: Any, params: Any) -> None:
     A key in ``vllm_xargs`` counts more than one at the top level.
     """
     extra: dict[str, object] = getattr(params, "extra_args", None) or {}
-    found = _memory.get(request)
+    found = _FOUND.get(id(request))
     if found is None:
         found = {}
         if request.model_extra or extra:
@@ -391,33 +380,16 @@ def prepare(request: Any, params: Any) -> None:
             known.check({**found, **extra})
         refuse_unsendable_texts(request)
         _refuse_unsendable_fields(params)
-        _memory.put(request, found)
+        _FOUND[id(request)] = found
+        weakref.finalize(request, _FOUND.pop, id(request), None).atexit = False
     if found:
         params.extra_args = {**found, **extra}
     setattr(params, _CHECKED, True)
 
 
-class _Memory:
-    """The keys found in requests that are being served, by identity: pydantic models are not hashable."""
-
-    def __init__(self) -> None:
-        self._found: dict[int, tuple[weakref.ref[object], dict[str, object]]] = {}
-
-    def get(self, request: object) -> dict[str, object] | None:
-        known = self._found.get(id(request))
-        return known[1] if known is not None and known[0]() is request else None
-
-    def put(self, request: object, found: dict[str, object]) -> None:
-        number = id(request)
-        self._found[number] = (weakref.ref(request, lambda gone: self._forget(number, gone)), found)
-
-    def _forget(self, number: int, gone: weakref.ref[object]) -> None:
-        # Another request may have the same id by now.
-        if number in self._found and self._found[number][0] is gone:
-            del self._found[number]
-
-
-_memory: Final = _Memory()
+_FOUND: Final[dict[int, dict[str, object]]] = {}
+"""The keys found in requests that are being served, by ``id``: pydantic models are not hashable. An entry goes when its
+request does, before another object can have the same id."""
 
 
 def _refuse_unsendable_fields(params: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a step offers behind ``Rows``: row and slot on the host, positions, random numbers, the tokens so far.
+"""The part of a step behind ``Rows``: row and slot on the host, positions, random numbers, the tokens so far.
 
 The V1 model runner keeps a request's tokens in lists on the host, the V2 runner on the device. ``HostStep`` serves
 logits and tokens that are both on the host, ``DeviceStep`` logits on a device: there the last tokens are kept in a ring
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from vllm_graft.contracts import PerSlot, Rows
 from vllm_graft.contracts.kernels import has_triton, indices, uniform
 
-if TYPE_CHECKING:
-    import torch
-
 _DRAFTS: Final = 64
-"""How many positions beyond the last certain one the ring has room for, at least: drafts that are yet to be
+"""The positions beyond the last certain one that the ring has room for, at least: drafts that are yet to be
 verified."""
 
 
@@ -121,8 +120,6 @@ class Ring:
     """
 
     def __init__(self, slots: int, window: int, device: torch.device, drafts: int = _DRAFTS) -> None:
-        import torch
-
         self.size = window + drafts
         self.device = device
         self._tokens = torch.full((slots + 1, self.size), -1, dtype=torch.int32, device=device)
@@ -134,8 +131,6 @@ class Ring:
 
     def last(self, slots: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
         """Return the tokens before each position, [slots, window], newest last, -1 where there is none."""
-        import torch
-
         if has_triton(self._tokens):
             from vllm_graft.bindings.sampling.triton_kernels import last_by_triton
 
@@ -177,8 +172,6 @@ class DeviceHistory:
         self._ring.write(slots, positions - 1, fed)
 
     def _fetch(self, slots: torch.Tensor) -> None:
-        import torch
-
         ages = torch.arange(self._ring.size, device=self._ring.device)
         # On the device: reading these on the host would wait for it in every step.
         at = self._states.total_len.gpu[slots].to(torch.int64)[:, None] - 1 - ages

@@ -78,12 +78,14 @@ class AdmissionRate:
     """
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[float, int]] = deque()
-        self._of_parts = (0.0, 0)
-        self._seconds, self._admitted = 0.0, 0
         self._before: float | None = None
         self._last = 0.0
         self._reset()
+
+    def _reset(self) -> None:
+        self._parts = deque([(0.0, 0)] * _PARTS)
+        self._of_parts = (0.0, 0)
+        self._seconds, self._admitted = 0.0, 0
 
     def end_step(self, now: float, admitted: int, waiting: int) -> None:
         """Count a step that admitted some requests and left others waiting."""
@@ -101,11 +103,6 @@ class AdmissionRate:
             self._reset()
         self._before = now if waiting > 0 else None
         self._last = now if waiting > 0 else self._last
-
-    def _reset(self) -> None:
-        self._parts = deque([(0.0, 0)] * _PARTS)
-        self._of_parts = (0.0, 0)
-        self._seconds, self._admitted = 0.0, 0
 
     @property
     def per_second(self) -> float:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 STALLED_STEPS: Final = 1000
-"""How many steps in a row a policy may start nothing while nothing runs, to gather a batch for instance. At least a
+"""The most steps in a row that a policy may start nothing while nothing runs, say to gather a batch. At least a
 second: engine core sleeps for a millisecond after an empty step."""
 
 KEYS: Final = ("prefill_requests", "decode_requests", "preempt_requests")
@@ -76,24 +76,27 @@ class PolicyRunner:
             return
         self._started_nothing = not starting
         _preempt(scheduler, {view.request_id for view in stopping})
-        self._queue.offer(view for view in starting if not _has_output_in_flight(view.source))
+        # A preempted request with output in flight must wait for it: resumed now, it would compute again what is about
+        # to be delivered. Since 0.27.1 vLLM skips such a request itself.
+        self._queue.offer(
+            view
+            for view in starting
+            if hasattr(view.source, "num_stale_output_tokens") or view.source.num_in_flight_tokens <= 0
+        )
 
     def after_step(self, scheduler: Any, output: SchedulerOutput) -> None:
         """Withdraw the offer, and give up on a policy that has started nothing for ``STALLED_STEPS``."""
         self._queue.offer(())
-        self._stalled = self._stalled + 1 if self._started_nothing and self._is_idle(scheduler, output) else 0
-        if self._stalled >= STALLED_STEPS:
-            number = len(self._queue)
-            self._fail(f"it lets none of {number} requests start while nothing runs, for {self._stalled} steps")
-
-    def _is_idle(self, scheduler: Any, output: SchedulerOutput) -> bool:
-        """Return whether requests wait for the policy alone."""
-        if scheduler.running or output.total_num_scheduled_tokens or not len(self._queue):
-            return False
+        number = len(self._queue)
+        if not self._started_nothing or scheduler.running or output.total_num_scheduled_tokens or not number:
+            self._stalled = 0
+            return
         # Requests that hold blocks wait in a queue of vLLM's own and start without the policy, except streaming
         # sessions, which wait for their clients.
-        elsewhere = scheduler.get_request_counts()[1] - len(self._queue)
-        return elsewhere <= scheduler.num_waiting_for_streaming_input
+        elsewhere = scheduler.get_request_counts()[1] - number
+        self._stalled = self._stalled + 1 if elsewhere <= scheduler.num_waiting_for_streaming_input else 0
+        if self._stalled >= STALLED_STEPS:
+            self._fail(f"it lets none of {number} requests start while nothing runs, for {self._stalled} steps")
 
     def _fail(self, reason: str) -> None:
         if self.failed:
@@ -126,7 +129,7 @@ class LiveRequestView(RequestView):
 
     @property
     def preemptions(self) -> int:
-        """How often it was preempted."""
+        """The number of its preemptions."""
         return self.source.num_preemptions
 
 
@@ -261,7 +264,16 @@ def validate_schedule(
     Return the requests to start, in order, and those to preempt; raise ValueError with the reason if that cannot be
     done. No code of the policy runs here: only built-in collections of views are accepted.
     """
-    prefill, decode, preempt = _lists(answer)
+    if isinstance(answer, Schedule):
+        prefill, decode, preempt = answer.prefill, answer.decode, answer.preempt
+    elif not isinstance(answer, dict):
+        raise ValueError(f"it is {type(answer).__name__}, and must be a Schedule or a dictionary with {list(KEYS)}")
+    elif set(answer) != set(KEYS):
+        raise ValueError(f"its keys are {[str(key) for key in answer]}, and must be {list(KEYS)}")
+    elif answer[KEYS[1]] is None:
+        raise ValueError(f"{KEYS[1]} is None")
+    else:
+        prefill, decode, preempt = (answer[key] for key in KEYS)
     starting = _views("prefill", prefill, waiting, running, "is running")
     stopping = _views("preempt", preempt, running, waiting, "is waiting, and has nothing to give back")
     if decode is not None:
@@ -273,18 +285,6 @@ def validate_schedule(
             left = next(name for name in running if name not in going and name not in gone)
             raise ValueError(f"{left!r} runs, and is neither in decode nor in preempt")
     return starting, stopping
-
-
-def _lists(answer: object) -> tuple[object, object, object]:
-    if isinstance(answer, Schedule):
-        return answer.prefill, answer.decode, answer.preempt
-    if not isinstance(answer, dict):
-        raise ValueError(f"it is {type(answer).__name__}, and must be a Schedule or a dictionary with {list(KEYS)}")
-    if set(answer) != set(KEYS):
-        raise ValueError(f"its keys are {[str(key) for key in answer]}, and must be {list(KEYS)}")
-    if answer[KEYS[1]] is None:
-        raise ValueError(f"{KEYS[1]} is None")
-    return answer[KEYS[0]], answer[KEYS[1]], answer[KEYS[2]]
 
 
 def _views(part: str, listed: object, known: Mapping[str, _V], others: Mapping[str, _V], elsewhere: str) -> list[_V]:
@@ -323,11 +323,3 @@ def _preempt(scheduler: Any, names: set[str]) -> None:
     for request in victims:
         # Frees the blocks, resets the computed tokens and puts the request back into `waiting` by prepend_request.
         scheduler._preempt_request(request, now, **options)
-
-
-def _has_output_in_flight(request: Request) -> bool:
-    """Return whether a preempted request must wait for its output, in a release whose own loop does not check.
-
-    Resumed now, it would compute again what is about to be delivered. Since 0.27.1 vLLM skips such a request itself.
-    """
-    return request.num_in_flight_tokens > 0 and not hasattr(request, "num_stale_output_tokens")

@@ -64,6 +64,8 @@ def planned_scheduler(chosen: type) -> type:
     from vllm.v1.core.sched.request_queue import RequestQueue
     from vllm.v1.core.sched.request_queue import SchedulingPolicy as Order
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+    from vllm.v1.request import RequestStatus
 
     # Every scheduler of vLLM's inherits from this one; named here, the audit of this package sees what is overridden.
     base = chosen if issubclass(chosen, Scheduler) else Scheduler
@@ -116,8 +118,18 @@ def planned_scheduler(chosen: type) -> type:
 
         def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
             outputs = super().update_from_output(*args, **kwargs)
-            if self.planned is not None and self.planned.refused:
-                _end_refused(self, self.planned, outputs)
+            # vLLM has no way to refuse a request in engine core: an aborted one with a reason is the nearest to it.
+            for name, (request, refusal) in list(self.planned.refused.items()) if self.planned is not None else ():
+                # This also removes it from `planned.refused`, by remove_requests.
+                self.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+                retry = f"; try again after {refusal.retry_after:.0f} s" if refusal.retry_after > 0 else ""
+                last = EngineCoreOutput(
+                    request_id=name,
+                    new_token_ids=[],
+                    finish_reason=FinishReason.ABORT,
+                    stop_reason=f"refused: {refusal.reason}{retry}",
+                )
+                outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(last)
             if self.planned is not None and not self.running and not self.has_unfinished_requests():
                 # An engine in its client's process makes no further step that would report the last requests' end.
                 self.planned.end_step({}, self.finished_req_ids)
@@ -157,21 +169,6 @@ def skipped_queue(planned: AdmissionQueueAdapter | PolicyQueue) -> Any:
     return SkippedQueue()
 
 
-def _end_refused(scheduler: Any, planned: AdmissionQueueAdapter | PolicyQueue, outputs: dict[int, Any]) -> None:
-    """Abort the requests that the queue refused, each with the reason as its last output."""
-    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
-    from vllm.v1.request import RequestStatus
-
-    # vLLM has no way to refuse a request in engine core: an aborted one with a reason is the nearest to it.
-    for name, (request, refusal) in list(planned.refused.items()):
-        # This also removes it from `planned.refused`, by remove_requests.
-        scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-        retry = f"; try again after {refusal.retry_after:.0f} s" if refusal.retry_after > 0 else ""
-        reason = f"refused: {refusal.reason}{retry}"
-        last = EngineCoreOutput(request_id=name, new_token_ids=[], finish_reason=FinishReason.ABORT, stop_reason=reason)
-        outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(last)
-
-
 def _planned_queue(
     scheduler: Any, admission: type[AdmissionQueueAdapter], policy: type[PolicyQueue]
 ) -> tuple[AdmissionQueueAdapter | PolicyQueue | None, PolicyRunner | None]:
@@ -184,17 +181,15 @@ def _planned_queue(
             fix="name a scheduler in graft.toml instead of giving --scheduler-cls",
         )
     item = plan.of("scheduler")[0]
-    slots = scheduler.max_num_running_reqs
+    slots, clock = scheduler.max_num_running_reqs, SteadyClock()
 
-    clock = SteadyClock()
-
-    def limit(made: Item) -> None:
+    def fit(made: Item) -> None:
         # Set here too, where a class that does not let it be set is refused by name.
         made.clock = clock  # type: ignore[attr-defined]
         if isinstance(made, AdmissionQueue):
             made.check_slots(slots)
 
-    made: Item | None = instantiate(item, (AdmissionQueue, SchedulingPolicy), plan, ledger, limit)
+    made: Item | None = instantiate(item, (AdmissionQueue, SchedulingPolicy), plan, ledger, fit)
     if isinstance(made, AdmissionQueue):
         engine = scheduler.vllm_config.parallel_config.data_parallel_index
         queue = admission(made, item, ledger, clock, running=lambda: len(scheduler.running), slots=slots, engine=engine)

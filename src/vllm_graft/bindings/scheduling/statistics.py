@@ -234,7 +234,15 @@ class StatisticsCollector:
         self._writer.publish(load.waiting, load.running, load.rate)
         if now >= self._due or not self._requests:
             self._due = now + _WRITE_EVERY_S
-            self._collect(now)
+            changed = self._rows.changed
+            changed.update(dict.fromkeys(self._rows.window.move(now)))
+            for name, state in self._running.items():
+                self._count_tokens(name, state)
+                changed.update(dict.fromkeys(state.rows))
+            # The next batch is begun once the last one is written.
+            if not self._to_write or not self._requests:
+                self._to_write = list({**dict.fromkeys(self._to_write), **changed})
+                changed.clear()
         if self._to_write:
             # A thousand rows at once would cost a step several milliseconds.
             number = _WRITES_PER_STEP if self._requests else len(self._to_write)
@@ -242,17 +250,6 @@ class StatisticsCollector:
                 if row.index >= 0:  # negative: evicted since
                     self._writer.write(row.index, row)
             del self._to_write[-number:]
-
-    def _collect(self, now: float) -> None:
-        """Add up the tokens of running requests; schedule what changed for writing once the last batch is written."""
-        changed = self._rows.changed
-        changed.update(dict.fromkeys(self._rows.window.move(now)))
-        for name, state in self._running.items():
-            self._count_tokens(name, state)
-            changed.update(dict.fromkeys(state.rows))
-        if not self._to_write or not self._requests:
-            self._to_write = list({**dict.fromkeys(self._to_write), **changed})
-            changed.clear()
 
     def _count_tokens(self, name: str, state: _RequestState) -> None:
         total = self.tokens.total(name)

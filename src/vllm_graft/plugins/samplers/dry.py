@@ -100,7 +100,12 @@ class Dry(MatchingStrategy):
         breakers = self._breakers.tokens(map(str, texts if self._breaks else ()))
         self._matchers[slot] = Matcher(allowed, window, breakers.flags)
         # By length, once per request: `base ** length` for each match would cost more than finding it.
-        self._penalties[slot] = [_penalty(multiplier, base, length - allowed) for length in range(LONGEST + 1)]
+        penalties = self._penalties[slot] = [0.0] * allowed
+        for beyond in range(LONGEST + 1 - allowed):
+            try:
+                penalties.append(min(multiplier * base**beyond, GREATEST))
+            except OverflowError:
+                penalties.append(GREATEST)
         self._sets.assign(slot, breakers)
         self._multipliers[slot], self._bases[slot] = multiplier, base
         self._allowed[slot], self._windows[slot] = allowed, window
@@ -139,12 +144,3 @@ class Dry(MatchingStrategy):
 
         own = {"multipliers": self._multipliers.all(), "bases": self._bases.all(), "allowed": self._allowed.all()}
         kernels.lower_repetitions(logits, rows, tokens, **self._tables(), **own, greatest=GREATEST)
-
-
-def _penalty(multiplier: float, base: float, beyond: int) -> float:
-    if beyond < 0:
-        return 0.0
-    try:
-        return min(multiplier * base**beyond, GREATEST)
-    except OverflowError:
-        return GREATEST

@@ -7,11 +7,11 @@ from typing import Final, Literal
 from vllm_graft.contracts import WaitingHeap, WaitingRequest
 
 Way = Literal["urgent", "first", "class", "reserved"]
-"""How a request is admitted: as an urgent one, as one of the first class before urgent ones, by class and age, or into
-a reserved slot."""
+"""The way a request is admitted: as an urgent one, as one of the first class before urgent ones, by class and age, or
+into a reserved slot."""
 
 AHEAD: Final = 8
-"""How many admissions the first class may be ahead of all others while requests are urgent."""
+"""The most admissions that the first class may be ahead of all others while requests are urgent."""
 
 
 class UrgentLane:

@@ -6,11 +6,9 @@ workload = read("burst.toml")
 report = run(workload, {"model": "llama-3-8b", "max_num_seqs": 128}, {"device": "H200", "speed": "virtual"})
 print(report.ttft.p99, report.as_dict()["output_tokens_per_s"])
 
-requests.py     WorkloadRequest, Workload, and read() for a file
-description.py  the TOML description that generates a workload
-player.py       run(): plays a workload, in virtual time or by the clock
-engine.py       vLLM's engine for a run: environment, arguments, statistics
-report.py       Result of one request, WorkloadReport of all of them
+requests.py  WorkloadRequest, Workload, read() for a file, and the TOML description that generates a workload
+player.py    run(): plays a workload with vLLM's engine, in virtual time or by the clock
+report.py    Result of one request, WorkloadReport of all of them
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import signal
 import time
@@ -13,21 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from vllm_graft import sockets
-from vllm_graft.errors import ConfigError, StartError
+from vllm_graft import ledger, sockets
+from vllm_graft.errors import ConfigError, GraftError, SetupError, StartError, nearest
+from vllm_graft.ledger.comparison import findings_of
+from vllm_graft.plan import carried_plan
 from vllm_graft.simulator.clock import VIRTUAL_CLOCK
+from vllm_graft.simulator.memory import kv_cache_bytes
 from vllm_graft.simulator.model_shape import FILE, find_model
-from vllm_graft.simulator.settings import SimulationSettings, resolve_settings
-from vllm_graft.simulator.workload.engine import (
-    describe_plan,
-    engine_config,
-    preemption_counter,
-    rejection_errors,
-    sampling_params,
-    set_environment,
-    simulation_variables,
-    vllm_variables,
-)
+from vllm_graft.simulator.settings import VARIABLES, SimulationSettings, carried_settings, resolve_settings
 from vllm_graft.simulator.workload.report import Result, WorkloadReport
 from vllm_graft.simulator.workload.requests import Workload, WorkloadRequest, build_prompt
 
@@ -37,6 +31,9 @@ if TYPE_CHECKING:
 
 RunProgress: TypeAlias = Callable[[int, int, float], None]
 """Called with the finished requests, all requests, and the modelled seconds so far."""
+
+EXECUTOR: Final = "vllm_graft.simulator.executor.SimulatedExecutor"
+"""One process for all devices: the executor where parallel sizes are above 1, unless another is named."""
 
 _GARBAGE: Final = (50_000, 20, 100)
 """Thresholds of Python's garbage collector. A run makes many objects that live for a while and few cycles; with
@@ -68,10 +65,21 @@ def run(
     With the speed "virtual" the engine runs in this process and the result is the same every time. Otherwise it runs as
     behind the API server, by the clock. Ctrl-C ends the run, and the report has what was measured so far.
     """
-    with set_environment(simulation_variables(simulated or {})):
+    for key in simulated or {}:
+        if key not in VARIABLES:
+            what = f"the simulation has no setting {key!r}{nearest(key, VARIABLES)}"
+            raise ConfigError(what, where="run", fix="correct the name")
+    chosen = {VARIABLES[key]: str(value) for key, value in (simulated or {}).items() if value is not None}
+    # One variable always asks for the simulated device.
+    chosen.setdefault(VARIABLES["device"], os.environ.get(VARIABLES["device"]) or "1")
+    with set_environment(chosen):
         settings = resolve_settings()
         given = with_model_folder(engine_args) if isinstance(engine_args, Mapping) else engine_args
-        with set_environment(vllm_variables(settings)):
+        variables = {"VLLM_NO_USAGE_STATS": "1"}
+        if settings.virtual:
+            # vLLM appends a random part to request ids, which would break ties differently in every run.
+            variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}
+        with set_environment(variables):
             config = engine_config(given, text=workload.has_text)
             recording = Recording(workload, settings, config, progress)
             (play_virtual if settings.virtual else play_by_clock)(recording)
@@ -189,11 +197,18 @@ def play_virtual(recording: Recording) -> None:
             recording.measured["start_s"] = real() - began
             began, used = real(), time.process_time()
             start = VIRTUAL_CLOCK.now()
+            # The garbage collector runs less often, and not over the objects of the engine's start.
+            thresholds = gc.get_threshold()
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*_GARBAGE)
             try:
-                with _rare_garbage_collection():
-                    _loop(recording, engine, start)
+                _loop(recording, engine, start)
             except KeyboardInterrupt:
                 recording.measured["interrupted"] = True
+            finally:
+                gc.set_threshold(*thresholds)
+                gc.unfreeze()
             load = _busiest(engine.collective_rpc("simulated_load"))
             recording.measured |= {"steps": int(load["steps"]), "device_busy_s": load["busy_s"]}
             recording.measured |= {"modelled_s": VIRTUAL_CLOCK.now() - start, "wall_s": real() - began}
@@ -205,29 +220,26 @@ def play_virtual(recording: Recording) -> None:
         VIRTUAL_CLOCK.remove()
 
 
-@contextlib.contextmanager
-def _rare_garbage_collection() -> Iterator[None]:
-    """Run Python's garbage collector less often, and not over the objects of the engine's start."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GARBAGE)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
-
-
 def _loop(recording: Recording, engine: Any, start: float) -> None:
+    """Send each request at its moment, and step the engine until all are answered."""
     coming, playing = deque(recording.workload), dict[str, WorkloadRequest]()
-    idle = _Idle(engine, recording)
+    launched, idle_rounds = -1.0, 0
+    most_in_flight = recording.config.parallel_config.pipeline_parallel_size + 2
     while coming or playing:
         now = VIRTUAL_CLOCK.now()
         while coming and start + coming[0].at <= now:
             request = coming.popleft()
-            if _admit(recording, engine, request, start):
+            try:
+                engine.add_request(
+                    request.id,
+                    build_prompt(request, recording.vocabulary),
+                    sampling_params(request, recording.settings),
+                    arrival_time=start + request.at,
+                    priority=request.priority,
+                )
                 playing[request.id] = request
+            except rejection_errors() as error:
+                recording.add_rejection(request, error, VIRTUAL_CLOCK.now() - start)
         if not playing:
             if coming:
                 VIRTUAL_CLOCK.reach(start + coming[0].at)
@@ -236,41 +248,14 @@ def _loop(recording: Recording, engine: Any, start: float) -> None:
         for output in engine.step():
             if output.finished:
                 recording.add_output(playing.pop(output.request_id), output, start, VIRTUAL_CLOCK.now() - start)
-        if playing and VIRTUAL_CLOCK.now() == now and idle.lasts():
-            soon = now + _POLL_S
-            VIRTUAL_CLOCK.reach(min(soon, start + coming[0].at) if coming else soon)
-
-
-class _Idle:
-    """Detects an engine whose scheduler holds every waiting request back, step after step."""
-
-    def __init__(self, engine: Any, recording: Recording) -> None:
-        self._engine = engine
-        self._most = recording.config.parallel_config.pipeline_parallel_size + 2
-        self._launched = -1.0
-        self._rounds = 0
-
-    def lasts(self) -> bool:
-        """Say, after a round without time, whether more rounds launched nothing than steps can be in flight."""
-        launched = _busiest(self._engine.collective_rpc("simulated_load"))["steps"]
-        self._rounds = self._rounds + 1 if launched == self._launched else 0
-        self._launched = launched
-        return self._rounds > self._most
-
-
-def _admit(recording: Recording, engine: Any, request: WorkloadRequest, start: float) -> bool:
-    try:
-        engine.add_request(
-            request.id,
-            build_prompt(request, recording.vocabulary),
-            sampling_params(request, recording.settings),
-            arrival_time=start + request.at,
-            priority=request.priority,
-        )
-    except rejection_errors() as error:
-        recording.add_rejection(request, error, VIRTUAL_CLOCK.now() - start)
-        return False
-    return True
+        if playing and VIRTUAL_CLOCK.now() == now:
+            steps = _busiest(engine.collective_rpc("simulated_load"))["steps"]
+            idle_rounds = idle_rounds + 1 if steps == launched else 0
+            launched = steps
+            # More rounds have launched nothing than steps can be in flight: the scheduler holds every request back.
+            if idle_rounds > most_in_flight:
+                soon = now + _POLL_S
+                VIRTUAL_CLOCK.reach(min(soon, start + coming[0].at) if coming else soon)
 
 
 def _busiest(loads: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -378,3 +363,158 @@ async def _load(engine: Any) -> dict[str, float]:
         return _busiest(await asyncio.wait_for(engine.collective_rpc("simulated_load"), _LOAD_TIMEOUT_S))
     except (EngineDeadError, TimeoutError):
         return {"steps": 0, "busy_s": 0.0}
+
+
+# The engine of a run: its environment, its arguments, and its statistics.
+
+
+@contextlib.contextmanager
+def set_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables in this process's environment, unset those that are None, and put the old ones back afterwards."""
+
+    def assign(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    before = {name: os.environ.get(name) for name in variables}
+    try:
+        assign(variables)
+        yield
+    finally:
+        # Only these: vLLM sets variables of its own during a run, on which later engines of this process rely.
+        assign(before)
+
+
+def parse_engine_args(words: Sequence[str]) -> AsyncEngineArgs:
+    """Parse engine arguments from a command line with vLLM's own parser."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> None:
+            raise ConfigError(message, where="arguments for vLLM", fix="see `vllm serve --help` for what there is")
+
+    parser = Parser(add_help=False)
+    AsyncEngineArgs.add_cli_args(parser)
+    return AsyncEngineArgs.from_cli_args(parser.parse_args(list(words)))
+
+
+def engine_config(engine_args: AsyncEngineArgs | Mapping[str, Any], *, text: bool) -> VllmConfig:
+    """Build vLLM's configuration for a run as its API server does; ConfigError where vLLM refuses the arguments."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+
+    kind = type(current_platform).__name__
+    if "Simulated" not in kind:
+        raise SetupError(
+            f"vLLM has chosen {kind} in this process, and not the simulated device",
+            where="vllm.platforms",
+            fix=f"set {VARIABLES['device']} before anything imports vLLM, and let VLLM_PLUGINS list graft if it is set",
+        )
+    for name in ("vllm.v1.engine.input_processor", "vllm.renderers.base"):
+        # They warn with every run: of unrendered prompts, of request ids that are not vLLM's, of a missing end token.
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        args = AsyncEngineArgs(**engine_args) if isinstance(engine_args, Mapping) else engine_args
+        # Without statistics vLLM gives its outputs no timestamps.
+        args.disable_log_stats = False
+        args.skip_tokenizer_init = args.skip_tokenizer_init or not text
+        if args.tensor_parallel_size * args.pipeline_parallel_size > 1 and args.distributed_executor_backend is None:
+            args.distributed_executor_backend = EXECUTOR
+        config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    except GraftError:
+        raise
+    except (ValueError, TypeError, OSError) as error:
+        # On one line, without pydantic's links.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = " ".join(line for line in lines if not line.startswith("For further information"))
+        what = f"vLLM refuses the arguments: {said or type(error).__name__}"
+        raise ConfigError(what, where="engine", fix="correct them, as it says") from error
+    # Refuse here what does not fit: the message of an engine process is hard to find in its output.
+    kv_cache_bytes(config, carried_settings(config))
+    return config
+
+
+def describe_plan(config: VllmConfig, began: float) -> dict[str, Any]:
+    """Return a report's fields about the plan: its hash, scheduler, KV policy, and items not active until the end.
+
+    ``began`` is the time of the run's start: a program may play several, and earlier engines left records too.
+    """
+    plan = carried_plan()
+    if plan is None:
+        chosen = config.scheduler_config.scheduler_cls
+        name = getattr(chosen, "__qualname__", chosen) or f"vLLM's own, {config.scheduler_config.policy}"
+        return {"scheduler": str(name)}
+    planned = [item.name for item in plan.of("scheduler")]
+    # The engine's processes have ended by now; as "unknown" their last records count, and their end is no finding.
+    own = os.getpid()
+    rows = [row for row in ledger.current().rows() if row["pid"] == own or row["since"] >= began]
+    for row in rows:
+        row["life"] = "unknown"
+    return {
+        "plan": plan.hash,
+        "scheduler": planned[0] if planned else f"vLLM's own, {config.scheduler_config.policy}",
+        "attention": next((item.name for item in plan.of("attention")), ""),
+        "findings": tuple(findings_of(rows, plan)),
+    }
+
+
+def rejection_errors() -> tuple[type[Exception], ...]:
+    """Return the errors by which vLLM rejects a request: ValueError, and from 0.28 on a tree of its own."""
+    from vllm import exceptions
+
+    named = (getattr(exceptions, name, None) for name in ("VLLMValidationError", "VLLMError"))
+    return (ValueError, TypeError, *(kind for kind in named if kind is not None))
+
+
+def preemption_counter(*, alone: bool) -> type:
+    """Return a stat logger class whose attribute ``seen`` counts preemptions.
+
+    ``alone`` takes the place of vLLM's Prometheus metrics, which cost time and have no reader in such a run.
+    """
+    from vllm.v1.metrics.loggers import AggregateStatLoggerBase, PrometheusStatLogger
+
+    # vLLM replaces its own Prometheus logger by a subclass of it, and adds any other class beside.
+    base: Any = PrometheusStatLogger if alone else AggregateStatLoggerBase
+
+    class PreemptionCounter(base):
+        """Counts the preemptions in vLLM's statistics."""
+
+        seen = 0
+
+        def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
+            self.engine_indexes = engine_indexes or [0]
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
+            if iteration_stats is not None:
+                type(self).seen += iteration_stats.num_preempted_reqs
+
+        def log(self) -> None:
+            """Nothing to say."""
+
+        def log_engine_initialized(self) -> None:
+            """Nothing to say."""
+
+        def record_sleep_state(self, *args: Any, **kwargs: Any) -> None:
+            """Nothing to record."""
+
+    return PreemptionCounter
+
+
+def sampling_params(request: WorkloadRequest, settings: SimulationSettings) -> Any:
+    """Build the sampling parameters of a request."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    ignore = request.ignore_eos if request.ignore_eos is not None else not settings.output_tokens
+    return SamplingParams(
+        max_tokens=request.max_tokens,
+        ignore_eos=ignore,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args=dict(request.extra) or None,
+    )

@@ -67,7 +67,7 @@ class Result:
         """Return the row of the per-request file, with the tokens as a hash."""
         values = {name: getattr(self, name) for name in _ROW}
         row = {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
-        row["tokens"] = _hash([array("q", self.token_ids).tobytes()])[:16]
+        row["tokens"] = _hash_tokens(self.token_ids)[:16]
         return row
 
 
@@ -79,30 +79,20 @@ _ROW = (
 
 def digest(results: Iterable[Result]) -> str:
     """Hash what two equal runs have in common: states, counts, moments and tokens."""
-    return _hash(json.dumps(_essence(result)).encode() for result in results)
-
-
-def _essence(result: Result) -> list[Any]:
-    # vLLM words its rejections differently from release to release.
-    reason = result.reason if result.state == "done" else ""
-    moments = [result.scheduled_at, result.first_token_at, result.finished_at]
-    return [
-        result.id,
-        result.state,
-        reason,
-        result.prompt_tokens,
-        result.output_tokens,
-        result.cached_tokens,
-        *(None if moment is None else round(moment * 1e6) for moment in (result.at, *moments)),
-        _hash([array("q", result.token_ids).tobytes()]),
-    ]
-
-
-def _hash(parts: Iterable[bytes]) -> str:
     made = hashlib.sha256()
-    for part in parts:
-        made.update(part)
+    for result in results:
+        # vLLM words its rejections differently from release to release.
+        reason = result.reason if result.state == "done" else ""
+        counts = (result.prompt_tokens, result.output_tokens, result.cached_tokens)
+        moments = (result.at, result.scheduled_at, result.first_token_at, result.finished_at)
+        microseconds = (None if moment is None else round(moment * 1e6) for moment in moments)
+        row = [result.id, result.state, reason, *counts, *microseconds, _hash_tokens(result.token_ids)]
+        made.update(json.dumps(row).encode())
     return made.hexdigest()
+
+
+def _hash_tokens(token_ids: Sequence[int]) -> str:
+    return hashlib.sha256(array("q", token_ids).tobytes()).hexdigest()
 
 
 def _between(start: float | None, end: float | None) -> float | None:
@@ -147,14 +137,6 @@ class ResultSummary:
 
     results: tuple[Result, ...]
 
-    def count(self, state: ResultState) -> int:
-        """Count the requests in a state."""
-        return sum(result.state == state for result in self.results)
-
-    def total(self, name: str) -> int:
-        """Sum a field over the results."""
-        return sum(getattr(result, name) for result in self.results)
-
     def spread(self, name: str) -> Spread | None:
         """Return the distribution of a time over the requests that were served."""
         return Spread.of(getattr(result, name) for result in self.results if result.state == "done")
@@ -162,8 +144,10 @@ class ResultSummary:
     def as_dict(self) -> dict[str, Any]:
         """Return the counts as plain data."""
         row: dict[str, Any] = {"requests": len(self.results)}
-        row.update({state: self.count(state) for state in ("done", "rejected", "aborted")})
-        row.update({name: self.total(name) for name in ("prompt_tokens", "output_tokens", "cached_tokens")})
+        for state in ("done", "rejected", "aborted"):
+            row[state] = sum(result.state == state for result in self.results)
+        for name in ("prompt_tokens", "output_tokens", "cached_tokens"):
+            row[name] = sum(getattr(result, name) for result in self.results)
         for name in TIMES:
             spread = self.spread(name)
             row[name] = spread.as_dict() if spread is not None else None

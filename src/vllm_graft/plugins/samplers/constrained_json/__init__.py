@@ -4,8 +4,7 @@
 - ``automaton``   JSON byte by byte, with a stack
 - ``in_string``   the part of it inside of strings: escapes and UTF-8
 - ``vocabulary``  the bytes that each token stands for
-- ``trie``        the vocabulary as a tree, in which one walk tries all tokens
-- ``masks``       which tokens a state allows, kept for the next time
+- ``masks``       the tokens that a state allows, found in one walk over the vocabulary as a tree
 - ``pick``        a token by temperature, top_k and top_p
 """
 

@@ -26,7 +26,7 @@ _FRESH: Final = -1
 """The tally of a gap in which no blank came yet; after that it is how many more may come."""
 
 _INDENT: Final = 4
-"""How many blanks a line may begin with, for each container that is open."""
+"""The most blanks that a line may begin with, for each container that is open."""
 
 _WORDS: Final = {_TRUE: b"true", _FALSE: b"false", _NULL: b"null"}
 _DIGITS: Final = {_WHOLE: 20, _FRACTION: 20, _POWER: 3}
@@ -80,21 +80,56 @@ def start(root: Root) -> JsonState:
 
 def step(state: JsonState, byte: int, depth: int) -> JsonState | None:
     """Return the state after one more byte, with at most ``depth`` containers open; None where it may not come."""
-    mode, _, stack = state
+    mode, tally, stack = state
     if mode < STRINGS:
         to = in_string.NEXT[mode][byte]
         if to == in_string.CLOSED:
             return end_string(stack)
         return JsonState(to, 0, stack) if to != in_string.NOWHERE else None
     if mode in _NUMBER_STEPS:
-        return _in_number(state, byte)
+        if byte in _NUMBER_STEPS[mode]:
+            to = _NUMBER_STEPS[mode][byte]
+            digits = tally + 1 if to == mode else 1
+            return JsonState(to, digits, stack) if digits <= _DIGITS.get(to, 1) else None
+        # A number has no end of its own: what follows the value ends it.
+        return step(_ended(stack), byte, 0) if mode in _FINISHED else None
     if mode in _WORDS:
-        return _in_word(state, byte)
+        word = _WORDS[mode]
+        if byte != word[tally]:
+            return None
+        return JsonState(mode, tally + 1, stack) if tally + 1 < len(word) else _ended(stack)
     if mode == _DONE:
         return None
     if byte in b" \n\t":
-        return _blank(state, byte)
-    return _between(mode, stack, byte, depth)
+        if tally == _FRESH:
+            left = {ord(" "): 0, ord("\n"): _INDENT * len(stack)}.get(byte)
+            return None if left is None else JsonState(mode, left, stack)
+        return JsonState(mode, tally - 1, stack) if tally > 0 and byte in b" \t" else None
+    sign = chr(byte)
+    if mode == _AFTER:
+        in_array = stack[-1] == _ARRAY
+        if sign == ",":
+            return JsonState(_VALUE, _FRESH, stack) if in_array else JsonState(_KEY, _FRESH, stack[:-1] + _KEYS)
+        return _ended(stack[:-1]) if sign == ("]" if in_array else "}") else None
+    if mode == _COLON:
+        return JsonState(_VALUE, _FRESH, stack[:-1] + _VALUES) if sign == ":" else None
+    if mode in (_KEY, _FIRST_KEY):
+        if sign == '"':
+            return JsonState(in_string.PLAIN, 0, stack)
+        return _ended(stack[:-1]) if sign == "}" and mode == _FIRST_KEY else None
+    if sign == "]" and mode == _FIRST_ITEM:
+        return _ended(stack[:-1])
+    # A value begins.
+    if sign in "{[":
+        if len(stack) >= depth or (mode == _ROOT and sign == "["):
+            return None
+        opened, first = (_KEYS, _FIRST_KEY) if sign == "{" else (_ARRAY, _FIRST_ITEM)
+        return JsonState(first, _FRESH, stack + opened)
+    if mode == _ROOT:
+        return None
+    if sign == '"':
+        return JsonState(in_string.PLAIN, 0, stack)
+    return JsonState(_VALUE_STARTS[byte], 1, stack) if byte in _VALUE_STARTS else None
 
 
 def end_string(stack: str) -> JsonState:
@@ -121,69 +156,3 @@ def cost(state: JsonState) -> int:
 
 def _ended(stack: str) -> JsonState:
     return JsonState(_AFTER, _FRESH, stack) if stack else END
-
-
-def _in_number(state: JsonState, byte: int) -> JsonState | None:
-    mode, tally, stack = state
-    to = _NUMBER_STEPS[mode].get(byte)
-    if to is not None:
-        digits = tally + 1 if to == mode else 1
-        return JsonState(to, digits, stack) if digits <= _DIGITS.get(to, 1) else None
-    # A number has no end of its own: what follows the value ends it.
-    return step(_ended(stack), byte, 0) if mode in _FINISHED else None
-
-
-def _in_word(state: JsonState, byte: int) -> JsonState | None:
-    mode, tally, stack = state
-    word = _WORDS[mode]
-    if byte != word[tally]:
-        return None
-    return JsonState(mode, tally + 1, stack) if tally + 1 < len(word) else _ended(stack)
-
-
-def _blank(state: JsonState, byte: int) -> JsonState | None:
-    mode, tally, stack = state
-    if tally == _FRESH:
-        left = {ord(" "): 0, ord("\n"): _INDENT * len(stack)}.get(byte)
-        return None if left is None else JsonState(mode, left, stack)
-    return JsonState(mode, tally - 1, stack) if tally > 0 and byte in b" \t" else None
-
-
-def _between(mode: int, stack: str, byte: int, depth: int) -> JsonState | None:
-    sign = chr(byte)
-    if mode == _AFTER:
-        return _after(stack, sign)
-    if mode == _COLON:
-        return JsonState(_VALUE, _FRESH, stack[:-1] + _VALUES) if sign == ":" else None
-    if mode in (_KEY, _FIRST_KEY):
-        if sign == '"':
-            return JsonState(in_string.PLAIN, 0, stack)
-        return _ended(stack[:-1]) if sign == "}" and mode == _FIRST_KEY else None
-    if sign == "]" and mode == _FIRST_ITEM:
-        return _ended(stack[:-1])
-    return _value(mode, stack, byte, depth)
-
-
-def _after(stack: str, sign: str) -> JsonState | None:
-    if stack[-1] == _ARRAY:
-        if sign == ",":
-            return JsonState(_VALUE, _FRESH, stack)
-        return _ended(stack[:-1]) if sign == "]" else None
-    if sign == ",":
-        return JsonState(_KEY, _FRESH, stack[:-1] + _KEYS)
-    return _ended(stack[:-1]) if sign == "}" else None
-
-
-def _value(mode: int, stack: str, byte: int, depth: int) -> JsonState | None:
-    sign = chr(byte)
-    if sign in "{[":
-        if len(stack) >= depth or (mode == _ROOT and sign == "["):
-            return None
-        opened, first = (_KEYS, _FIRST_KEY) if sign == "{" else (_ARRAY, _FIRST_ITEM)
-        return JsonState(first, _FRESH, stack + opened)
-    if mode == _ROOT:
-        return None
-    if sign == '"':
-        return JsonState(in_string.PLAIN, 0, stack)
-    to = _VALUE_STARTS.get(byte)
-    return None if to is None else JsonState(to, 1, stack)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Final
 
 PLAIN: Final = 0
-"""Where a string begins, and where its closing quote may come."""
+"""The mode in which a string begins, and in which its closing quote may come."""
 
 CLOSED: Final = 254
-"""What the closing quote leads to."""
+"""The mode after the closing quote."""
 
 NOWHERE: Final = 255
-"""What a byte leads to that may not come."""
+"""The mode after a byte that may not come."""
 
 _HEX: Final = b"0123456789abcdefABCDEF"
 _ONE, _TWO, _THREE = ((0x80, 0xBF),), ((0x80, 0xBF),) * 2, ((0x80, 0xBF),) * 3
@@ -29,51 +30,44 @@ _SEQUENCES: Final = (
 )
 
 
-class _Tables:
-    """Grows one table of 256 bytes per mode: where each byte leads."""
+def _tables() -> tuple[bytes, ...]:
+    """Make one table of 256 bytes per mode: where each byte leads."""
+    rows: list[bytearray] = []
 
-    def __init__(self) -> None:
-        self.rows: list[bytearray] = []
-        self._known: dict[tuple[bytes, ...], int] = {}
-        self.new()
+    def new() -> int:
+        rows.append(bytearray([NOWHERE] * 256))
+        return len(rows) - 1
 
-    def new(self) -> int:
-        self.rows.append(bytearray([NOWHERE] * 256))
-        return len(self.rows) - 1
-
-    def lead(self, mode: int, over: Iterable[int], to: int) -> None:
+    def lead(mode: int, over: Iterable[int], to: int) -> None:
         for byte in over:
-            self.rows[mode][byte] = to
+            rows[mode][byte] = to
 
-    def through(self, sets: tuple[bytes, ...]) -> int:
+    @functools.cache
+    def through(*sets: bytes) -> int:
         """Return the mode from which one byte out of each set, in order, leads back to plain text."""
         if not sets:
             return PLAIN
-        if sets not in self._known:
-            self._known[sets] = self.new()
-            self.lead(self._known[sets], sets[0], self.through(sets[1:]))
-        return self._known[sets]
+        mode = new()
+        lead(mode, sets[0], through(*sets[1:]))
+        return mode
 
-
-def _tables() -> tuple[bytes, ...]:
-    tables = _Tables()
-    tables.lead(PLAIN, range(0x20, 0x80), PLAIN)
-    tables.lead(PLAIN, b'"', CLOSED)
+    assert new() == PLAIN
+    lead(PLAIN, range(0x20, 0x80), PLAIN)
+    lead(PLAIN, b'"', CLOSED)
     for (low, high), following in _SEQUENCES:
-        sets = tuple(bytes(range(first, last + 1)) for first, last in following)
-        tables.lead(PLAIN, range(low, high + 1), tables.through(sets))
-    escape = tables.new()
-    tables.lead(PLAIN, b"\\", escape)
-    tables.lead(escape, b'"\\/bfnrt', PLAIN)
-    code = tables.new()
-    tables.lead(escape, b"u", code)
-    tables.lead(code, _HEX, tables.through((_HEX, _HEX, _HEX)))
+        lead(PLAIN, range(low, high + 1), through(*(bytes(range(first, last + 1)) for first, last in following)))
+    escape = new()
+    lead(PLAIN, b"\\", escape)
+    lead(escape, b'"\\/bfnrt', PLAIN)
+    code = new()
+    lead(escape, b"u", code)
+    lead(code, _HEX, through(_HEX, _HEX, _HEX))
     # \uD800 to \uDBFF must be followed by one of \uDC00 to \uDFFF: alone, many parsers refuse either.
-    surrogate = tables.new()
-    tables.lead(code, b"dD", surrogate)
-    tables.lead(surrogate, b"01234567", tables.through((_HEX, _HEX)))
-    tables.lead(surrogate, b"89abAB", tables.through((_HEX, _HEX, b"\\", b"u", b"dD", b"cdefCDEF", _HEX, _HEX)))
-    return tuple(bytes(row) for row in tables.rows)
+    surrogate = new()
+    lead(code, b"dD", surrogate)
+    lead(surrogate, b"01234567", through(_HEX, _HEX))
+    lead(surrogate, b"89abAB", through(_HEX, _HEX, b"\\", b"u", b"dD", b"cdefCDEF", _HEX, _HEX))
+    return tuple(bytes(row) for row in rows)
 
 
 def _costs(tables: tuple[bytes, ...]) -> tuple[int, ...]:

@@ -75,34 +75,31 @@ def _invert_cdf_on_host(weights: Any, number: float) -> int:
 
 def _invert_top_cdf_on_host(weights: Any, params: Params, number: float) -> int:
     """Find that index among the tokens that top_k and top_p leave."""
-    heavy, tokens, total = _heaviest_on_host(weights, params)
+    import numpy as np
+    import torch
+
+    # The heaviest tokens in falling order, enough to hold top_p, and the total that top_p is a share of.
+    vocabulary = len(weights)
+    if 0 < params.top_k < vocabulary:
+        heavy, tokens = (each.numpy() for each in torch.from_numpy(weights).topk(params.top_k))
+        total = float(heavy.sum(dtype=np.float64))
+    else:
+        total = float(weights.sum(dtype=np.float64))
+        # Only what may be part of top_p is sorted: seldom more than a few. What is lighter than the last share weighs
+        # less, all together, than top_p leaves out.
+        for share in (*_SHARES, (1 - params.top_p) / vocabulary):
+            tokens = np.flatnonzero(weights >= total * share)
+            heavy = weights[tokens]
+            if heavy.sum(dtype=np.float64) >= total * params.top_p * _ROUNDING:
+                break
+        if not len(tokens):
+            tokens, heavy = np.arange(vocabulary), weights
+        order = np.argsort(-heavy, kind="stable")
+        heavy, tokens = heavy[order], tokens[order]
     edges = heavy.cumsum(dtype="float64")
     # The first stays, and each whose forerunners do not make up top_p.
     last = min(int(edges.searchsorted(total * params.top_p)), len(edges) - 1)
     return int(tokens[min(int(edges.searchsorted(number * edges[last], side="right")), last)])
-
-
-def _heaviest_on_host(weights: Any, params: Params) -> tuple[Any, Any, float]:
-    """Return the heaviest tokens in falling order, enough to hold top_p, and the total that top_p is a share of."""
-    import numpy as np
-    import torch
-
-    vocabulary = len(weights)
-    if 0 < params.top_k < vocabulary:
-        heavy, tokens = (each.numpy() for each in torch.from_numpy(weights).topk(params.top_k))
-        return heavy, tokens, float(heavy.sum(dtype=np.float64))
-    total = float(weights.sum(dtype=np.float64))
-    # Only what may be part of top_p is sorted: seldom more than a few. What is lighter than the last share weighs less,
-    # all together, than top_p leaves out.
-    for share in (*_SHARES, (1 - params.top_p) / vocabulary):
-        places = np.flatnonzero(weights >= total * share)
-        heavy = weights[places]
-        if heavy.sum(dtype=np.float64) >= total * params.top_p * _ROUNDING:
-            break
-    if not len(places):
-        places, heavy = np.arange(vocabulary), weights
-    order = np.argsort(-heavy, kind="stable")
-    return heavy[order], places[order], total
 
 
 def _draw(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[float]) -> torch.Tensor:
@@ -113,7 +110,9 @@ def _draw(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[floa
     weights = scores.div_(temperatures).softmax(dim=-1)
     narrow = [row for row, one in enumerate(params) if one.top_p < 1 or 0 < one.top_k < weights.shape[1]]
     if len(narrow) < len(params):
-        drawn = _invert_cdf(weights, targets)
+        # The index at which the running sum of each row passes its target, a share of the whole.
+        edges = weights.cumsum(dim=-1)
+        drawn = torch.searchsorted(edges, targets * edges[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)[:, 0]
     else:
         drawn = torch.zeros_like(targets[:, 0], dtype=torch.int64)
     if narrow:
@@ -122,14 +121,6 @@ def _draw(scores: torch.Tensor, params: Sequence[Params], numbers: Sequence[floa
     # Sums are rounded: a number at the edge of one may fall on a token of no weight.
     weighs = weights.gather(1, drawn[:, None])[:, 0] > 0
     return torch.where(weighs, drawn, weights.argmax(dim=-1))
-
-
-def _invert_cdf(weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Find the index at which the running sum of each row passes its target, a share of the whole."""
-    import torch
-
-    edges = weights.cumsum(dim=-1)
-    return torch.searchsorted(edges, targets * edges[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)[:, 0]
 
 
 def _invert_top_cdf(weights: torch.Tensor, targets: torch.Tensor, params: Sequence[Params]) -> torch.Tensor:

@@ -113,7 +113,9 @@ class ConstrainedJSONSampler(Sampler):
 
     def _choice(self, params: Params) -> _Choice:
         document = self._document(params)
-        number = _number(document.seed, document.read)
+        # A random number in [0, 1) that seed and place alone decide, of as many bits as float32 tells apart.
+        digest = hashlib.blake2b(f"{document.seed}/{document.read}".encode(), digest_size=4).digest()
+        number = (int.from_bytes(digest, "big") >> 9) / (1 << 23)
         if document.state is None:
             return _Choice(self._masks.unconstrained, 0, number)
         allowed = self._masks.allowed(document.state, int(params.number("json_max_depth")))
@@ -129,30 +131,23 @@ class ConstrainedJSONSampler(Sampler):
             document = _Document(start(cast(Root, params["json_root"])), 0, seed)
             params.state[_PLACE] = document
         # Usually one; all of them for a request that comes back after a preemption, whose state was dropped.
+        depth = int(params.number("json_max_depth"))
         for token in tokens[document.read :]:
-            document.state = self._read(document.state, token, int(params.number("json_max_depth")))
             document.read += 1
+            state = document.state
+            if state is None:
+                continue
+            if token in self._eos and complete(state):
+                document.state = END
+                continue
+            # A token without a text is as good as a zero byte: it may stand nowhere.
+            for byte in self._texts.get(token, b"\0"):
+                state = state and step(state, byte, depth)
+            document.state = state
+            if state is None:
+                _log.warning(
+                    "constrained-json: token %d cannot continue the document, so something else picked it; "
+                    "the rest of this answer is not constrained",
+                    token,
+                )
         return document
-
-    def _read(self, state: JsonState | None, token: int, depth: int) -> JsonState | None:
-        if state is None:
-            return None
-        if token in self._eos and complete(state):
-            return END
-        after: JsonState | None = state
-        # A token without a text is as good as a zero byte: it may stand nowhere.
-        for byte in self._texts.get(token, b"\0"):
-            after = after and step(after, byte, depth)
-        if after is None:
-            _log.warning(
-                "constrained-json: token %d cannot continue the document, so something else picked it; "
-                "the rest of this answer is not constrained",
-                token,
-            )
-        return after
-
-
-def _number(seed: str, at: int) -> float:
-    """Return a random number in [0, 1) that seed and place alone decide, of as many bits as float32 tells apart."""
-    digest = hashlib.blake2b(f"{seed}/{at}".encode(), digest_size=4).digest()
-    return (int.from_bytes(digest, "big") >> 9) / (1 << 23)

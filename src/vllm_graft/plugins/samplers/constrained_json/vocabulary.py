@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from vllm_graft.contracts import ConfigError
@@ -18,39 +18,22 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
     if hasattr(inner, "id_to_byte_piece"):
         found = {token: inner.id_to_byte_piece(token) for token in range(len(tokenizer))}
     else:
-        found = _of_texts(tokenizer.get_vocab())
+        vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+        if all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
+            # SentencePiece: a lower block stands for a blank, and some pieces name one byte.
+            bytes_of = {text: bytes.fromhex(byte[1]) for text in vocabulary if (byte := _BYTE.fullmatch(text))}
+            found = {token: bytes_of.get(text) or text.replace("▁", " ").encode() for text, token in vocabulary.items()}
+        else:
+            signs = _byte_signs()
+            # A text with a sign that stands for no byte is one that was added to the vocabulary.
+            known = ((text, token) for text, token in vocabulary.items() if all(sign in signs for sign in text))
+            found = {token: bytes(signs[sign] for sign in text) for text, token in known}
     # Special tokens end or structure a text for vLLM, which cuts them out of the answer.
     left_out = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     kept = {token: text for token, text in found.items() if text and token not in left_out}
-    _check(tokenizer, kept.values())
-    return kept
-
-
-def _of_texts(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
-    if all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
-        # SentencePiece: a lower block stands for a blank, and some pieces name one byte.
-        bytes_of = {text: bytes.fromhex(byte[1]) for text in vocabulary if (byte := _BYTE.fullmatch(text))}
-        return {token: bytes_of.get(text) or text.replace("▁", " ").encode() for text, token in vocabulary.items()}
-    signs = _byte_signs()
-    # A text with a sign that stands for no byte is one that was added to the vocabulary.
-    return {
-        token: bytes(signs[sign] for sign in text)
-        for text, token in vocabulary.items()
-        if all(sign in signs for sign in text)
-    }
-
-
-def _byte_signs() -> dict[str, int]:
-    """Map the signs of byte-level BPE to bytes: printable ones stand for themselves, others from U+0100 on."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-def _check(tokenizer: object, texts: Iterable[bytes]) -> None:
-    """Refuse a tokenizer without a token for every byte that closing a document may need."""
+    # Closing a document may need each of these bytes.
     needed = [bytes([byte]) for byte in b'{}[]",:0\\udtrefalsnc8' + bytes([0x80, 0x90, 0xA0])]
-    there = set(texts)
+    there = set(kept.values())
     if missing := [byte for byte in needed if byte not in there]:
         raise ConfigError(
             f"constrained-json needs a tokenizer that has a token for every byte, and {type(tokenizer).__name__} "
@@ -58,3 +41,11 @@ def _check(tokenizer: object, texts: Iterable[bytes]) -> None:
             where="the model's tokenizer",
             fix="take constrained-json out of the plan of this model, and use vLLM's structured outputs",
         )
+    return kept
+
+
+def _byte_signs() -> dict[str, int]:
+    """Map the signs of byte-level BPE to bytes: printable ones stand for themselves, others from U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

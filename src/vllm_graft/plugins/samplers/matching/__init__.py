@@ -1,4 +1,4 @@
-"""Where the end of a text occurred before in it, and which tokens came next there.
+"""Matches: places where the end of a text occurred before in it, and the tokens that came next there.
 
 For every token of a text's window: how many tokens right before it equal the text's end. Such a match ends at a
 breaker, at the window's start and at ``LONGEST``. Where the tokens are lists on the host, ``host`` keeps up with them

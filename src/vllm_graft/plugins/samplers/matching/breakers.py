@@ -1,4 +1,4 @@
-"""Which tokens contain a text: an index over the characters of the whole vocabulary, made once."""
+"""Tokens that contain a text: an index over the characters of the whole vocabulary, made once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CACHED_TEXTS: Final = 512
 _SEPARATOR: Final = 0x110000
 """One more than the last character there is, so that no text reaches over the end of another."""
 _BITS: Final = 21
-"""What a character takes, the separator included."""
+"""The bits that a character takes, the separator included."""
 
 
 class Breakers:
@@ -33,15 +33,13 @@ class Breakers:
         self._vocabulary = vocabulary
         self._index: TextIndex | None = None
         # One of each per object, so that nothing outlives the strategy.
-        self._tokens_of_list = lru_cache(_CACHED_LISTS)(self._find_all)
-        self._tokens_of_text = lru_cache(_CACHED_TEXTS)(self._find)
+        find = lru_cache(_CACHED_TEXTS)(self._find)
+        none = TokenSet.of((), vocabulary)
+        self._tokens_of_list = lru_cache(_CACHED_LISTS)(lambda texts: reduce(or_, map(find, texts), none))
 
     def tokens(self, texts: Iterable[str]) -> TokenSet:
         """Return the tokens at which one of these texts ends a match."""
         return self._tokens_of_list(tuple(sorted({text for text in texts if text})))
-
-    def _find_all(self, texts: tuple[str, ...]) -> TokenSet:
-        return reduce(or_, map(self._tokens_of_text, texts), TokenSet.of((), self._vocabulary))
 
     def _find(self, text: str) -> TokenSet:
         tokenizer: Any = self._load()

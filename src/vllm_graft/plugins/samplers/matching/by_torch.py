@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import torch
 
 from vllm_graft.contracts.kernels import has_triton, indices, to_device
 from vllm_graft.plugins.samplers.matching import LONGEST
 
-if TYPE_CHECKING:
-    import torch
-
-    from vllm_graft.contracts import ServedModel
-
 _FIRST: Final = 4096
-"""How many of a row's logits are looked at first for one that is not -inf."""
+"""The number of a row's logits that are looked at first for one that is not -inf."""
 
 
 def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Tensor | None = None) -> torch.Tensor:
@@ -25,8 +22,6 @@ def match_lengths(tokens: torch.Tensor, windows: torch.Tensor, broken: torch.Ten
     windows: how many of a row's last columns count, for each row
     broken:  [rows, up to LONGEST], whether the last, the last but one, ... token of a row ends matches
     """
-    import torch
-
     columns = tokens.shape[1]
     most = min(LONGEST, columns - 1)
     ends = tokens.flip(1)[:, :most]
@@ -51,20 +46,11 @@ def newest_first(tokens: torch.Tensor) -> torch.Tensor:
     return tokens[:, -LONGEST:].flip(1)
 
 
-def no_tokens(model: ServedModel, window: int) -> torch.Tensor:
-    """Return the history of one row without tokens, for warm-up."""
-    import torch
-
-    return torch.full((1, window), -1, dtype=torch.int32, device=model.device)
-
-
 def lower(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, penalties: torch.Tensor) -> None:
     """Lower logits by penalties, [rows, k] like ``tokens``; of several for one token the greatest counts.
 
     A negative token stands for none. What is -inf stays so.
     """
-    import torch
-
     flat, at = _flat(logits), _places(logits, rows, tokens)
     lowered = torch.where(tokens >= 0, flat[at] - penalties, torch.inf)
     flat.scatter_reduce_(0, at.flatten(), lowered.flatten(), "amin")
@@ -75,21 +61,23 @@ def ban(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
 
     A negative token stands for none.
     """
-    import torch
-
     flat, at = _flat(logits), _places(logits, rows, tokens)
     before = flat[at]
     # Those that stand for none share a place with a real one, and must not undo what that one does.
     flat.scatter_reduce_(0, at.flatten(), torch.where(tokens >= 0, -torch.inf, torch.inf).flatten(), "amin")
-    dead = _dead(logits, rows)
+    # Rows of which all logits are -inf now.
+    if logits.device.type != "cpu":
+        dead = torch.isneginf(logits[rows].amax(1))
+    else:
+        own = (logits[row] for row in rows.tolist())
+        # The first tokens tell nearly always that something is left.
+        dead = torch.tensor([all(part.amax() == -math.inf for part in (row[:_FIRST], row)) for row in own])
     restored = torch.where(dead[:, None], before, -torch.inf)
     flat.scatter_reduce_(0, at.flatten(), restored.flatten(), "amax")
 
 
 def lower_each(logits: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], penalties: Sequence[float]) -> None:
     """Lower single logits, each named once, by penalties that the host knows."""
-    import torch
-
     step, apart = logits.stride()
     places = [row * step + token * apart for row, token in zip(rows, tokens, strict=True)]
     by = to_device(penalties, logits.device, torch.float32)
@@ -108,20 +96,6 @@ def ban_each(logits: torch.Tensor, bans: Mapping[int, Sequence[int]]) -> None:
         kernels.ban(logits, rows, table)
     else:
         ban(logits, rows, table)
-
-
-def _dead(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return for each row whether all of its logits are -inf."""
-    import torch
-
-    if logits.device.type != "cpu":
-        return torch.isneginf(logits[rows].amax(1))
-    # The first tokens tell nearly always that something is.
-    return torch.tensor([_is_dead(logits[row][:_FIRST]) and _is_dead(logits[row]) for row in rows.tolist()])
-
-
-def _is_dead(row: torch.Tensor) -> bool:
-    return bool(row.amax() == -math.inf)
 
 
 def _flat(logits: torch.Tensor) -> torch.Tensor:

@@ -137,15 +137,12 @@ class Matcher:
         self._tokens.extend(tokens)
         self._seen, self._run, self._key = at, run, key
         if at >= self._turn:
-            self._forget()
-
-    def _forget(self) -> None:
-        """Drop what no window reaches any more: nothing in the older index is younger than a window."""
-        self._older, self._index = self._index, {}
-        self._turn = self._seen + self._window
-        drop = max(0, len(self._tokens) - 2 * self._window)
-        del self._tokens[:drop], self._before[:drop]
-        self._base += drop
+            # Drop what no window reaches any more: nothing in the older index is younger than a window.
+            self._older, self._index = index, {}
+            self._turn = at + self._window
+            drop = max(0, len(self._tokens) - 2 * self._window)
+            del self._tokens[:drop], self._before[:drop]
+            self._base += drop
 
     def _ends(self) -> list[int] | None:
         """Return where in the window the sequence at the text's end ended before; None where there are many places."""
@@ -170,15 +167,15 @@ class Matcher:
             self._dense.measure(self._run)
             self._many = True
             return {}
-        return {end: self._length(end) for end in ends}
-
-    def _length(self, end: int) -> int:
-        tokens, at = self._tokens, end - self._base
-        most = min(self._run, LONGEST, at + 1)
-        length = 0
-        while length < most and tokens[at - length] == tokens[-1 - length]:
-            length += 1
-        return length
+        found, tokens = {}, self._tokens
+        for end in ends:
+            at = end - self._base
+            most = min(self._run, LONGEST, at + 1)
+            length = 0
+            while length < most and tokens[at - length] == tokens[-1 - length]:
+                length += 1
+            found[end] = length
+        return found
 
 
 class DenseMatches:

@@ -35,7 +35,7 @@ def _in_set(sets, words, which, token, vocabulary):
 def _match(
     line, at, start, columns, sets, words, which, vocabulary, alive, BREAKS: tl.constexpr, LONGEST: tl.constexpr
 ):
-    """How many tokens right before each of the columns ``at`` equal the end of the line, where ``alive``."""
+    """Count the tokens right before each of the columns ``at`` that equal the end of the line, where ``alive``."""
     lengths = tl.zeros_like(at)
     back = 0
     going = tl.max(alive.to(tl.int32), 0)
@@ -59,7 +59,7 @@ def _lowered_kernel(
     logits, row_step, rows, slots, tokens, columns, windows, sets, words, set_of_slot, multipliers, bases, allowed,
     vocabulary, lowered, GREATEST: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What the logit of each token of the window is to be at most; inf where nothing follows from its place."""
+    """Compute the most that the logit of each token of the window may be; inf where nothing follows from its place."""
     number = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + number)
@@ -98,7 +98,7 @@ def _banned_kernel(
     slots, tokens, columns, windows, sets, words, set_of_slot, needed, vocabulary, banned,
     LONGEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Which tokens of the window would complete a sequence; -1 at the other places."""
+    """Find the tokens of the window that would complete a sequence; -1 at the other places."""
     number = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + number)

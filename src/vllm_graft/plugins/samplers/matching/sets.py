@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 WORD: Final = 32
-"""How many tokens share a word of the table."""
+"""The number of tokens that share a word of the table."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,13 @@ class TokenSets:
         if before is not None:
             self._owners[before] -= 1
         if tokens not in self._at:
-            self._at[tokens] = self._place()
+            if self._free:
+                place = self._free.pop()
+            else:
+                unused = next(each for each in self._at if not self._owners[each])
+                del self._owners[unused]
+                place = self._at.pop(unused)
+            self._at[tokens] = place
             copy_into(self.table[self._at[tokens]], torch.frombuffer(bytearray(tokens.bits), dtype=torch.int32))
         self._at.move_to_end(tokens)
         self._owned[slot] = tokens
@@ -96,10 +102,3 @@ class TokenSets:
         at = tokens.clamp(0, self._vocabulary - 1).long()
         words = self.table[self.of_slot.all()[slots][:, None], at // WORD]
         return ((words >> (at % WORD)) & 1).bool() & known
-
-    def _place(self) -> int:
-        if self._free:
-            return self._free.pop()
-        unused = next(tokens for tokens in self._at if not self._owners[tokens])
-        del self._owners[unused]
-        return self._at.pop(unused)

@@ -51,13 +51,19 @@ class MatchingStrategy(SamplingStrategy):
 
     def setup(self, model: ServedModel) -> None:
         """Make the tables of all requests: the token set and the window of each slot."""
-        from vllm_graft.plugins.samplers.matching.by_torch import no_tokens
+        import torch
+
         from vllm_graft.plugins.samplers.matching.sets import TokenSets
 
         self._vocabulary = model.vocabulary
         self._sets = TokenSets(model)
         self._windows = model.per_slot(0, integer=True)
-        warm_up(model, lambda logits, rows: self._change_by_kernel(logits, rows, no_tokens(model, self.window)))
+
+        def change(logits: torch.Tensor, rows: Rows) -> None:
+            no_tokens = torch.full((1, self.window), -1, dtype=torch.int32, device=model.device)
+            self._change_by_kernel(logits, rows, no_tokens)
+
+        warm_up(model, change)
 
     def _tables(self) -> dict[str, Any]:
         """Return the arguments that the kernels of both strategies take, an entry for each slot in the tensors."""
