@@ -35,6 +35,7 @@ from vllm_graft.files import cache_folder, replace_file
 
 _PACKAGE: Final = Path(__file__).parents[1]
 _CODE: Final = ("audit", "patching", "sources")
+# The modules whose classes may be stored; a file that names any other is refused.
 _CLASSES: Final = frozenset(
     {
         "ast",
@@ -44,12 +45,10 @@ _CLASSES: Final = frozenset(
         "vllm_graft.findings",
     }
 )
-"""The modules whose classes may be stored; a file that names any other is refused."""
 
+# How many files each cache holds; the oldest are removed first.
 _REPORTS: Final = 64
 _USES: Final = 24
-"""How many files each cache holds; the oldest are removed first."""
-
 _CHECKSUM: Final = 32
 _BROKEN: Final = (
     OSError, ValueError, EOFError, AttributeError, TypeError, LookupError, zlib.error, pickle.PickleError,

@@ -18,6 +18,7 @@ from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 from vllm_graft.versions import InstalledVersion, includes
 
+# The code, the sentence and the next step for each state.
 _RULES: Final[Mapping[VerdictState, tuple[str, str, str]]] = {
     "gone": ("P201", "it is gone", "find what took its place, or limit the code to the releases that have it"),
     "broken": ("P202", "its signature has changed", "fit the code to the new parameters"),
@@ -36,8 +37,8 @@ _RULES: Final[Mapping[VerdictState, tuple[str, str, str]]] = {
         "correct the name, remove the code, or say with --base which release it is for",
     ),
 }  # fmt: skip
-"""The code, the sentence and the next step for each state."""
 
+# The same for states that mean something else in one way of using a name.
 _RULES_BY_WAY: Final[Mapping[tuple[Way, VerdictState], tuple[str, str, str]]] = {
     ("call", "misfit"): ("P215", "the call fails", "pass what it takes now"),
     ("subclass", "misfit"): ("P216", "no object of the subclass can be made", "define the method in the subclass"),
@@ -48,10 +49,9 @@ _RULES_BY_WAY: Final[Mapping[tuple[Way, VerdictState], tuple[str, str, str]]] = 
     ),
     ("read", "absent"): ("P217", *_RULES["absent"][1:]),
 }
-"""The same for states that mean something else in one way of using a name."""
 
+# The difflib ratio from which two names count as one misspelt: one letter of eight.
 _NEAR: Final = 0.87
-"""The difflib ratio from which two names count as one misspelt: one letter of eight."""
 
 
 def findings_for(row: ReportRow, releases: Mapping[str, Release], known: Sequence[Release] = ()) -> Iterator[Finding]:
@@ -124,8 +124,8 @@ def start_refusals(package: PackageUses, release: Release) -> Iterator[Finding]:
             yield Finding("P222", "error", f"patch {patch.name}", what, use.where, fix)
 
 
+# Methods that Python makes static or class methods without a decorator.
 _SPECIAL: Final = frozenset({"__new__", "__init_subclass__", "__class_getitem__"})
-"""Methods that Python makes static or class methods without a decorator."""
 
 
 def _form_change(use: Use, release: Release) -> str:

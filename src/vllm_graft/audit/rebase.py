@@ -32,18 +32,16 @@ from vllm_graft.errors import ConfigError
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import bindings
 
+# The shortest and the longest lines that a copy is taken to be formatted with.
 _NARROW: Final = 72
 _WIDE: Final = 160
-"""The shortest and the longest lines that a copy is taken to be formatted with."""
-
+# The length of vLLM's own lines.
 _UPSTREAM: Final = 88
-"""The length of vLLM's own lines."""
-
 _SKIPPED: Final = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
 _IF: Final = "if x:\n    pass\n"
 _TRY: Final = "try:\n    pass\n"
+# What has to stand before a clause that is not a statement of its own.
 _BEFORE: Final = {"elif": _IF, "else": _IF, "except": _TRY, "finally": _TRY}
-"""What has to stand before a clause that is not a statement of its own."""
 
 
 def _laid_out(ours: Sequence[str], theirs: Sequence[str]) -> list[str] | None:
@@ -173,14 +171,12 @@ NAMES: Final = ("your copy", "upstream before", "upstream now")
 """What the three functions are called in conflict markers."""
 
 _MARKER: Final = re.compile(r"(?:<{7}|\|{7}|>{7}) |={7}$")
+# Stands before a line that begins inside a string, which no indentation may change.
 _RAW: Final = "\0"
-"""Stands before a line that begins inside a string, which no indentation may change."""
-
+# Conflicts with at most this many lines between them are one, as in git's own style.
 _JOIN: Final = 3
-"""Conflicts with at most this many lines between them are one, as in git's own style."""
-
+# Stands for the docstring while it is kept out of a merge; a statement, so that the rest can be parsed.
 _DOCSTRING: Final = "__docstring__"
-"""Stands for the docstring while it is kept out of a merge; a statement, so that the rest can be parsed."""
 
 
 @dataclass(frozen=True, slots=True)

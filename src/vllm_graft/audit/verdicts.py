@@ -15,9 +15,8 @@ from vllm_graft.patching.checks import ENUMS
 
 SAME: Final = Verdict("same")
 
+# The compiled modules of vLLM: ``_C``, ``_moe_C``, ``_C_stable_libtorch``.
 _COMPILED: Final = re.compile(r"^vllm\.(\w+\.)?([a-z0-9_]*_C(_\w+)?|cumem_allocator|spinloop|_rust_\w+)\.")
-"""The compiled modules of vLLM: ``_C``, ``_moe_C``, ``_C_stable_libtorch``."""
-
 _KINDS: Final = {"FunctionDef": "a plain function", "AsyncFunctionDef": "a coroutine function"}
 
 

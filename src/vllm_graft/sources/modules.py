@@ -200,8 +200,8 @@ class Missing:
     why: str
 
 
+# Names by which a package takes finding its modules into its own hands.
 _FINDING: Final = frozenset({"__path__", "modules", "meta_path", "path_hooks"})
-"""Names by which a package takes finding its modules into its own hands."""
 
 
 def read_module(name: str, path: Sequence[str] | None = None) -> SourceModule | Missing | None:

@@ -11,8 +11,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from vllm_graft.sources.scopes import Imported
 
+# The longest chain of re-exports and bases; a longer one is taken for a circle.
 _DEEP: Final = 24
-"""The longest chain of re-exports and bases; a longer one is taken for a circle."""
 
 
 class ModuleNames(Protocol):

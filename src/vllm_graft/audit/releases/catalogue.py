@@ -26,9 +26,8 @@ from vllm_graft.sources.scopes import Imported
 from vllm_graft.sources.walk import Walk
 
 FILE: Final = Path(__file__).with_name("catalogue.xz")
+# The file with vLLM's own calls, beside the catalogue.
 _CALLS: Final = "calls.xz"
-"""The file with vLLM's own calls, beside the catalogue."""
-
 _FILTERS: Final = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0}]
 
 

@@ -58,18 +58,14 @@ LETTERS: Final = {
     "function": "f", "classmethod": "k", "staticmethod": "s", "property": "p", "class": "c", "value": "v",
 }  # fmt: skip
 _KINDS: Final = {letter: kind for kind, letter in LETTERS.items()}
+# The marks behind the name of a function, in this order.
 _MARKS: Final = OPAQUE + GENERATOR + MANAGER + WRAPPED
-"""The marks behind the name of a function, in this order."""
-
+# A function or class at the top level of a page.
 _DEFINITION: Final = re.compile(rf"^[fFc]([^\W\d]\w*)[{_MARKS}]* ", re.MULTILINE)
-"""A function or class at the top level of a page."""
-
+# A method of a class.
 _METHOD: Final = re.compile(rf"^[fFkKsS]([^\W\d]\w*)[{_MARKS}]* ", re.MULTILINE)
-"""A method of a class."""
-
+# Functions, class methods and static methods.
 _CALLED: Final = frozenset("fksFKS")
-"""Functions, class methods and static methods."""
-
 _WITH_BODY: Final = frozenset("fkspFKSP")
 _NODES: Final = {"FunctionDef": "!", "AsyncFunctionDef": "!a", "ClassDef": "!c", "value": "!v"}
 _SHORT: Final = {short: name for name, short in _NODES.items()}

@@ -50,6 +50,7 @@ KEYWORDS: Final = "k"
 COMPILED: Final = "t"
 """Marks ``support_torch_compile``, whose constructor also takes ``vllm_config`` and ``prefix``."""
 
+# Decorators that leave the parameters as they are: Python's, torch's and vLLM's own.
 _TRANSPARENT: Final = frozenset(
     {
         "abstractmethod", "asynccontextmanager", "cache", "cached", "classmethod", "contextmanager", "compile",
@@ -63,7 +64,6 @@ _TRANSPARENT: Final = frozenset(
         "assume_constant_result", "allow_in_graph", "logtime", "fault_tolerant_wrapper",
     }
 )  # fmt: skip
-"""Decorators that leave the parameters as they are: Python's, torch's and vLLM's own."""
 
 _DATACLASSES: Final = frozenset({"dataclass", "config"})
 _FIELD_CALLS: Final = frozenset({"field", "Field"})

@@ -31,18 +31,14 @@ FOREIGN: Final = "name of another package"
 METHODS: Final = ("function", "classmethod", "staticmethod")
 """The kinds that can be called."""
 
+# Bases from outside vLLM that have no constructor.
 _PLAIN: Final = frozenset({"ABC", "Generic", "Protocol", "object"})
-"""Bases from outside vLLM that have no constructor."""
-
+# Bases whose metaclass refuses to instantiate a class with abstract methods.
 _DEMANDING: Final = frozenset({"ABC", "Protocol"})
-"""Bases whose metaclass refuses to instantiate a class with abstract methods."""
-
+# Bases whose generated constructors may accept more than the annotated fields.
 _CHECKED: Final = frozenset({"BaseModel", "RootModel", "BaseSettings", "TypedDict"})
-"""Bases whose generated constructors may accept more than the annotated fields."""
-
+# Keywords that ``support_torch_compile`` adds to a constructor.
 _COMPILE_KEYWORDS: Final = ("kw vllm_config=", "kw prefix=")
-"""Keywords that ``support_torch_compile`` adds to a constructor."""
-
 Signature = tuple[str, ...]
 """Parameters as ``sources.fingerprint.signature`` writes them, without the kind of definition."""
 

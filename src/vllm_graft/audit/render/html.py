@@ -143,13 +143,11 @@ def style() -> str:
     return f"{variables(':root')}{_RULES}{tones}"
 
 
+# The number of releases that fit a desktop's width; with more the matrix scrolls, and its head cannot stay in view.
 _FITS: Final = 8
-"""The number of releases that fit a desktop's width; with more the matrix scrolls, and its head cannot stay in view."""
-
 _ELEMENTS: Final[dict[DiffPart, str]] = {"head": "i", "hunk": "b", "added": "ins", "removed": "del", "context": "span"}
+# The number of places of one finding that are in view; more are folded.
 _LISTED: Final = 3
-"""The number of places of one finding that are in view; more are folded."""
-
 _LEVELS: Final[dict[Level, str]] = {"error": "error", "warning": "warning", "info": "note"}
 _TONES: Final[dict[Level, str]] = {"error": "bad", "warning": "body", "info": "none"}
 

@@ -30,11 +30,10 @@ LIMIT: Final = 65_536
 DIFF_LINES: Final = 200
 """The most lines of one diff."""
 
+# Room kept for the note on what was left out.
 _NOTE: Final = 300
-"""Room kept for the note on what was left out."""
-
+# The most characters of one name or sentence.
 _LONGEST: Final = 300
-"""The most characters of one name or sentence."""
 
 
 def markdown(report: Report, limit: int = LIMIT) -> str:

@@ -19,15 +19,14 @@ from vllm_graft.audit.render.presentation import (
     worst_first_rows,
 )
 
+# Width of the names.
 _LABEL: Final = 410
-"""Width of the names."""
-
 _CELL: Final = 66
 _LINE: Final = 27
 _HEAD: Final = 44
 _EDGE: Final = 16
+# Width of a character of a name: no font of a picture is certain, so names are cut with some room to spare.
 _CHARACTER: Final = 7.25
-"""Width of a character of a name: no font of a picture is certain, so names are cut with some room to spare."""
 
 _STYLE: Final = """
 text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:var(--ink)}

@@ -8,8 +8,8 @@ from typing import Final
 from vllm_graft.audit.model import Report, ReportRow
 from vllm_graft.audit.render.presentation import WORDS, PackageRows, cells, groups, one_line, short_name, summary
 
+# The fewest characters in which a name can be told from others.
 _LEAST: Final = 24
-"""The fewest characters in which a name can be told from others."""
 
 
 def text(report: Report, width: int, *, every: bool = False) -> str:

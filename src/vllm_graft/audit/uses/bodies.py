@@ -14,12 +14,12 @@ from vllm_graft.audit.uses.syntax import CHILDLESS, children, first_parameter, n
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 
+# How what was there before is called where it has been kept.
 _ORIGINAL: Final = re.compile(r"(^|_)(orig|origin|original|call|wrapped|old|prev|previous|upstream|super)(_|$)")
-"""How what was there before is called where it has been kept."""
 
 
+# The attribute of a syntax tree that keeps what its function holds.
 _KNOWN: Final = "graft_contents"
-"""The attribute of a syntax tree that keeps what its function holds."""
 
 
 @dataclass(frozen=True, slots=True)

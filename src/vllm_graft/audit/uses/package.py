@@ -23,11 +23,10 @@ from vllm_graft.findings import Finding
 from vllm_graft.patching.functions import kind_in_source
 from vllm_graft.sources.fingerprint import Function
 
+# Methods of Python's own naming that upstream's classes define for their users.
 _PUBLIC_SPECIAL: Final = frozenset({"__init__", "__call__", "__post_init__", "__new__"})
-"""Methods of Python's own naming that upstream's classes define for their users."""
-
+# How many files deep a name is followed before it is given up.
 _DEEP: Final = 20
-"""How many files deep a name is followed before it is given up."""
 
 
 Progress = Callable[[int, int], None]

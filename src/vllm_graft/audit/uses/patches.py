@@ -31,23 +31,20 @@ from vllm_graft.patching.lock import NAME, Lock, ReviewedHooks
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 
+# Attributes of a function whose assignment changes the function.
 _PARTS: Final = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__func__"})
-"""Attributes of a function whose assignment changes the function."""
-
 _SETTERS: Final = frozenset({"builtins.setattr", "builtins.type.__setattr__", "builtins.object.__setattr__"})
 _DELETERS: Final = frozenset({"builtins.delattr", "builtins.type.__delattr__", "builtins.object.__delattr__"})
 _MOCK: Final = ("unittest.mock.patch", "mock.patch", "mocker.patch")
 _WRAPPERS: Final = frozenset(
     {"wrap_function_wrapper", "patch_function_wrapper", "transient_function_wrapper", "wrap_object"}
 )
+# Keywords of ``patch.multiple`` that name no attribute.
 _MULTIPLE: Final = frozenset({"spec", "create", "spec_set", "autospec", "new_callable"})
-"""Keywords of ``patch.multiple`` that name no attribute."""
-
 MARKS: Final[dict[str, Way]] = {"wrap": "wrap", "replace": "replace", "add": "add"}
 _OURS: Final = "VLLMPatch"
+# Parameters by which a replacement gets the original.
 _ORIGINALS: Final = frozenset({"call", "wrapped"})
-"""Parameters by which a replacement gets the original."""
-
 _COPIERS: Final = frozenset({"functools.wraps", "functools.update_wrapper"})
 
 

@@ -30,18 +30,15 @@ from vllm_graft.audit.uses.values import (
 )
 from vllm_graft.sources.fingerprint import Function
 
+# Parts words by spaces: together with ``split`` this takes a third of the time of a regular expression.
 _APART: Final = str.maketrans({chr(code): " " for code in range(128) if not (chr(code).isalnum() or chr(code) == "_")})
-"""Parts words by spaces: together with ``split`` this takes a third of the time of a regular expression."""
-
+# Words that always call for a walk: vLLM itself, and ways to a module by its text.
 _TELLING: Final = frozenset({TOP, "import_module", "__import__", "resolve_name", "TYPE_CHECKING"})
-"""Words that always call for a walk: vLLM itself, and ways to a module by its text."""
-
+# ``sys.modules``, which calls for a walk, too.
 _MODULES: Final = re.compile(r"\.\s*modules\b(?!\s*\()")
-"""``sys.modules``, which calls for a walk, too."""
-
 _RELATIVE: Final = re.compile(r"\bfrom[\s\\]+\.")
+# What a test for a name is written with.
 _ASKING: Final = frozenset({"hasattr", "getattr", "find_spec", "signature", "getfullargspec"})
-"""What a test for a name is written with."""
 
 
 def _stored_attributes(cls: LocalDef, deep: int = 4) -> set[str]:

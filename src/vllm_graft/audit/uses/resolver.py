@@ -29,9 +29,10 @@ from vllm_graft.audit.uses.values import (
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 
+# Attributes of a function that still stand for the function.
 _SAME: Final = frozenset({"__code__", "__func__", "__wrapped__", "__get__", "fget", "func"})
-"""Attributes of a function that still stand for the function."""
 
+# Calls that give back what they are given first, in some dress.
 _PASSED_ON: Final = frozenset(
     {
         "builtins.classmethod", "builtins.staticmethod", "builtins.property", "functools.cache", "functools.lru_cache",
@@ -41,28 +42,23 @@ _PASSED_ON: Final = frozenset(
         "contextlib.contextmanager",
     }
 )  # fmt: skip
-"""Calls that give back what they are given first, in some dress."""
 
+# Calls that give back what they are given first, with some of its arguments.
 _APPLIED: Final = frozenset({"functools.partial", "functools.partialmethod", "types.MethodType"})
-"""Calls that give back what they are given first, with some of its arguments."""
-
 CONFIG: Final = Name("vllm.config", "VllmConfig")
 VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "update_", "from_", "to_", "with_", "_")
 """How a name begins that is a function's rather than a configuration's."""
 
 _CONFIG_GETTERS: Final = frozenset({"get_current_vllm_config", "get_current_vllm_config_or_none"})
 
+# Class methods of vLLM that return an instance of their class, in every release.
 _MAKERS: Final = frozenset({"from_engine_args", "from_vllm_config", "from_cli_args", "from_optional"})
-"""Class methods of vLLM that return an instance of their class, in every release."""
-
+# Decorators that leave the result of a function as its annotation says.
 _SAME_RESULT: Final = frozenset({"staticmethod", "classmethod", "cache", "lru_cache", "override", "final"})
-"""Decorators that leave the result of a function as its annotation says."""
-
+# Assignments to attributes of ``self``: to one of them, and to several but for the last.
 _SET: Final = re.compile(r"self\.(\w+)[ \t]*(?::[^=\n]*)?[-+*/|&]?=(?!=)[ \t]*(\w*)")
 _SEVERAL: Final = re.compile(r"^[ \t]*((?:self\.\w+[ \t]*,[ \t]*)+)[\w., \t]*=(?!=)", re.MULTILINE)
 _ATTRIBUTE: Final = re.compile(r"self\.(\w+)")
-"""Assignments to attributes of ``self``: to one of them, and to several but for the last."""
-
 GETTERS: Final = frozenset({"builtins.getattr", "inspect.getattr_static", "gorilla.get_original_attribute"})
 IMPORTERS: Final = frozenset({"importlib.import_module", "builtins.__import__"})
 
@@ -354,7 +350,7 @@ def dotted_of(value: Values) -> str:
     return ""
 
 
-def guessed(name: str) -> Values:
+def guessed(name: str) -> tuple[Instance, ...]:
     """Guess a variable or attribute by vLLM's usual names where nothing else tells: ``model_config``."""
     if name == "vllm_config":
         return (Instance(CONFIG, (), guessed=True),)

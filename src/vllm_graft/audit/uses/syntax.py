@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from vllm_graft.audit.uses.source_file import SourceFile
 
 
+# Statements that no other stands in.
 _SIMPLE: Final = frozenset(
     {
         ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Raise, ast.Assert, ast.Delete, ast.Import,
         ast.ImportFrom, ast.Pass, ast.Break, ast.Continue, ast.Global, ast.Nonlocal,
     }
 )  # fmt: skip
-"""Statements that no other stands in."""
 
 
 CHILDLESS: Final = frozenset({ast.Name, ast.Constant, ast.alias})
 """Nodes without nodes below them but contexts: more than half of a tree, so that skipping them is worth the test."""
 
+# Fields with texts, numbers, contexts and operators.
 _NO_PARTS: Final = frozenset(
     {
         "arg", "asname", "attr", "conversion", "ctx", "id", "is_async", "kind", "kwd_attrs", "level", "module", "name",
         "op", "ops", "rest", "simple", "tag", "type_comment",
     }
 )  # fmt: skip
-"""Fields with texts, numbers, contexts and operators."""
 
+# Nodes with other things in the fields where others have nodes.
 _NO_NODES: Final = frozenset({ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal})
-"""Nodes with other things in the fields where others have nodes."""
 
 
 class _PartsByKind(dict[type[ast.AST], tuple[str, ...]]):
@@ -157,10 +157,10 @@ def _returned(body: Iterable[ast.stmt]) -> tuple[str, ...]:
     return tuple(value.id for value in values if isinstance(value, ast.Name))
 
 
+# Statements that bind no name themselves, and are most of all.
 _UNBINDING: Final = frozenset(
     {ast.Expr, ast.Return, ast.If, ast.Raise, ast.Assert, ast.While, ast.Pass, ast.Break, ast.Continue, ast.Delete}
 )
-"""Statements that bind no name themselves, and are most of all."""
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
@@ -198,17 +198,17 @@ def _targets(node: ast.stmt) -> Sequence[ast.AST]:
     return [case.pattern for case in node.cases] if isinstance(node, ast.Match) else []
 
 
+# How many bodies are kept.
 _BODIES: Final = 48
-"""How many bodies are kept."""
 
 
 _IMPORTS: Final = frozenset({ast.Import, ast.ImportFrom})
+# Statements that may give an attribute a value.
 _STORING: Final = frozenset(
     {
         ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Delete,
     }
 )  # fmt: skip
-"""Statements that may give an attribute a value."""
 
 
 class Outline:
@@ -251,8 +251,8 @@ class AsyncFunctionDef(Outline, ast.AsyncFunctionDef):
     __slots__ = ()
 
 
+# Statements with a scope of their own.
 _SCOPES: Final = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, FunctionDef, AsyncFunctionDef, ast.ClassDef})
-"""Statements with a scope of their own."""
 
 
 def parse(text: str) -> ast.Module:

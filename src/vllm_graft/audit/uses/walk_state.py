@@ -32,8 +32,8 @@ AttributeSpelling = tuple[str, str]
 
 _REPLACERS: Final = frozenset({"dataclasses.replace", "copy.replace"})
 
+# The guard of most code: none.
 _BARE: Final = UseGuard()
-"""The guard of most code: none."""
 
 
 @dataclass(slots=True)
