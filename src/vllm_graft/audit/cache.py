@@ -68,7 +68,19 @@ class ReportCache:
 
     def store(self, key: str, report: Report) -> None:
         """Store a report; OSError where the folder cannot be written, ValueError where it cannot be pickled."""
-        _store(self.folder / key, _without_trees(report), _REPORTS)
+        # Syntax trees are many times the size of a report, and only judging needs them.
+        bare: dict[int, Use] = {}
+
+        def without_tree(use: Use) -> Use:
+            # A row refers to the same use as its package, which is pickled once.
+            known = bare.get(id(use))
+            if known is None:
+                known = bare[id(use)] = use.without_tree()
+            return known
+
+        packages = [replace(package, uses=tuple(map(without_tree, package.uses))) for package in report.packages]
+        rows = [replace(row, use=without_tree(row.use)) for row in report.rows]
+        _store(self.folder / key, replace(report, packages=tuple(packages), rows=tuple(rows)), _REPORTS)
 
 
 class UsesCache:
@@ -147,22 +159,6 @@ def _content_digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
-
-
-def _without_trees(report: Report) -> Report:
-    """Return the report without syntax trees: they are many times its size, and only judging needs them."""
-    bare: dict[int, Use] = {}
-
-    def without_tree(use: Use) -> Use:
-        # A row refers to the same use as its package, which is pickled once.
-        known = bare.get(id(use))
-        if known is None:
-            known = bare[id(use)] = use.without_tree()
-        return known
-
-    packages = [replace(package, uses=tuple(map(without_tree, package.uses))) for package in report.packages]
-    rows = [replace(row, use=without_tree(row.use)) for row in report.rows]
-    return replace(report, packages=tuple(packages), rows=tuple(rows))
 
 
 class _Precomputation:

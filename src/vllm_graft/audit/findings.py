@@ -76,10 +76,22 @@ def findings_for(row: ReportRow, releases: Mapping[str, Release], known: Sequenc
             yield _finding(code, level, use, _describe(sentence, cell), fix)
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
             facts = ReleaseFacts(new)
-            yield from _vanished(use, cell, (old, *known), new, facts)
+            on_class = use.body is not None and is_class_method(use.body)
+            for name, line, had in vanished_attributes(use, (old, *known), new):
+                if facts.runs(use.branches, line):
+                    owner, newer = use.container, cell.release
+                    what = f"the code reads self.{name}, which {owner} had in {had} and has no more in {newer}"
+                    if on_class:
+                        what = f"the code calls cls.{name}, which {owner} had in {had} and has no more in {newer}"
+                    yield _finding("P210", "error", use, what, "find what took its place", line)
             yield from _refused_keywords(use, cell, was, now, facts)
             if level != "error" or state not in ("broken", "extended"):
-                yield from _refused_calls(use, cell, (old, *known), new)
+                said, reason = refused_call(use, (old, *known), new)
+                if said:
+                    what = f"what upstream passes the override does not take in {cell.release}: {said}"
+                    what += f"; {reason}" if reason else f"; nor in {cell.since}"
+                    fix = "accept the parameters and hand them on, or choose a name of your own"
+                    yield _finding("P218", "error" if reason and not use.guarded else "warning", use, what, fix)
 
 
 def _finding(code: str, level: Level, use: Use, what: str, fix: str, line: int | None = None) -> Finding:
@@ -219,18 +231,6 @@ def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
     return "error" if state == "uncalled" else "warning"
 
 
-def _vanished(use: Use, cell: Cell, before: Sequence[Release], new: Release, facts: ReleaseFacts) -> Iterator[Finding]:
-    """Report attributes that the code reads from ``self`` or calls on ``cls``, and that the class has lost."""
-    on_class = use.body is not None and is_class_method(use.body)
-    for name, line, had in vanished_attributes(use, before, new):
-        if facts.runs(use.branches, line):
-            owner, now = use.container, cell.release
-            what = f"the code reads self.{name}, which {owner} had in {had} and has no more in {now}"
-            if on_class:
-                what = f"the code calls cls.{name}, which {owner} had in {had} and has no more in {now}"
-            yield _finding("P210", "error", use, what, "find what took its place", line)
-
-
 def _refused_keywords(
     use: Use, cell: Cell, was: Shape | None, now: Shape | None, facts: ReleaseFacts
 ) -> Iterator[Finding]:
@@ -245,13 +245,3 @@ def _refused_keywords(
         if name in had and name not in has and facts.runs(use.branches, line):
             what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
             yield _finding("P211", "error", use, what, "pass what it takes now", line)
-
-
-def _refused_calls(use: Use, cell: Cell, before: Sequence[Release], new: Release) -> Iterator[Finding]:
-    """Report an override that does not accept what upstream's callers pass."""
-    said, known = refused_call(use, before, new)
-    if said:
-        what = f"what upstream passes the override does not take in {cell.release}: {said}"
-        what += f"; {known}" if known else f"; nor in {cell.since}"
-        fix = "accept the parameters and hand them on, or choose a name of your own"
-        yield _finding("P218", "error" if known and not use.guarded else "warning", use, what, fix)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from vllm_graft.audit.copies import canonical_lines
-from vllm_graft.audit.merge import MergeResult, lines, merge
+from vllm_graft.audit.merge import lines, merge
 from vllm_graft.errors import ConfigError
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import bindings
@@ -213,7 +213,19 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
     best: RebaseResult | None = None
     for form, (ours, before, after) in _forms(*cores):
         merged = merge(before, ours, after, names=names, join=_JOIN)
-        done = _finished(form, merged, head, docstring, copy.margin)
+        # Add to the merged function what was left out of the merge.
+        whole = list(head)
+        for line in lines(merged.text):
+            whole += _moved(docstring, _indentation(line)) if line.strip() == _DOCSTRING else [line]
+        indented = "".join(_indented(line, copy.margin) for line in whole)
+        conflicts = tuple(number for number, line in enumerate(lines(indented), 1) if line.startswith("<<<<<<< "))
+        broken = ""
+        if not conflicts:
+            try:
+                ast.parse(_plain(whole))
+            except SyntaxError as error:
+                broken = f"{error.msg} in line {error.lineno}"
+        done = RebaseResult(indented, conflicts, form, merged.ours, merged.theirs, merged.alike, broken)
         if best is None or _badness(done) < _badness(best):
             best = done
         if not any(_badness(best)):
@@ -333,7 +345,14 @@ def _flat(found: Sequence[str], margin: str) -> list[str]:
     """Remove the margin from lines."""
     wrapped = "if True:\n" + "".join(found) if margin else "".join(found)
     offset = 2 if margin else 1
-    inside = _in_strings(wrapped)
+    # The lines that begin inside a string, without docstrings and other unused strings.
+    inside: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(wrapped).readline):
+        if tokenize.tok_name[token.type].endswith(("STRING", "STRING_MIDDLE")):
+            inside.update(range(token.start[0] + 1, token.end[0] + 1))
+    for node in ast.walk(ast.parse(wrapped)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            inside.difference_update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
     flat = []
     for number, line in enumerate(found, offset):
         if number in inside:
@@ -343,18 +362,6 @@ def _flat(found: Sequence[str], margin: str) -> list[str]:
     if flat and not flat[-1].endswith("\n"):
         flat[-1] += "\n"
     return flat
-
-
-def _in_strings(text: str) -> set[int]:
-    """Return the lines that begin inside a string, without docstrings and other unused strings."""
-    inside: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if tokenize.tok_name[token.type].endswith(("STRING", "STRING_MIDDLE")):
-            inside.update(range(token.start[0] + 1, token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            inside.difference_update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
-    return inside
 
 
 def _plain(flat: Iterable[str]) -> str:
@@ -371,24 +378,6 @@ def _signature_end(flat: Sequence[str], node: Function) -> int:
 
 def _normalised(core: Iterable[str]) -> str:
     return f"{ast.unparse(ast.parse(_plain(core)))}\n"
-
-
-def _finished(
-    form: MergeForm, merged: MergeResult, head: Sequence[str], docstring: Sequence[str], margin: str
-) -> RebaseResult:
-    """Add to the merged function what was left out of the merge."""
-    whole = list(head)
-    for line in lines(merged.text):
-        whole += _moved(docstring, _indentation(line)) if line.strip() == _DOCSTRING else [line]
-    text = "".join(_indented(line, margin) for line in whole)
-    conflicts = tuple(number for number, line in enumerate(lines(text), 1) if line.startswith("<<<<<<< "))
-    broken = ""
-    if not conflicts:
-        try:
-            ast.parse(_plain(whole))
-        except SyntaxError as error:
-            broken = f"{error.msg} in line {error.lineno}"
-    return RebaseResult(text, conflicts, form, merged.ours, merged.theirs, merged.alike, broken)
 
 
 def _moved(block: Sequence[str], indentation: str) -> list[str]:

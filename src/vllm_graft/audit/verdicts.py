@@ -157,19 +157,16 @@ class ReleasePair:
         if use.way == "add" and use.patch is not None and now is not None and not is_on_demand(use):
             return Verdict("grown", f"upstream has a {now.kind} of this name", now.name)
         if was is None:
-            return self._new_name(use, now)
+            if now is None:
+                return Verdict("absent")
+            if use.way == "override" and use.attribute in self.new.abstract(use.module, use.container or use.module):
+                return Verdict("same", "upstream asks for it now")
+            if use.way in ("add", "override"):
+                return Verdict("grown", f"upstream has a {now.kind} of this name now", now.name)
+            return Verdict("same", "it is new")
         if now is None:
             return SAME if self._inherits_from_outside(use) else self._lost(use, was)
         return self._compare(use, was, now)
-
-    def _new_name(self, use: Use, now: Shape | None) -> Verdict:
-        if now is None:
-            return Verdict("absent")
-        if use.way == "override" and use.attribute in self.new.abstract(use.module, use.container or use.module):
-            return Verdict("same", "upstream asks for it now")
-        if use.way in ("add", "override"):
-            return Verdict("grown", f"upstream has a {now.kind} of this name now", now.name)
-        return Verdict("same", "it is new")
 
     def _inherits_from_outside(self, use: Use) -> bool:
         """Return whether a class has a new base outside vLLM, which may define what it no longer does itself."""

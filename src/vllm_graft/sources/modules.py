@@ -123,7 +123,19 @@ class ScopeEntry:
     @property
     def kind(self) -> Kind:
         """The kind of what the name stands for."""
-        return _kind(self.nodes[-1] if self.cls is None else self.cls, in_class="." in self.qualname)
+        node = self.nodes[-1] if self.cls is None else self.cls
+        if isinstance(node, ast.ClassDef):
+            return "class"
+        if not isinstance(node, Function):
+            return "value"
+        marks = decorators(node)
+        if marks & {"property", "cached_property", "setter", "getter", "deleter"}:
+            return "property"
+        if "." not in self.qualname:
+            return "function"
+        if "classmethod" in marks or node.name in ("__init_subclass__", "__class_getitem__"):
+            return "classmethod"
+        return "staticmethod" if "staticmethod" in marks or node.name == "__new__" else "function"
 
     def inside(self, attribute: str) -> ScopeEntry | None:
         """Return a name that the class itself defines, without its bases."""
@@ -176,21 +188,6 @@ def _first_line(node: ast.AST) -> int:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     line: int = getattr(node, "lineno", 1)
     return min([line, *(one.lineno for one in decorators)])
-
-
-def _kind(node: ast.AST, *, in_class: bool) -> Kind:
-    if isinstance(node, ast.ClassDef):
-        return "class"
-    if not isinstance(node, Function):
-        return "value"
-    marks = decorators(node)
-    if marks & {"property", "cached_property", "setter", "getter", "deleter"}:
-        return "property"
-    if not in_class:
-        return "function"
-    if "classmethod" in marks or node.name in ("__init_subclass__", "__class_getitem__"):
-        return "classmethod"
-    return "staticmethod" if "staticmethod" in marks or node.name == "__new__" else "function"
 
 
 @dataclass(frozen=True, slots=True)

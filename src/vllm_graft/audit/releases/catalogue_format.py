@@ -286,7 +286,14 @@ def dump(contents: CatalogueContents) -> str:
 
 
 def _page(names: Forms, mask: int, bodies: list[str]) -> Iterator[str]:
-    yield from _import_lines(names, mask)
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name, forms in sorted(names.items()):
+        for form in forms:
+            for bound in form.entry.first if form.entry.kind == "import" else ():
+                origin, _, there = bound.partition(":")
+                groups.setdefault((origin, form.mask), []).append(name if there == name else f"{name}={there or '.'}")
+    for (origin, own_mask), bound_names in sorted(groups.items()):
+        yield f"={origin} {' '.join(bound_names)}{'' if own_mask == mask else f'|{own_mask}'}"
     inside = ""
     order = sorted(names, key=lambda name: (name.rpartition(".")[0], name))
     for name in order:
@@ -305,17 +312,6 @@ def _page(names: Forms, mask: int, bodies: list[str]) -> Iterator[str]:
             yield f"{letter}{'+' if number else short}{marks} {_first(entry, before)}{own}"
             if LETTERS[entry.kind] in _WITH_BODY:
                 bodies.append(base64.b64encode(bytes.fromhex(entry.second[0][:8])).decode()[:_BODY])
-
-
-def _import_lines(names: Forms, mask: int) -> Iterator[str]:
-    groups: dict[tuple[str, int], list[str]] = {}
-    for name, forms in sorted(names.items()):
-        for form in forms:
-            for bound in form.entry.first if form.entry.kind == "import" else ():
-                origin, _, there = bound.partition(":")
-                groups.setdefault((origin, form.mask), []).append(name if there == name else f"{name}={there or '.'}")
-    for (origin, own), bound_names in sorted(groups.items()):
-        yield f"={origin} {' '.join(bound_names)}{'' if own == mask else f'|{own}'}"
 
 
 def _first(entry: OutlineEntry, before: OutlineEntry) -> str:

@@ -60,7 +60,12 @@ class Library:
     def release(self, name: str) -> Release:
         """Return a release; ConfigError where it is not available."""
         if name == INSTALLED:
-            return self._installed()
+            source = Installed()
+            if source.read("vllm") is None:
+                raise ConfigError("vLLM is not installed here", fix="name a release: --against 0.32.0")
+            if source.version in self.catalogue.releases:
+                return self.catalogue.release(source.version)
+            return self.add(source)
         if name == LATEST:
             version = self.catalogue.releases[-1] if self._offline else self._index.versions()[-1]
         else:
@@ -126,11 +131,3 @@ class Library:
             source = wheels.open_release(version, offline=self._offline, progress=self._progress, index=self._index)
             self._sources[version] = SourceRelease(source, version)
         return self._sources[version]
-
-    def _installed(self) -> Release:
-        source = Installed()
-        if source.read("vllm") is None:
-            raise ConfigError("vLLM is not installed here", fix="name a release: --against 0.32.0")
-        if source.version in self.catalogue.releases:
-            return self.catalogue.release(source.version)
-        return self.add(source)

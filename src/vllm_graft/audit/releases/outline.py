@@ -123,7 +123,17 @@ def entry(place: ScopeEntry) -> OutlineEntry:
         bases = tuple(base or "?" for base in place.bases)
         # A named tuple or struct shows by its bases, which may be in another module.
         listed = fields(cls) if DATACLASS in marks or bases else ()
-        return OutlineEntry("class", bases, tuple(sorted(_set_on_self(cls))), marks, listed)
+        found: set[str] = set()
+        for method in cls.body:
+            if not isinstance(method, Function) or not method.args.args:
+                continue
+            first = method.args.args[0].arg
+            for node in ast.walk(method):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) == first:
+                    found.add(node.attr)
+                elif isinstance(node, ast.Call):
+                    found.update(_set_by_call(node, first))
+        return OutlineEntry("class", bases, tuple(sorted(found)), marks, listed)
     if place.kind == "value":
         return OutlineEntry("value")
     body = Fingerprint.of(place.nodes).body[:BODY]
@@ -183,22 +193,18 @@ def _dataclass_marks(decorator: ast.expr, module: SourceModule) -> str:
         return ""
     first = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator).partition(".")[0]
     pydantic = any(one.module.partition(".")[0] == "pydantic" for one in module.imports(first))
-    extra = _extra(given.get("config"))
-    # vLLM's own ``config`` forbids unknown keywords; pydantic's dataclass ignores them unless told otherwise.
-    lenient = (pydantic and extra != "forbid") or (_last(decorator) == "config" and extra in ("allow", "ignore"))
-    keywords = KEYWORDS if _is_constant(given.get("kw_only"), True) else ""
-    return DATACLASS + (LENIENT if lenient else "") + keywords
-
-
-def _extra(config: ast.expr | None) -> str:
-    """Return what a pydantic configuration says of unknown keywords."""
+    config = given.get("config")
     pairs: list[tuple[object, ast.expr]] = []
     if isinstance(config, ast.Call):
         pairs = [(one.arg, one.value) for one in config.keywords]
     elif isinstance(config, ast.Dict):
         keys = (key.value if isinstance(key, ast.Constant) else None for key in config.keys)
         pairs = list(zip(keys, config.values, strict=True))
-    return next((str(one.value) for name, one in pairs if name == "extra" and isinstance(one, ast.Constant)), "")
+    extra = next((str(one.value) for name, one in pairs if name == "extra" and isinstance(one, ast.Constant)), "")
+    # vLLM's own ``config`` forbids unknown keywords; pydantic's dataclass ignores them unless told otherwise.
+    lenient = (pydantic and extra != "forbid") or (_last(decorator) == "config" and extra in ("allow", "ignore"))
+    keywords = KEYWORDS if _is_constant(given.get("kw_only"), True) else ""
+    return DATACLASS + (LENIENT if lenient else "") + keywords
 
 
 def fields(cls: ast.ClassDef) -> tuple[str, ...]:
@@ -250,21 +256,6 @@ def _evaluated(annotation: ast.expr) -> ast.expr:
         except SyntaxError:
             return annotation
     return annotation
-
-
-def _set_on_self(cls: ast.ClassDef) -> set[str]:
-    """Return the attributes that a class's methods set on their first parameter."""
-    found: set[str] = set()
-    for method in cls.body:
-        if not isinstance(method, Function) or not method.args.args:
-            continue
-        first = method.args.args[0].arg
-        for node in ast.walk(method):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) == first:
-                found.add(node.attr)
-            elif isinstance(node, ast.Call):
-                found.update(_set_by_call(node, first))
-    return found
 
 
 def _set_by_call(node: ast.Call, first: str) -> Iterator[str]:

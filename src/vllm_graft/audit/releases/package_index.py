@@ -30,7 +30,7 @@ from html.parser import HTMLParser
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -69,22 +69,18 @@ def _from_files() -> Mapping[str, str]:
         except (OSError, subprocess.TimeoutExpired):
             continue
         if done.returncode == 0:
-            return _parsed(done.stdout)
+            found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
+            for line in done.stdout.splitlines():
+                name, _, value = line.partition("=")
+                section, _, key = name.partition(".")
+                if section not in found:
+                    continue
+                try:
+                    found[section][key] = str(ast.literal_eval(value))
+                except (ValueError, SyntaxError):
+                    found[section][key] = value
+            return {key: value for section in _SECTIONS for key, value in found[section].items()}
     return {}
-
-
-def _parsed(listed: str) -> dict[str, str]:
-    found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
-    for line in listed.splitlines():
-        name, _, value = line.partition("=")
-        section, _, key = name.partition(".")
-        if section not in found:
-            continue
-        try:
-            found[section][key] = str(ast.literal_eval(value))
-        except (ValueError, SyntaxError):
-            found[section][key] = value
-    return {key: value for section in _SECTIONS for key, value in found[section].items()}
 
 
 def _default_index() -> str:
@@ -203,7 +199,15 @@ class PlainClient:
         if scheme not in ("http", "https"):
             raise ServerUnreachable(f"{scheme or 'no scheme'} is not http, https or file")
         request = urllib.request.Request(without_password(url), headers={"User-Agent": "vllm-graft", **_plain(headers)})
-        if word := self._authorization(urlsplit(url)):
+        address = urlsplit(url)
+        host = address.netloc.rpartition("@")[2]
+        holder = address if address.username else self._passwords.get(host, address)
+        user, password = unquote(holder.username or ""), unquote(holder.password or "")
+        if not user:
+            with contextlib.suppress(OSError, netrc.NetrcParseError):
+                found = netrc.netrc().authenticators(address.hostname or "")
+                user, password = (found[0], found[2] or "") if found else ("", "")
+        if word := (f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""):
             # A redirect to another host must not carry it along.
             request.add_unredirected_header("Authorization", word)
         try:
@@ -216,16 +220,6 @@ class PlainClient:
                 return HttpResponse(error.code, {key.lower(): value for key, value in error.headers.items()})
         except (OSError, ValueError, HTTPException) as error:
             raise ServerUnreachable(_reason(error)) from error
-
-    def _authorization(self, url: SplitResult) -> str:
-        host = url.netloc.rpartition("@")[2]
-        holder = url if url.username else self._passwords.get(host, url)
-        user, password = unquote(holder.username or ""), unquote(holder.password or "")
-        if not user:
-            with contextlib.suppress(OSError, netrc.NetrcParseError):
-                found = netrc.netrc().authenticators(url.hostname or "")
-                user, password = (found[0], found[2] or "") if found else ("", "")
-        return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""
 
 
 def retry_once(ask: Callable[[], HttpResponse]) -> HttpResponse:
@@ -401,7 +395,15 @@ class PackageIndex:
         wanted = parsed(version)
         links = [link for link in self._links if _is(link, wanted)]
         if not links:
-            raise self._absent(wanted)
+            versions = self.versions() or self.versions(pre=True)
+            what = f"there is no wheel of vLLM {wanted}"
+            if versions:
+                what += f"; the nearest is {nearest(wanted, versions)}, the newest {versions[-1]}"
+            if self._failures:
+                what += f"; {len(self._failures)} of {len(self.client.indexes)} indexes did not answer: "
+                what += "; ".join(f"{failure.where}: {failure.what}" for failure in self._failures)
+            where = " ".join(without_password(url) for url in self.client.indexes)
+            raise ConfigError(what, where=where, fix="name one of these, or add an index with PIP_EXTRA_INDEX_URL")
         return min(links, key=lambda link: _reluctance(link, wanted))
 
     @cached_property
@@ -442,17 +444,6 @@ class PackageIndex:
             raise refused
         self._lacking.append(refused)
         return iter(())
-
-    def _absent(self, wanted: Version) -> ConfigError:
-        versions = self.versions() or self.versions(pre=True)
-        what = f"there is no wheel of vLLM {wanted}"
-        if versions:
-            what += f"; the nearest is {nearest(wanted, versions)}, the newest {versions[-1]}"
-        if self._failures:
-            what += f"; {len(self._failures)} of {len(self.client.indexes)} indexes did not answer: "
-            what += "; ".join(f"{failure.where}: {failure.what}" for failure in self._failures)
-        where = " ".join(without_password(url) for url in self.client.indexes)
-        return ConfigError(what, where=where, fix="name one of these, or add an index with PIP_EXTRA_INDEX_URL")
 
 
 def by_hand(version: str = "") -> str:

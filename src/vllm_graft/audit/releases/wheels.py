@@ -222,14 +222,6 @@ class RemoteWheel:
                 where=without_password(self.url),
                 fix=f"check the network and try again, or {by_hand(self.version)}",
             ) from error
-        self._check(answer, first, end)
-        return answer.body
-
-    @cached_property
-    def _client(self) -> HttpClient:
-        return self._http or client()
-
-    def _check(self, answer: HttpResponse, first: int, end: int) -> None:
         if answer.status == 200:
             raise ConfigError(
                 "the server gives the wheel only as a whole, not by ranges",
@@ -249,6 +241,11 @@ class RemoteWheel:
             raise self._damaged(f"it has {said[2]} bytes instead of {self._size}")
         if len(answer.body) != end - first:
             raise self._damaged(f"{len(answer.body)} bytes came instead of {end - first}")
+        return answer.body
+
+    @cached_property
+    def _client(self) -> HttpClient:
+        return self._http or client()
 
     def _damaged(self, what: str) -> ConfigError:
         return ConfigError(
@@ -446,22 +443,19 @@ class CachedWheel:
             progress=self._progress,
         )
         if directory is None:
-            self._keep_directory(link.filename, wheel)
+            end = wheel.directory
+            head = {
+                "format": _FORMAT,
+                "filename": link.filename,
+                "size": wheel.size,
+                "first": end.first,
+                "crc": zlib.crc32(end.data),
+            }
+            self._write(self.folder / "directory", json.dumps(head).encode() + b"\n" + end.data)
         self._wheel, self._online = wheel, True
         return wheel
 
     # The directory: a line that says what it is of, and the end of the wheel as it is.
-
-    def _keep_directory(self, filename: str, remote: RemoteWheel) -> None:
-        end = remote.directory
-        head = {
-            "format": _FORMAT,
-            "filename": filename,
-            "size": remote.size,
-            "first": end.first,
-            "crc": zlib.crc32(end.data),
-        }
-        self._write(self.folder / "directory", json.dumps(head).encode() + b"\n" + end.data)
 
     def _directory(self) -> RemoteWheel | None:
         """Return the cached directory as a wheel without an address; None where there is none that can be used."""

@@ -155,16 +155,24 @@ _TONES: Final[dict[Level, str]] = {"error": "bad", "warning": "body", "info": "n
 def html(report: Report, title: str = "vLLM audit", when: str = "") -> str:
     """Return the page. ``when`` is the time of the audit, in words: a renderer has no clock."""
     first, rest = summary(report)
+    numbers = Counter(finding.level for finding in findings(report))
+    chips = [
+        f'<li class="{tone}">{_text(count(numbers[level], _LEVELS[level]))}</li>' for level, tone in _TONES.items()
+    ]
+    lines = [
+        f'<dt><b class="w {word.tone}">{word.short or "blank"}</b></dt><dd>The name {_text(word.says)}.</dd>'
+        for word in WORDS.values()
+    ]
     pieces = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         f"<title>{_text(title)}</title>\n<style>\n{style()}\n</style>\n</head>\n<body>",
         f"<header>\n<h1>{_text(title)}</h1>\n{_packages(report, when)}\n</header>",
         f'<p class="lead"><strong>{_text(first)}</strong>{_text(rest)}</p>',
-        _levels(findings(report)),
+        f'<ul class="chips" aria-label="findings">{"".join(chips)}</ul>',
         *_findings(findings(report)),
         *_matrix(report),
-        _legend(),
+        f'<h2 id="legend">What the words mean</h2>\n<dl class="l">\n{chr(10).join(lines)}\n</dl>',
         "</body>\n</html>\n",
     ]
     return "\n".join(filter(None, pieces))
@@ -178,15 +186,6 @@ def _packages(report: Report, when: str) -> str:
         lines.append(_text(f"{one.package} {one.version}".strip() + base + files))
     lines += [_text(when)] if when else []
     return f'<p class="soft">{"<br>".join(lines)}</p>' if lines else ""
-
-
-def _levels(found: list[Finding]) -> str:
-    """Write the number of findings at each level."""
-    numbers = Counter(finding.level for finding in found)
-    chips = [
-        f'<li class="{tone}">{_text(count(numbers[level], _LEVELS[level]))}</li>' for level, tone in _TONES.items()
-    ]
-    return f'<ul class="chips" aria-label="findings">{"".join(chips)}</ul>'
 
 
 def _chips(report: Report) -> str:
@@ -373,14 +372,6 @@ def _finding(number: int, finding: Finding, whats: list[str], places: list[str])
         f'<b class="w {_TONES[finding.level]}">{finding.level}</b> <code>{_text(finding.subject)}</code>'
         f"{said}{where}{fix}</li>"
     )
-
-
-def _legend() -> str:
-    lines = [
-        f'<dt><b class="w {word.tone}">{word.short or "blank"}</b></dt><dd>The name {_text(word.says)}.</dd>'
-        for word in WORDS.values()
-    ]
-    return f'<h2 id="legend">What the words mean</h2>\n<dl class="l">\n{chr(10).join(lines)}\n</dl>'
 
 
 def _prose(words: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from typing import Final, get_args
 from xml.sax.saxutils import escape
 
@@ -53,7 +52,13 @@ def svg(report: Report, rows: int = 8, caption: str = "") -> str:
     body += [_text(line, _EDGE, below + 19 * number, "t") for number, line in enumerate(said)]
     below += 19 * len(said) + 4
     body += [_text(line, _EDGE, below, "k s") for line in tones]
-    return _picture(body, width, below + (16 if tones else 0), " ".join(said))
+    height = below + (16 if tones else 0)
+    colours = "".join(f".{tone}{{fill:var(--{tone})}}.{tone}-bg{{fill:var(--{tone}-bg)}}" for tone in get_args(Tone))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'role="img">\n<title>{_escape(" ".join(said))}</title>\n<style>{variables("svg")}{_STYLE}{colours}</style>\n'
+        f'<rect class="paper" width="{width}" height="{height}" rx="8"/>\n' + "\n".join(body) + "\n</svg>\n"
+    )
 
 
 def _sample(report: Report, rows: int) -> list[ReportRow]:
@@ -97,12 +102,3 @@ def _text(words: str, x: int, y: int, names: str) -> str:
 
 def _escape(words: str) -> str:
     return escape(printable(words))
-
-
-def _picture(body: Sequence[str], width: int, height: int, title: str) -> str:
-    tones = "".join(f".{tone}{{fill:var(--{tone})}}.{tone}-bg{{fill:var(--{tone}-bg)}}" for tone in get_args(Tone))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'role="img">\n<title>{_escape(title)}</title>\n<style>{variables("svg")}{_STYLE}{tones}</style>\n'
-        f'<rect class="paper" width="{width}" height="{height}" rx="8"/>\n' + "\n".join(body) + "\n</svg>\n"
-    )

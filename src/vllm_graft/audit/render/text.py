@@ -23,7 +23,15 @@ def text(report: Report, width: int, *, every: bool = False) -> str:
     shown = [group.rows if every else group.changed for group in found]
     rows = [_row(report, row) for part in shown for row in part]
     head = ["TARGET", "WAY", *report.releases, "WHERE"]
-    widths = _widths([head, *rows], width)
+    # Names come before places, and places that would be too narrow are dropped.
+    widths = [max(map(len, column)) for column in zip(*[head, *rows], strict=True)]
+    room = width - sum(widths[1:-1]) - 2 * (len(widths) - 1)
+    if widths[0] + widths[-1] > room:
+        widths[-1] = min(widths[-1], max(room - widths[0], _LEAST))
+        if room - widths[-1] < _LEAST:
+            widths[-1] = 0
+            room += 2
+        widths[0] = min(widths[0], max(room - widths[-1], _LEAST))
     lines = [_line(head, widths)] if rows else []
     for group, part in zip(found, shown, strict=True):
         if len(found) > 1:
@@ -40,19 +48,6 @@ def _folded(group: PackageRows) -> list[str]:
 def _row(report: Report, row: ReportRow) -> list[str]:
     words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
     return [one_line(short_name(row.use)), row.use.way, *words, one_line(row.use.where)]
-
-
-def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the width of each column; names come before places, and places that would be too narrow are dropped."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = width - sum(widths[1:-1]) - 2 * (len(widths) - 1)
-    if widths[0] + widths[-1] > room:
-        widths[-1] = min(widths[-1], max(room - widths[0], _LEAST))
-        if room - widths[-1] < _LEAST:
-            widths[-1] = 0
-            room += 2
-        widths[0] = min(widths[0], max(room - widths[-1], _LEAST))
-    return widths
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -217,7 +217,14 @@ def _asks(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
             return len(node.args) > 2
         if called in ("hasattr", "find_spec", "signature", "getfullargspec") or _is_version(node, resolver, scope):
             return True
-        return any(_compares_versions(own, resolver) for own in local_defs(resolver.value(node.func, scope)))
+        for own in local_defs(resolver.value(node.func, scope)):
+            # A short function of the package with a version in it tests vLLM's.
+            tested = own.node if isinstance(own.node, Function) else None
+            if tested is not None and (tested.end_lineno or tested.lineno) - tested.lineno <= SHORT:
+                inside = own.inside or own.scope
+                if any(_is_version(one, resolver, inside) for one in nodes(whole(tested))):
+                    return True
+        return False
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
         members = _members_of(node.comparators[0])
         held = resolver.value(members[0], scope) if members is not None else ()
@@ -269,15 +276,6 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
         if isinstance(one, Name) and one.is_vllm and _is_of_vllm(one.dotted):
             return True
     return False
-
-
-def _compares_versions(own: LocalDef, resolver: Resolver) -> bool:
-    """Return whether a function of the package tests vLLM's version: short, and with one in it."""
-    node = own.node
-    if not isinstance(node, Function) or (node.end_lineno or node.lineno) - node.lineno > SHORT:
-        return False
-    scope = own.inside or own.scope
-    return any(_is_version(one, resolver, scope) for one in nodes(whole(node)))
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -445,9 +443,6 @@ class _Evaluator:
             return direct
         return _version_part(self.value(node.value, frame), node.attr)
 
-    def _sequence(self, node: ast.Tuple | ast.List | ast.Set, frame: _Frame) -> object:
-        return _known(self.value(one, frame) for one in node.elts)
-
     def _numbers(self, node: ast.GeneratorExp | ast.ListComp, frame: _Frame) -> object:
         """Evaluate ``int(x) for x in version.split(".")``."""
         (first, *more) = node.generators
@@ -469,7 +464,7 @@ class _Evaluator:
         except (ValueError, TypeError, IndexError):
             return _UNKNOWN
 
-    def _unary(self, node: ast.UnaryOp, frame: _Frame) -> object:
+    def _not(self, node: ast.UnaryOp, frame: _Frame) -> object:
         held = _truth(self.value(node.operand, frame))
         return _UNKNOWN if held is None or not isinstance(node.op, ast.Not) else not held
 
@@ -491,13 +486,24 @@ class _Evaluator:
         members = _members_of(node.comparators[0]) if len(node.ops) == 1 else None
         if members is not None and isinstance(node.ops[0], ast.In | ast.NotIn):
             owner, of_function = members
-            held = self._takes(owner, left, frame.scope) if of_function else self._has(owner, left, frame.scope)
+            held = self._has(owner, left, frame.scope, parameter=of_function)
             return held if held is _UNKNOWN else held is isinstance(node.ops[0], ast.In)
         for op, comparator in zip(node.ops, node.comparators, strict=True):
             right = self.value(comparator, frame)
-            held = _compared(op, left, right)
-            if held is _UNKNOWN or not held:
-                return held
+            one, other = left, right
+            ordering = not isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn)
+            if ordering and isinstance(one, Version) != isinstance(other, Version):
+                one, other = _version(one), _version(other)
+            things = _THING in (one, other) and None not in (one, other)
+            if _UNKNOWN in (left, right, one, other) or things:
+                return _UNKNOWN
+            if isinstance(op, ast.In | ast.NotIn) and isinstance(one, Version) and isinstance(other, tuple):
+                other = tuple(map(_version, other))
+            try:
+                if not _COMPARISONS[type(op)](one, other):
+                    return False
+            except TypeError:
+                return _UNKNOWN
             left = right
         return True
 
@@ -528,36 +534,36 @@ class _Evaluator:
             results = (self._result(own, node, given, frame) for own in helpers)
             return next((one for one in results if one is not _UNKNOWN), _UNKNOWN)
         if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_METHODS:
-            return _call_text_method(self.value(node.func.value, frame), node.func.attr, given)
-        return self._by_name(last, [*given, *(self.value(one.value, frame) for one in node.keywords)])
+            owner = self.value(node.func.value, frame)
+            if not isinstance(owner, str) or _UNKNOWN in given:
+                return _UNKNOWN
+            try:
+                found = getattr(owner, node.func.attr)(*given)
+            except TypeError:
+                return _UNKNOWN
+            return tuple(found) if isinstance(found, list) else found
+        stated = [
+            one
+            for one in [*given, *(self.value(one.value, frame) for one in node.keywords)]
+            if isinstance(one, str) and re.fullmatch(r"v?\d+(\.\w+)*", one)
+        ]
+        if not _is_of_vllm(last) or len(stated) != 1:
+            return _UNKNOWN
+        here, asked = _version(self._facts.version), _version(stated[0])
+        compare = next((way for pattern, way in _BY_NAME if pattern.search(last.lower())), None)
+        if compare is None or not isinstance(here, Version) or not isinstance(asked, Version):
+            return _UNKNOWN
+        return compare(here, asked)
 
-    def _has(self, owner: ast.expr, name: object, scope: Scope) -> object:
-        """Return whether something of vLLM's has an attribute, where its value is known."""
+    def _has(self, owner: ast.expr, name: object, scope: Scope, *, parameter: bool = False) -> object:
+        """Return whether something of vLLM's has an attribute, or a function a parameter, where its value is known."""
         held = list(vllm_names(self._resolver.value(owner, scope))) if isinstance(name, str) else []
-        if not held:
+        if not held or (parameter and len(held) != 1):
             return _UNKNOWN
         self.asked = True
-        found = {self._facts.attribute(one.module, one.qualname, str(name)) for one in held}
+        ask = self._facts.takes if parameter else self._facts.attribute
+        found = {ask(one.module, one.qualname, str(name)) for one in held}
         return True if True in found else _UNKNOWN if None in found else False
-
-    def _takes(self, function: ast.expr, name: object, scope: Scope) -> object:
-        """Return whether a function of vLLM's has a parameter of a name."""
-        held = list(vllm_names(self._resolver.value(function, scope))) if isinstance(name, str) else []
-        if len(held) != 1:
-            return _UNKNOWN
-        self.asked = True
-        found = self._facts.takes(held[0].module, held[0].qualname, str(name))
-        return _UNKNOWN if found is None else found
-
-    def _by_name(self, called: str, given: Sequence[object]) -> object:
-        stated = [one for one in given if isinstance(one, str) and re.fullmatch(r"v?\d+(\.\w+)*", one)]
-        if not _is_of_vllm(called) or len(stated) != 1:
-            return _UNKNOWN
-        here, there = _version(self._facts.version), _version(stated[0])
-        compare = next((way for pattern, way in _BY_NAME if pattern.search(called.lower())), None)
-        if compare is None or not isinstance(here, Version) or not isinstance(there, Version):
-            return _UNKNOWN
-        return compare(here, there)
 
     def _result(self, own: LocalDef, node: ast.Call, given: Sequence[object], frame: _Frame) -> object:
         """Return what a function of the package returns, following its statements one by one."""
@@ -598,39 +604,39 @@ class _Evaluator:
             elif isinstance(node, ast.With):
                 found = self._run(node.body, scope, names)
             elif isinstance(node, ast.If):
-                found = self._branch(node, scope, names)
+                held = _truth(self.value(node.test, frame))
+                if held is not None:
+                    found = self._run(node.body if held else node.orelse, scope, names)
+                else:
+                    # An environment variable that may stand in for the version has no known value.
+                    one, other = dict(names), dict(names)
+                    ends = [self._run(node.body, scope, one), self._run(node.orelse, scope, other)]
+                    for name in {*one, *other}:
+                        names[name] = _either([arm.get(name, _UNKNOWN) for arm in (one, other)])
+                    returned = [end for end in ends if end is not _OUT]
+                    if len(returned) == 2:
+                        found = _either(returned)
+                    elif returned == [_UNKNOWN]:
+                        found = _UNKNOWN
             elif isinstance(node, ast.For | ast.While | ast.Match):
                 return _UNKNOWN
             if found is not _OUT:
                 return found
         return _OUT
 
-    def _branch(self, node: ast.If, scope: Scope, names: dict[str, object]) -> object:
-        held = _truth(self.value(node.test, _Frame(scope, names)))
-        if held is not None:
-            return self._run(node.body if held else node.orelse, scope, names)
-        # An environment variable that may stand in for the version has no known value; usually it is not set.
-        arms = [dict(names), dict(names)]
-        found = [self._run(body, scope, arm) for body, arm in zip((node.body, node.orelse), arms, strict=True)]
-        for name in {*arms[0], *arms[1]}:
-            names[name] = _either([arm.get(name, _UNKNOWN) for arm in arms])
-        returned = [one for one in found if one is not _OUT]
-        if len(returned) == 2:
-            return _either(returned)
-        return _UNKNOWN if returned and returned[0] is _UNKNOWN else _OUT
-
 
 _EVALUATIONS: Final[Mapping[type[ast.expr], Callable[..., object]]] = {
     ast.Constant: lambda evaluator, node, frame: node.value,
     ast.Name: _Evaluator._name,
     ast.Attribute: _Evaluator._attribute,
-    ast.Tuple: _Evaluator._sequence,
-    ast.List: _Evaluator._sequence,
-    ast.Set: _Evaluator._sequence,
+    **dict.fromkeys(
+        (ast.Tuple, ast.List, ast.Set),
+        lambda evaluator, node, frame: _known(evaluator.value(one, frame) for one in node.elts),
+    ),
     ast.Call: _Evaluator._call,
     ast.Compare: _Evaluator._compare,
     ast.BoolOp: _Evaluator._boolean,
-    ast.UnaryOp: _Evaluator._unary,
+    ast.UnaryOp: _Evaluator._not,
     ast.IfExp: _Evaluator._if,
     ast.Subscript: _Evaluator._subscript,
     ast.NamedExpr: lambda evaluator, node, frame: evaluator.value(node.value, frame),
@@ -689,32 +695,4 @@ def _call_builtin(name: str, given: Sequence[object]) -> object:
     try:
         return builtins[name]() if name in builtins else _UNKNOWN
     except (TypeError, ValueError):
-        return _UNKNOWN
-
-
-def _call_text_method(owner: object, name: str, given: Sequence[object]) -> object:
-    if not isinstance(owner, str) or _UNKNOWN in given:
-        return _UNKNOWN
-    try:
-        found = getattr(owner, name)(*given)
-    except TypeError:
-        return _UNKNOWN
-    return tuple(found) if isinstance(found, list) else found
-
-
-def _compared(op: ast.cmpop, left: object, right: object) -> object:
-    if left is _UNKNOWN or right is _UNKNOWN:
-        return _UNKNOWN
-    ordering = not isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn)
-    if ordering and isinstance(left, Version) != isinstance(right, Version):
-        left, right = _version(left), _version(right)
-        if left is _UNKNOWN or right is _UNKNOWN:
-            return _UNKNOWN
-    if _THING in (left, right) and None not in (left, right):
-        return _UNKNOWN
-    if isinstance(op, ast.In | ast.NotIn) and isinstance(left, Version) and isinstance(right, tuple):
-        right = tuple(map(_version, right))
-    try:
-        return bool(_COMPARISONS[type(op)](left, right))
-    except TypeError:
         return _UNKNOWN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +17,7 @@ from vllm_graft.audit.uses.patches import Locks
 from vllm_graft.audit.uses.relevance import Relevance
 from vllm_graft.audit.uses.resolver import Resolver
 from vllm_graft.audit.uses.source_file import SourceFile, upwards
-from vllm_graft.audit.uses.values import LocalDef, Name, Scope, Values, vllm_names
+from vllm_graft.audit.uses.values import Name, Scope, Values, local_defs, vllm_names
 from vllm_graft.audit.uses.walk_state import FileUses, WalkState
 from vllm_graft.audit.uses.walker import Walker
 from vllm_graft.findings import Finding
@@ -38,7 +39,7 @@ class PackageReader:
 
     def __init__(self, name: str, files: list[SourceFile], progress: Progress | None = None) -> None:
         self.name = name
-        self._progress = progress
+        self._progress = progress or (lambda done, total: None)
         self.locks = Locks()
         self.unread: list[Finding] = []
         self.files = [file for file in files if self._opens(file)]
@@ -114,30 +115,32 @@ class PackageReader:
         return self._modules.get(name) or self._modules.get(name.rpartition(".")[0])
 
     def follow(self, name: Name) -> Values | None:
-        """Return what a name in one of the package's modules stands for; None for other packages, and for modules."""
+        """Return what a name in one of the package's modules stands for; None for other packages, and for modules.
+
+        It is empty where two modules import the name from each other.
+        """
         if name.module.partition(".")[0] not in self.tops:
             return None
         parts = name.dotted.split(".")
         for place in range(len(parts), 0, -1):
             file = self._modules.get(".".join(parts[:place]))
-            if file is not None:
-                return self._once_inside(name, file, parts[place:]) if place < len(parts) else None
+            if file is None:
+                continue
+            if place == len(parts):
+                return None
+            if name in self._following:
+                return ()
+            self._following.add(name)
+            try:
+                return self._inside(file, parts[place:])
+            finally:
+                self._following.discard(name)
         return None
 
     def scope_of(self, module: str) -> Scope | None:
         """Return the names of one of the package's modules that has been walked; None for others."""
         file = self._modules.get(module)
         return file.scope if file is not None and self._walkers.get(file) is not None else None
-
-    def _once_inside(self, name: Name, file: SourceFile, parts: list[str]) -> Values:
-        """Resolve a name in a file; empty where two modules import it from each other."""
-        if name in self._following:
-            return ()
-        self._following.add(name)
-        try:
-            return self._inside(file, parts)
-        finally:
-            self._following.discard(name)
 
     def _inside(self, file: SourceFile, parts: list[str]) -> Values:
         if file not in self._walkers and self._deep < _DEEP:
@@ -161,47 +164,47 @@ class PackageReader:
         """Walk every file that mentions vLLM, or something of the package that does."""
         total = 2 * len(self.files)
         for number, file in enumerate(self.files):
-            self._report(number, total)
-            if file.names_vllm:
-                self._walk_after_its_imports(file)
-        while more := self._dependents():
-            for file in more:
+            self._progress(number, total)
+            # After those of the package that it imports, without a recursion as deep as their chain.
+            left = [(file, False)]
+            seen: set[SourceFile] = set()
+            while left:
+                one, ready = left.pop()
+                if ready:
+                    self._walk(one)
+                elif one not in seen and one not in self._walkers and one.names_vllm:
+                    seen.add(one)
+                    left.append((one, True))
+                    with suppress(SyntaxError, ValueError, RecursionError):
+                        imported = (self._modules.get(name) for name in sorted(one.imports))
+                        left += [(each, False) for each in imported if each is not None]
+        more = True
+        while more:
+            # The last part of the name of every module with something of vLLM's, or derived from it.
+            carriers: set[bytes] = set()
+            for file, walked in self._walkers.items():
+                scope = walked.state.scope.module() if walked is not None else Scope("module")
+                values = tuple(one for value in scope.names.values() for one in value)
+                if scope.stars or any(vllm_names(values)) or any(any(upstream(own)) for own in local_defs(values)):
+                    carriers.add((file.path.parent.name if file.is_package else file.path.stem).encode())
+            # Files that do not mention vLLM may reach it through a module that does.
+            unwalked = [file for file in self.files if file not in self._walkers]
+            dependents = [file for file in unwalked if not carriers.isdisjoint(file.words_of_imports)]
+            for file in dependents:
                 self._walk(file)
+            more = bool(dependents)
         relevance = Relevance(self, guards.SHORT)
         walkers = [walker for file in self.files if (walker := self._walkers.get(file)) is not None]
         # In the order of imports: what a base class sets on its objects is known before its subclasses are walked.
         ordered = [walker for walker in self._walkers.values() if walker is not None]
         for number, walker in enumerate(ordered, total - len(walkers)):
-            self._report(number, total)
+            self._progress(number, total)
             try:
                 walker.functions(relevance, self._refuse)
             except RecursionError as error:
                 self._refuse(walker.state.file, error)
-        self._report(total, total)
+        self._progress(total, total)
         return [walker.state.found for walker in walkers]
-
-    def _report(self, done: int, total: int) -> None:
-        if self._progress is not None:
-            self._progress(done, total)
-
-    def _walk_after_its_imports(self, file: SourceFile) -> None:
-        """Walk a file after those of the package that it imports, without a recursion as deep as their chain."""
-        left = [(file, False)]
-        seen: set[SourceFile] = set()
-        while left:
-            one, ready = left.pop()
-            if ready:
-                self._walk(one)
-            elif one not in seen and one not in self._walkers and one.names_vllm:
-                seen.add(one)
-                left.append((one, True))
-                left += [(self._modules[name], False) for name in self._imports(one) if name in self._modules]
-
-    def _imports(self, file: SourceFile) -> list[str]:
-        try:
-            return sorted(file.imports)
-        except (SyntaxError, ValueError, RecursionError):
-            return []
 
     def _walk(self, file: SourceFile) -> None:
         if file in self._walkers:
@@ -227,27 +230,10 @@ class PackageReader:
     def _refuse(self, file: SourceFile, error: Exception) -> None:
         line = error.lineno if isinstance(error, SyntaxError) else None
         said = error.msg if isinstance(error, SyntaxError) else str(error)
-        self.unread.append(
-            Finding(
-                code="P220",
-                level="error",
-                subject=self.name,
-                what=f"a file cannot be read, so its uses of vLLM are not known: {said}",
-                where=f"{file.shown}:{line}" if line else file.shown,
-                fix="correct the file, or read it with the release of Python that it is written for",
-            )
-        )
-
-    def _dependents(self) -> list[SourceFile]:
-        """Return the files that do not mention vLLM, but may reach it through a module that does."""
-        # The last part of the name of every module with something of vLLM's, or derived from it.
-        carriers: set[bytes] = set()
-        for file, walker in self._walkers.items():
-            scope = walker.state.scope.module() if walker is not None else Scope("module")
-            if scope.stars or any(_is_upstream(value) for value in scope.names.values()):
-                carriers.add((file.path.parent.name if file.is_package else file.path.stem).encode())
-        left = [file for file in self.files if file not in self._walkers]
-        return [file for file in left if not carriers.isdisjoint(file.words_of_imports)]
+        what = f"a file cannot be read, so its uses of vLLM are not known: {said}"
+        where = f"{file.shown}:{line}" if line else file.shown
+        fix = "correct the file, or read it with the release of Python that it is written for"
+        self.unread.append(Finding("P220", "error", self.name, what, where, fix))
 
     def _replacements(self, found: FileUses, own: OwnAttributes) -> Iterator[Use]:
         for one in found.assignments:
@@ -282,7 +268,22 @@ class PackageReader:
             yield whole
             for name, (method, line, guard) in one.methods.items():
                 if name in _PUBLIC_SPECIAL or not (name.startswith("__") and name.endswith("__")):
-                    override = _override(whole, name, method, line, guard)
+                    method.complete()
+                    override = replace(
+                        whole,
+                        way="override",
+                        qualname=f"{whole.qualname}.{name}".strip("."),
+                        line=line,
+                        guard=whole.guard.and_also(guard),
+                        alternatives=tuple(
+                            (module, f"{qualname}.{name}".strip(".")) for module, qualname in whole.alternatives
+                        ),
+                        concrete=False,
+                        owners=(),
+                        body=method.function,
+                        body_file=method.file.shown,
+                        source=patches.source(method),
+                    )
                     if called := _called_on_class(override.body):
                         # ``cls`` may be a class that derives from this one, and has the name from anywhere.
                         given = called & own.anywhere if hierarchy.is_sealed_below(one.cls) else called
@@ -295,24 +296,3 @@ def _called_on_class(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda |
     if body is None or not is_class_method(body):
         return frozenset()
     return frozenset(name for name, _ in body_contents(body).called)
-
-
-def _override(subclass: Use, name: str, method: LocalDef, line: int, guard: UseGuard) -> Use:
-    method.complete()
-    return replace(
-        subclass,
-        way="override",
-        qualname=f"{subclass.qualname}.{name}".strip("."),
-        line=line,
-        guard=subclass.guard.and_also(guard),
-        alternatives=tuple((module, f"{qualname}.{name}".strip(".")) for module, qualname in subclass.alternatives),
-        concrete=False,
-        owners=(),
-        body=method.function,
-        body_file=method.file.shown,
-        source=patches.source(method),
-    )
-
-
-def _is_upstream(value: Values) -> bool:
-    return any(vllm_names(value)) or any(isinstance(one, LocalDef) and any(upstream(one)) for one in value)

@@ -305,7 +305,17 @@ def record_patch_class(state: WalkState, node: ast.ClassDef, target: Values, mem
             way, releases = _mark(member)
             # A hook of several bodies has one for each range of releases.
             patch = replace(said, releases=releases, marked=way is not None) if said is not None else None
-            _hook(state, target, member, way, patch, said.name if said is not None else node.name)
+            owner = said.name if said is not None else node.name
+            before = len(state.found.assignments)
+            expr = member.expr
+            if isinstance(expr, ast.Call) and _last(expr.func) in MARKS and expr.args:
+                # Of ``limit = replace(5)`` the 5.
+                expr = expr.args[0]
+            state.assign(attributes(target, [member.name]), member.line, expr, way=way, value=member.value, by="call")
+            for assignment in state.found.assignments[before:]:
+                assignment.patch = patch
+                assignment.owner = owner if patch is not None else ".".join((*state.owner, owner))
+                assignment.guard = assignment.guard.and_also(member.guard)
 
 
 def _is_ours(state: WalkState, base: ast.expr) -> bool:
@@ -314,21 +324,6 @@ def _is_ours(state: WalkState, base: ast.expr) -> bool:
         return False
     named = state.dotted(base.value) or dotted(base.value)
     return named in (_OURS, f"builtins.{_OURS}") or named.startswith("vllm_graft.")
-
-
-def _hook(
-    state: WalkState, target: Values, member: ClassMember, way: Way | None, patch: PatchDeclaration | None, owner: str
-) -> None:
-    before = len(state.found.assignments)
-    expr = member.expr
-    if isinstance(expr, ast.Call) and _last(expr.func) in MARKS and expr.args:
-        # Of ``limit = replace(5)`` the 5.
-        expr = expr.args[0]
-    state.assign(attributes(target, [member.name]), member.line, expr, way=way, value=member.value, by="call")
-    for assignment in state.found.assignments[before:]:
-        assignment.patch = patch
-        assignment.owner = owner if patch is not None else ".".join((*state.owner, owner))
-        assignment.guard = assignment.guard.and_also(member.guard)
 
 
 def _said(state: WalkState, node: ast.ClassDef) -> PatchDeclaration:
@@ -462,13 +457,10 @@ class _OriginalSearch:
             return self.target in self.found.saved.get(str(node.slice.value), ())
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "__get__":
             return self._is_original(node.func.value, scope, beneath)
-        return self._same(self.resolver.value(node, scope))
-
-    def _same(self, value: Values) -> bool:
-        """Return whether it is the original, or a method of it such as ``__func__`` or ``__get__``."""
         here = self.target.dotted
         return any(
-            isinstance(one, Name) and (one.dotted == here or one.dotted.startswith(f"{here}.__")) for one in value
+            isinstance(one, Name) and (one.dotted == here or one.dotted.startswith(f"{here}.__"))
+            for one in self.resolver.value(node, scope)
         )
 
 

@@ -101,7 +101,16 @@ class Relevance:
             if key not in self._known:
                 # A name that is only for type checkers stands for nothing elsewhere.
                 value = (*module.names.get(word, ()), *module.declared.get(word, ()))
-                self._known[key] = self._leads(value, ()), self._tests(value)
+                followed = [self._package.follow(one) or () if isinstance(one, Name) else (one,) for one in value]
+                self._known[key] = (
+                    self._leads(value, ()),
+                    any(
+                        isinstance(one, ConditionValue | FlagValue)
+                        or (isinstance(one, LocalDef) and self._may_test(one))
+                        for held in followed
+                        for one in held
+                    ),
+                )
             yield self._known[key]
 
     def _leads(self, value: Values, seen: tuple[LocalDef, ...]) -> bool:
@@ -131,14 +140,6 @@ class Relevance:
             inside = one.inside.names.values() if one.inside is not None else ()
             return any(upstream(one)) or any(self._leads(held, (*seen, one)) for held in (*inside, *one.bases))
         return False
-
-    def _tests(self, value: Values) -> bool:
-        followed = [self._package.follow(one) or () if isinstance(one, Name) else (one,) for one in value]
-        return any(
-            isinstance(one, ConditionValue | FlagValue) or (isinstance(one, LocalDef) and self._may_test(one))
-            for held in followed
-            for one in held
-        )
 
     def _may_test(self, own: LocalDef) -> bool:
         node = own.node

@@ -293,23 +293,18 @@ def outline(tree: ast.Module, file: SourceFile) -> FileOutline:
                         imports.append(cast("ast.Import | ast.ImportFrom", one))
                     elif type(one) in _STORING:
                         stored.update(_stored(one))
-                block[place] = _outline_of(node, file, own)
+                kind = FunctionDef if isinstance(node, ast.FunctionDef) else AsyncFunctionDef
+                found: Function = kind(name=node.name, args=node.args, body=[], decorator_list=[])
+                found.__dict__ = {name: value for name, value in node.__dict__.items() if name != "body"}
+                opens = any(type(one) in _SCOPES or type(one) is ast.Global for one in own)
+                found.__dict__.update(file=file, locals=frozenset(_bound_by(own)), returned=_returned(own), opens=opens)
+                block[place] = found
                 functions.append(cast("Function", block[place]))
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 imports.append(node)
             else:
                 left += blocks(node)
     return FileOutline(functions, frozenset(stored), imports)
-
-
-def _outline_of(node: Function, file: SourceFile, body: Sequence[ast.stmt]) -> Function:
-    """Return the outline of a function; ``body`` are its statements, without those of functions and classes in it."""
-    kind = FunctionDef if isinstance(node, ast.FunctionDef) else AsyncFunctionDef
-    found: Function = kind(name=node.name, args=node.args, body=[], decorator_list=[])
-    found.__dict__ = {name: value for name, value in node.__dict__.items() if name != "body"}
-    opens = any(type(one) in _SCOPES or type(one) is ast.Global for one in body)
-    found.__dict__.update(file=file, locals=frozenset(_bound_by(body)), returned=_returned(body), opens=opens)
-    return found
 
 
 def drop_definition_details(functions: Iterable[Function]) -> None:

@@ -43,6 +43,11 @@ class Name:
         """The whole name with dots."""
         return f"{self.module}.{self.qualname}" if self.qualname else self.module
 
+    @property
+    def owner(self) -> Name:
+        """The class or module around it."""
+        return Name(self.module, self.qualname.rpartition(".")[0])
+
     def inside(self, attribute: str) -> Name:
         """Return the name of an attribute."""
         return Name(self.module, f"{self.qualname}.{attribute}" if self.qualname else attribute)

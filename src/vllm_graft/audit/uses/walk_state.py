@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, Literal
 
 from vllm_graft.audit.model import Arguments, Branch, Condition, PatchDeclaration, Use, UseGuard, Way
@@ -108,6 +108,10 @@ class MethodCall:
     above: bool
     """True if it goes to ``super()``."""
 
+    def use(self, file: str, module: str, qualname: str) -> Use:
+        """Return the use of the method of vLLM that it reaches."""
+        return Use("call", module, qualname, file, self.line, self.owner, self.guard, arguments=self.arguments)
+
 
 @dataclass(slots=True)
 class FileUses:
@@ -146,29 +150,17 @@ class FileUses:
 
     def forget(self) -> None:
         """Drop everything but the branches, which the uses refer to."""
-        for held in (self.assignments, self.subclasses, self.imported, self.calls, self.reads, self.methods):
-            held.clear()
-        self.constructions.clear()
-        for names in (self.mentions, self.saved, self.passed, self.stored, self.spelled, self.made, self.starred):
-            names.clear()
+        for each in fields(self):
+            if each.name not in ("file", "branches"):
+                getattr(self, each.name).clear()
 
-    def imports(self) -> list[Use]:
-        """Return the mentions as uses: one for each name that occurs without a guard, else one for each guard."""
-        bare = UseGuard()
-        return [
-            Use(
-                "import",
-                name.module,
-                name.qualname,
-                self.file.shown,
-                line,
-                guard=guard,
-                alternatives=tuple((one.module, one.qualname) for one in self.starred.get(name, ())),
-                passed=name in self.passed,
-            )
-            for name, places in self.mentions.items()
-            for guard, line in ({bare: places[bare]} if bare in places else places).items()
-        ]
+    def imports(self) -> Iterator[Use]:
+        """Yield the mentions as uses: one for each name that occurs without a guard, else one for each guard."""
+        for name, places in self.mentions.items():
+            others = tuple((one.module, one.qualname) for one in self.starred.get(name, ()))
+            whole = Use("import", name.module, name.qualname, self.file.shown, 0, passed=name in self.passed)
+            for guard, line in ({_BARE: places[_BARE]} if _BARE in places else places).items():
+                yield replace(whole, line=line, guard=guard, alternatives=others)
 
 
 class WalkState:
@@ -295,10 +287,22 @@ class WalkState:
             self._call_of_method(node)
             return
         self.found.made.update(one for one in local_defs(value) if one.function is None)
+        owner, guard = ".".join(self.owner), self._guard_for(guards.CALL)
         if len(value) == 1 and isinstance(value[0], (LocalDef, ReceiverClass)):
-            self._construction(node, value[0])
-        elif dotted_of(value) in _REPLACERS:
-            self._replacement(node)
+            # A call of a class of the package, by its name or as ``cls``.
+            by = "cls" if isinstance(value[0], ReceiverClass) else ""
+            cls = value[0].cls if isinstance(value[0], ReceiverClass) else value[0]
+            if cls.function is None and cls.bases:
+                call = MethodCall(cls, by, Arguments.of(node), node.lineno, owner, guard, above=False)
+                self.found.constructions.append(call)
+        elif dotted_of(value) in _REPLACERS and node.args:
+            # ``dataclasses.replace(instance, field=...)`` calls the constructor with some of its fields. The instance
+            # may be of a subclass with more fields.
+            held = self.value(node.args[0])
+            if len(held) == 1 and isinstance(held[0], Instance) and not held[0].path and not held[0].guessed:
+                named = Arguments(keywords=Arguments.of(node).keywords, unpacks_keywords=True)
+                use = self._use("call", held[0], node.lineno, guards.CALL, ())
+                self.found.calls.append(replace(use, arguments=named, guessed=True))
         names = [one for one in value if isinstance(one, Instance) or (type(one) is Name and one.is_vllm)]
         if not names:
             self._call_of_method(node)
@@ -310,25 +314,6 @@ class WalkState:
             # Where a name may be several things, a call that does not fit one of them may be meant for the other.
             fallback, bound = len(value) > 1, instance is not None
             self.found.calls.append(replace(use, fallback=fallback, arguments=Arguments.of(node), bound=bound))
-
-    def _construction(self, node: ast.Call, called: LocalDef | ReceiverClass) -> None:
-        """Record a call of a class of the package, by its name or as ``cls``."""
-        cls = called.cls if isinstance(called, ReceiverClass) else called
-        if cls.function is None and cls.bases:
-            method = "cls" if isinstance(called, ReceiverClass) else ""
-            owner, guard = ".".join(self.owner), self._guard_for(guards.CALL)
-            self.found.constructions.append(
-                MethodCall(cls, method, Arguments.of(node), node.lineno, owner, guard, above=False)
-            )
-
-    def _replacement(self, node: ast.Call) -> None:
-        """Record ``dataclasses.replace(instance, field=...)``, which calls the constructor with some of its fields."""
-        held = self.value(node.args[0]) if node.args else ()
-        named = Arguments(keywords=Arguments.of(node).keywords, unpacks_keywords=True)
-        if len(held) == 1 and isinstance(held[0], Instance) and not held[0].path and not held[0].guessed:
-            use = self._use("call", held[0], node.lineno, guards.CALL, ())
-            # The instance may be of a subclass with more fields.
-            self.found.calls.append(replace(use, arguments=named, guessed=True))
 
     def _use(self, way: Way, target: Name | Instance, line: int, failure: str, path: tuple[str, ...]) -> Use:
         name = self.normal(target.cls if isinstance(target, Instance) else target)
@@ -348,10 +333,8 @@ class WalkState:
         elif isinstance(func.value, ast.Call) and self.dotted(func.value.func) == "builtins.super":
             cls, above = self.scope.method() if not func.value.args else None, True
         if cls is not None:
-            owner, guard = ".".join(self.owner), self._guard_for(guards.CALL)
-            self.found.methods.append(
-                MethodCall(cls, func.attr, Arguments.of(node), node.lineno, owner, guard, above=above)
-            )
+            owner, guard, arguments = ".".join(self.owner), self._guard_for(guards.CALL), Arguments.of(node)
+            self.found.methods.append(MethodCall(cls, func.attr, arguments, node.lineno, owner, guard, above))
 
     def read(self, one: Instance, parts: Sequence[str], line: int) -> None:
         """Record that an attribute of an instance of vLLM's is read."""

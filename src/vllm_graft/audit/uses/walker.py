@@ -418,7 +418,16 @@ class Walker:
         if guards.for_type_checkers(node.test):
             for name in local_names(node):
                 self.state.scope.bind(name, ())
-            self._declare(node)
+            declared = self.state.scope.declared
+            for one in node.body:
+                if isinstance(one, ast.ImportFrom):
+                    module = absolute(one, self.state.file.name, self.state.file.is_package)
+                    for alias in one.names:
+                        declared[alias.asname or alias.name] = (Name(module, alias.name),)
+                elif isinstance(one, ast.Import):
+                    for alias in one.names:
+                        name = alias.asname or alias.name.partition(".")[0]
+                        declared[name] = (Name(alias.name if alias.asname else name),)
             self._block(node.orelse)
             return
         self._visit(node.test)
@@ -456,19 +465,6 @@ class Walker:
             return
         with state.behind(condition), state.temporarily(copies={**state.copies, **copies}):
             self._block(body)
-
-    def _declare(self, node: ast.If) -> None:
-        """Store the imports for type checkers, for the annotations that name them."""
-        declared = self.state.scope.declared
-        for one in node.body:
-            if isinstance(one, ast.ImportFrom):
-                module = absolute(one, self.state.file.name, self.state.file.is_package)
-                for alias in one.names:
-                    declared[alias.asname or alias.name] = (Name(module, alias.name),)
-            elif isinstance(one, ast.Import):
-                for alias in one.names:
-                    name = alias.asname or alias.name.partition(".")[0]
-                    declared[name] = (Name(alias.name if alias.asname else name),)
 
     def _visit_Try(self, node: ast.Try | ast.TryStar) -> None:
         state = self.state
