@@ -77,14 +77,20 @@ def findings_for(row: ReportRow, releases: Mapping[str, Release], known: Sequenc
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
             facts = ReleaseFacts(new)
             on_class = use.body is not None and is_class_method(use.body)
-            for name, line, had in vanished_attributes(use, (old, *known), new):
+            for name, line, version in vanished_attributes(use, (old, *known), new):
                 if facts.runs(use.branches, line):
-                    owner, newer = use.container, cell.release
-                    what = f"the code reads self.{name}, which {owner} had in {had} and has no more in {newer}"
-                    if on_class:
-                        what = f"the code calls cls.{name}, which {owner} had in {had} and has no more in {newer}"
+                    how = f"calls cls.{name}" if on_class else f"reads self.{name}"
+                    what = f"the code {how}, which {use.container} had in {version} and has no more in {cell.release}"
                     yield _finding("P210", "error", use, what, "find what took its place", line)
-            yield from _refused_keywords(use, cell, was, now, facts)
+            if use.body is not None and was is not None and now is not None:
+                # Keyword arguments that the code passes to the original, and that it no longer takes.
+                taken = [[token for token in one.signature[1:] if token[:1] not in "*/"] for one in (was, now)]
+                had, has = ({token.removeprefix("kw ").removesuffix("=") for token in tokens} for tokens in taken)
+                anything = any(token.startswith("**") for token in now.signature)
+                for name, line in body_dependencies(use).keywords.items() if not anything else ():
+                    if name in had - has and facts.runs(use.branches, line):
+                        what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
+                        yield _finding("P211", "error", use, what, "pass what it takes now", line)
             if level != "error" or state not in ("broken", "extended"):
                 said, reason = refused_call(use, (old, *known), new)
                 if said:
@@ -229,19 +235,3 @@ def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
     if state == "grown":
         return "warning" if use.patch is None else "error"
     return "error" if state == "uncalled" else "warning"
-
-
-def _refused_keywords(
-    use: Use, cell: Cell, was: Shape | None, now: Shape | None, facts: ReleaseFacts
-) -> Iterator[Finding]:
-    """Report keyword arguments that the code passes to the original, and that it no longer takes."""
-    if use.body is None or was is None or now is None or any(token.startswith("**") for token in now.signature):
-        return
-    had, has = (
-        {token.removeprefix("kw ").removesuffix("=") for token in shape.signature[1:] if token[:1] not in "*/"}
-        for shape in (was, now)
-    )
-    for name, line in body_dependencies(use).keywords.items():
-        if name in had and name not in has and facts.runs(use.branches, line):
-            what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
-            yield _finding("P211", "error", use, what, "pass what it takes now", line)

@@ -56,7 +56,13 @@ def _laid_out(ours: Sequence[str], theirs: Sequence[str]) -> list[str] | None:
     for kind, low, high, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if kind == "equal":
             for one, their in zip(mine[first:last], other[low:high], strict=True):
-                result += _as_theirs(ours, one, theirs, their)
+                # The other's lines, as far as that loses no comment.
+                if one.inside - their.inside:
+                    result += ours[one.start : one.stop]
+                elif one.above - their.above:
+                    result += [*ours[one.start : one.code], *theirs[their.code : their.stop]]
+                else:
+                    result += theirs[their.start : their.stop]
         else:
             result += [line for each in mine[first:last] for line in ours[each.start : each.stop]]
     try:
@@ -64,16 +70,6 @@ def _laid_out(ours: Sequence[str], theirs: Sequence[str]) -> list[str] | None:
     except SyntaxError:
         return None
     return result if same else None
-
-
-def _as_theirs(ours: Sequence[str], mine: _Statement, theirs: Sequence[str], other: _Statement) -> Sequence[str]:
-    """Return the lines of a shared statement: the other's, as far as that loses no comment."""
-    if mine.inside - other.inside:
-        return ours[mine.start : mine.stop]
-    code = theirs[other.code : other.stop]
-    if mine.above - other.above:
-        return [*ours[mine.start : mine.code], *code]
-    return theirs[other.start : other.stop]
 
 
 def format_alike(texts: Sequence[str]) -> Iterator[list[str]]:
@@ -208,6 +204,8 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
     apart = copy.docstring != old.docstring and all(each.has_block for each in (copy, old, now))
     cores = [each.core(copy.node.name, skipped, apart) for each, skipped in ((copy, own), (old, 0), (now, 0))]
     docstring = copy.lines[copy.block : copy.after_docstring] if apart else []
+    inner = docstring[0][: len(docstring[0]) - len(docstring[0].lstrip())] if docstring else ""
+    docstring = [line.removeprefix(inner) if line.strip() else line for line in docstring]
     head = copy.lines[:own]
 
     best: RebaseResult | None = None
@@ -216,8 +214,13 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
         # Add to the merged function what was left out of the merge.
         whole = list(head)
         for line in lines(merged.text):
-            whole += _moved(docstring, _indentation(line)) if line.strip() == _DOCSTRING else [line]
-        indented = "".join(_indented(line, copy.margin) for line in whole)
+            margin = line.partition(_DOCSTRING)[0]
+            moved = [margin + each if each.strip() else each for each in docstring]
+            whole += moved if line.strip() == _DOCSTRING else [line]
+        indented = ""
+        for line in whole:
+            as_is = line.startswith(_RAW) or not line.strip() or _MARKER.match(line)
+            indented += line.removeprefix(_RAW) if as_is else copy.margin + line
         conflicts = tuple(number for number, line in enumerate(lines(indented), 1) if line.startswith("<<<<<<< "))
         broken = ""
         if not conflicts:
@@ -226,9 +229,9 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
             except SyntaxError as error:
                 broken = f"{error.msg} in line {error.lineno}"
         done = RebaseResult(indented, conflicts, form, merged.ours, merged.theirs, merged.alike, broken)
-        if best is None or _badness(done) < _badness(best):
+        if best is None or (len(conflicts), bool(broken)) < (len(best.conflicts), bool(best.broken)):
             best = done
-        if not any(_badness(best)):
+        if not best.conflicts and not best.broken:
             break
     assert best is not None
     return best
@@ -248,11 +251,8 @@ def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tup
         if (laid := _laid_out(mine, old)) is not None:
             yield "formatted", ("".join(laid), "".join(old), "".join(new))
     if not formatted:
-        yield "normalised", (_normalised(ours), _normalised(before), _normalised(after))
-
-
-def _badness(done: RebaseResult) -> tuple[int, bool]:
-    return len(done.conflicts), bool(done.broken)
+        texts = [f"{ast.unparse(ast.parse(_plain(each)))}\n" for each in (ours, before, after)]
+        yield "normalised", (texts[0], texts[1], texts[2])
 
 
 def new_names(text: str, before: str, module: str) -> set[str]:
@@ -303,7 +303,7 @@ class _Function:
     def read(cls, text: str, name: str) -> _Function:
         """Parse a function's source; ConfigError where it is something else."""
         found = lines(text.replace("\r\n", "\n").lstrip("\n"))
-        margin = _indentation(found[0]) if found else ""
+        margin = found[0][: len(found[0]) - len(found[0].lstrip())] if found else ""
         try:
             flat = _flat(found, margin)
             (node,) = ast.parse(_plain(flat)).body
@@ -313,7 +313,10 @@ class _Function:
             ) from error
         if not isinstance(node, Function):
             raise ConfigError("it is not a function", where=name, fix="name a function or method")
-        block = _signature_end(flat, node)
+        # The signature ends where its logical line does.
+        tokens = tokenize.generate_tokens(io.StringIO(_plain(flat)).readline)
+        ends = (one.start[0] for one in tokens if one.type == tokenize.NEWLINE and one.start[0] >= node.lineno)
+        block = next(ends, len(flat))
         documented = ast.get_docstring(node, clean=False) is not None
         after = (node.body[0].end_lineno or block) if documented else block
         while documented and after < len(flat) and not flat[after].strip():
@@ -366,31 +369,3 @@ def _flat(found: Sequence[str], margin: str) -> list[str]:
 
 def _plain(flat: Iterable[str]) -> str:
     return "".join(line.removeprefix(_RAW) for line in flat)
-
-
-def _signature_end(flat: Sequence[str], node: Function) -> int:
-    """Return the last line of the signature, where its logical line ends."""
-    for token in tokenize.generate_tokens(io.StringIO(_plain(flat)).readline):
-        if token.type == tokenize.NEWLINE and token.start[0] >= node.lineno:
-            return token.start[0]
-    return len(flat)
-
-
-def _normalised(core: Iterable[str]) -> str:
-    return f"{ast.unparse(ast.parse(_plain(core)))}\n"
-
-
-def _moved(block: Sequence[str], indentation: str) -> list[str]:
-    """Indent lines anew."""
-    before = _indentation(block[0]) if block else ""
-    return [indentation + line.removeprefix(before) if line.strip() else line for line in block]
-
-
-def _indentation(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]
-
-
-def _indented(line: str, margin: str) -> str:
-    if line.startswith(_RAW):
-        return line.removeprefix(_RAW)
-    return line if not line.strip() or _MARKER.match(line) else margin + line

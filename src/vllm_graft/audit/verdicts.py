@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -63,20 +63,16 @@ class ReleaseFacts:
 
     def standing(self, guard: UseGuard) -> Standing:
         """Return what a guard makes of the code behind it in this release."""
-        if not guard:
-            return "runs"
-        if guard not in self._standings:
-            self._standings[guard] = self._evaluate(guard)
-        return self._standings[guard]
-
-    def _evaluate(self, guard: UseGuard) -> Standing:
-        outcomes = [condition.outcome(self) for condition in guard.conditions]
-        stopped = [one for one in outcomes if one.runs is False]
-        if stopped:
-            return "unmet" if all(one.asked for one in stopped) else "skipped"
-        if guard.caught:
-            return "caught"
-        return "unsure" if any(one.runs is None for one in outcomes) else "runs"
+        if guard and guard not in self._standings:
+            outcomes = [condition.outcome(self) for condition in guard.conditions]
+            stopped = [one for one in outcomes if one.runs is False]
+            found: Standing = "unsure" if any(one.runs is None for one in outcomes) else "runs"
+            if stopped:
+                found = "unmet" if all(one.asked for one in stopped) else "skipped"
+            elif guard.caught:
+                found = "caught"
+            self._standings[guard] = found
+        return self._standings[guard] if guard else "runs"
 
     def runs(self, branches: Sequence[Branch], line: int) -> bool:
         """Return whether a line is certain to be reached once the function around it is called."""
@@ -164,23 +160,20 @@ class ReleasePair:
             if use.way in ("add", "override"):
                 return Verdict("grown", f"upstream has a {now.kind} of this name now", now.name)
             return Verdict("same", "it is new")
-        if now is None:
-            return SAME if self._inherits_from_outside(use) else self._lost(use, was)
-        return self._compare(use, was, now)
-
-    def _inherits_from_outside(self, use: Use) -> bool:
-        """Return whether a class has a new base outside vLLM, which may define what it no longer does itself."""
-        found = [find_owner(release, use) for release in (self.old, self.new)]
-        was, now = found
-        if was is None or now is None or was.kind != "class" or now.kind != "class":
-            return False
-        return bool(self.new.outside(now.module, now.qualname) - self.old.outside(was.module, was.qualname))
+        return self._compare(use, was, now) if now is not None else self._lost(use, was)
 
     def _lost(self, use: Use, was: Shape) -> Verdict:
-        now = find_moved(was, self.old, self.new)
-        if now is not None:
-            return Verdict("moved", f"it is {now.name} now", now.name)
-        if use.qualname and find_owner(self.new, use) is None:
+        """Judge a name that the new release does not have where it was."""
+        before, after = (find_owner(release, use) for release in (self.old, self.new))
+        if before is not None and after is not None and before.kind == after.kind == "class":
+            # A new base outside vLLM may define what the class no longer does itself.
+            outside = (self.new.outside(after.module, after.qualname), self.old.outside(before.module, before.qualname))
+            if outside[0] - outside[1]:
+                return SAME
+        moved = find_moved(was, self.old, self.new)
+        if moved is not None:
+            return Verdict("moved", f"it is {moved.name} now", moved.name)
+        if use.qualname and after is None:
             return Verdict("gone", f"so is {replace(use, qualname=use.container).name}, which it was part of")
         return Verdict("gone")
 
@@ -210,12 +203,17 @@ class ReleasePair:
 
 def find_shape(release: Release, use: Use) -> Shape | None:
     """Find what a release has where a use points; a name may turn out to be a module, or to be in one."""
-    for module, rest in _splits(release, use):
-        found = release.shape(module, ".".join(rest))
-        if found is None and use.way not in ("add", "override"):
-            found = _value(release, module, rest)
+    for module, parts in _splits(release, use):
+        found = release.shape(module, ".".join(parts))
         if found is not None:
             return found
+        # A value or function may have it as an attribute, which vLLM's source does not show.
+        for count in range(len(parts) - 1, 0, -1) if use.way not in ("add", "override") else ():
+            owner = release.shape(module, ".".join(parts[:count]))
+            if owner is not None and owner.kind not in ("class", "module"):
+                return Shape(owner.module, owner.qualname, owner.kind)
+            if owner is not None:
+                break
     return None
 
 
@@ -260,15 +258,6 @@ def _splits(release: Release, use: Use) -> Iterator[tuple[str, Sequence[str]]]:
             return
         module, parts = inner.module, parts[1:]
         yield module, parts
-
-
-def _value(release: Release, module: str, parts: Sequence[str]) -> Shape | None:
-    """Find the value or function that a name is an attribute of: vLLM's source does not show its attributes."""
-    for count in range(len(parts) - 1, 0, -1):
-        found = release.shape(module, ".".join(parts[:count]))
-        if found is not None:
-            return Shape(found.module, found.qualname, found.kind) if found.kind not in ("class", "module") else None
-    return None
 
 
 def _unread(use: Use) -> str:
@@ -329,25 +318,18 @@ def find_moved(was: Shape, old: Release, new: Release) -> Shape | None:
 
 def signature_change(old: Sequence[str], new: Sequence[str]) -> tuple[Literal["extended", "broken"], str]:
     """Tell whether a signature only has new optional parameters, and describe the change in words."""
-    added = [one for one in new if one not in old]
-    removed = [one for one in old if one not in new]
-    words = _describe({_parameter(one): one for one in added}, {_parameter(one): one for one in removed})
-    optional = all(one.endswith("=") or one.startswith("*") for one in added)
-    if not removed and optional and [one for one in new if one in old] == list(old):
-        return "extended", words
-    return "broken", words or "its parameters stand in another order"
-
-
-def _describe(added: Mapping[str, str], removed: Mapping[str, str]) -> str:
+    added = {_parameter(one): one for one in new if one not in old}
+    removed = {_parameter(one): one for one in old if one not in new}
     said = [f"{name} is new" for name in added if name not in removed]
     said += [f"{name} is gone" for name in removed if name not in added]
-    for name in added:
-        if name in removed:
-            default = added[name].endswith("=") - removed[name].endswith("=")
-            said.append(
-                f"{name} has {'a' if default > 0 else 'no'} default now" if default else f"{name} is passed otherwise"
-            )
-    return ", ".join(said)
+    for name in (name for name in added if name in removed):
+        default = added[name].endswith("=") - removed[name].endswith("=")
+        changed = f"has {'a' if default > 0 else 'no'} default now" if default else "is passed otherwise"
+        said.append(f"{name} {changed}")
+    optional = all(one.endswith("=") or one.startswith("*") for one in new if one not in old)
+    if not removed and optional and [one for one in new if one in old] == list(old):
+        return "extended", ", ".join(said)
+    return "broken", ", ".join(said) or "its parameters stand in another order"
 
 
 def _parameter(token: str) -> str:

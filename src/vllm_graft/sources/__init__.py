@@ -14,8 +14,7 @@ parse.py        decode a file's bytes and parse its text
 origins.py      where modules are read from: Installed, Tree, Wheel, SearchPath
 scopes.py       the names that a module or class body binds, and the statements that bind them
 modules.py      SourceModule: one module, parsed; Definition: a name in it with its text
-walk.py         the way from a name to its definition: through re-exports and base classes
-finder.py       Finder and find(): the definition of a name
+finder.py       Finder and find(): the definition of a name, through re-exports and base classes
 fingerprint.py  Fingerprint: hashes of a definition's signature and body
 """
 

@@ -20,10 +20,9 @@ from vllm_graft.audit.releases.outline import CallSite, OutlineEntry, call_sites
 from vllm_graft.audit.releases.release import NOT_OURS, Release, Shape
 from vllm_graft.errors import ConfigError
 from vllm_graft.files import replace_file
-from vllm_graft.sources.finder import Finder
+from vllm_graft.sources.finder import Finder, Walk
 from vllm_graft.sources.origins import Source
 from vllm_graft.sources.scopes import Imported
-from vllm_graft.sources.walk import Walk
 
 FILE: Final = Path(__file__).with_name("catalogue.xz")
 # The file with vLLM's own calls, beside the catalogue.

@@ -19,8 +19,8 @@ from vllm_graft.audit.releases.outline import (
     kind_of_function,
 )
 from vllm_graft.patching.functions import FunctionKind
+from vllm_graft.sources.finder import Walk
 from vllm_graft.sources.modules import Kind
-from vllm_graft.sources.walk import Walk
 
 NOT_OURS: Final = "vllm.third_party"
 """Other projects' code that vLLM carries; the catalogue leaves it out."""

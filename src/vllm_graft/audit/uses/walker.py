@@ -19,7 +19,6 @@ from vllm_graft.audit.uses.bodies import body_contents
 from vllm_graft.audit.uses.classes import upstream
 from vllm_graft.audit.uses.guards import ExpressionCondition, TryBody, TryCondition, UnknownCondition
 from vllm_graft.audit.uses.patches import record_assignment
-from vllm_graft.audit.uses.relevance import Relevance
 from vllm_graft.audit.uses.resolver import GETTERS, IMPORTERS, dotted_of, guessed, is_class, items_of
 from vllm_graft.audit.uses.source_file import SourceFile
 from vllm_graft.audit.uses.syntax import local_names, parameters, statements
@@ -73,8 +72,8 @@ class Walker:
         self.state.file.forget_tree()
         self._tries.clear()
 
-    def functions(self, relevance: Relevance, refuse: Callable[[SourceFile, Exception], None]) -> None:
-        """Walk through the bodies of functions, nested ones included; irrelevant ones are deferred.
+    def functions(self, concerns: Callable[[LocalDef], bool], refuse: Callable[[SourceFile, Exception], None]) -> None:
+        """Walk through the bodies of functions, nested ones included; those that do not concern vLLM are deferred.
 
         RecursionError where one is too deep; a deferred one is passed to ``refuse`` instead.
         """
@@ -92,7 +91,7 @@ class Walker:
         self._later = deque(sorted(self._later, key=lambda later: getattr(later[0].node, "name", "") != "__init__"))
         while self._later:
             own, walk = self._later.popleft()
-            if not syntax.is_outline(own.node) or relevance.concerns(own):
+            if not syntax.is_outline(own.node) or concerns(own):
                 walk()
             else:
                 own.unwalked = functools.partial(catch_up, walk)
