@@ -25,16 +25,13 @@ class ModuleNames(Protocol):
     @property
     def name(self) -> str:
         """Its dotted name."""
-        ...
 
     @property
     def stars(self) -> Sequence[str]:
         """The modules of its star imports."""
-        ...
 
     def imports(self, attribute: str) -> Iterable[Imported]:
         """Return what its import statements bind a name to."""
-        ...
 
 
 class NamedDefinition(Protocol):
@@ -43,12 +40,10 @@ class NamedDefinition(Protocol):
     @property
     def qualname(self) -> str:
         """Its name in the module."""
-        ...
 
     @property
     def bases(self) -> Sequence[str]:
         """The expressions by which a class names its bases; none for what is not a class."""
-        ...
 
 
 ItemT = TypeVar("ItemT", bound=NamedDefinition)

@@ -41,15 +41,12 @@ class Source(Protocol):
     @property
     def version(self) -> str:
         """The release of vLLM in this source; empty where it does not state one."""
-        ...
 
     def read(self, module: str) -> ModuleText | None:
         """Read a module by its dotted name; None where there is none with a source."""
-        ...
 
     def modules(self) -> Iterable[str]:
         """Return the dotted names of all modules of ``vllm`` that have a source, sorted."""
-        ...
 
 
 def module_of(path: str) -> str | None:
@@ -151,15 +148,24 @@ class Wheel:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        where = str(path)
         if path.is_char_device() or path.is_fifo():
             # zipfile would read it to its end, which may never come.
-            raise ConfigError("it is not a regular file", where=str(path), fix="name a file that ends in .whl")
+            raise ConfigError("it is not a regular file", where=where, fix="name a file that ends in .whl")
         try:
             self._archive = zipfile.ZipFile(path)
         except FileNotFoundError as error:
-            raise ConfigError("there is no such file", where=str(path), fix="name a file that ends in .whl") from error
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-            raise self._unusable(error) from error
+            raise ConfigError("there is no such file", where=where, fix="name a file that ends in .whl") from error
+        except OSError as error:
+            what = f"it cannot be read: {error.strerror or error}"
+            raise ConfigError(what, where=where, fix="name a readable file") from error
+        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            with path.open("rb") as file:
+                is_archive = file.read(4) == b"PK\x03\x04"
+            what, fix = "it is not a wheel", "name a file that ends in .whl"
+            if is_archive:
+                what, fix = f"the wheel is cut short or damaged: {error}", "download it again"
+            raise ConfigError(what, where=where, fix=fix) from error
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -193,13 +199,3 @@ class Wheel:
             raise ConfigError(
                 f"the wheel is damaged at {name}: {error}", where=str(self.path), fix="download it again"
             ) from error
-
-    def _unusable(self, error: Exception) -> ConfigError:
-        where = str(self.path)
-        if isinstance(error, OSError):
-            return ConfigError(f"it cannot be read: {error.strerror or error}", where=where, fix="name a readable file")
-        with self.path.open("rb") as file:
-            is_archive = file.read(4) == b"PK\x03\x04"
-        if is_archive:
-            return ConfigError(f"the wheel is cut short or damaged: {error}", where=where, fix="download it again")
-        return ConfigError("it is not a wheel", where=where, fix="name a file that ends in .whl")

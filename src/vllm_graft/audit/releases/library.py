@@ -83,18 +83,16 @@ class Library:
         from packaging.specifiers import SpecifierSet
 
         allowed = SpecifierSet(specifier)
-        for known in (self.catalogue.releases, self._beyond_the_catalogue()):
-            within = [version for version in known if allowed.contains(version, prereleases=False)]
-            if within:
-                return within[-1]
-        return None
 
-    def _beyond_the_catalogue(self) -> list[str]:
-        """Return the releases on the index; without an index those in the cache."""
+        def newest(versions: Iterable[str]) -> str | None:
+            return next(reversed([one for one in versions if allowed.contains(one, prereleases=False)]), None)
+
+        if found := newest(self.catalogue.releases):
+            return found
         if not self._offline:
             with contextlib.suppress(ConfigError):
-                return self._index.versions()
-        return wheels.cached_versions()
+                return newest(self._index.versions())
+        return newest(wheels.cached_versions())
 
     def older_than(self, release: Release) -> list[Release]:
         """Return the releases of the catalogue that are older than one, the newest first."""

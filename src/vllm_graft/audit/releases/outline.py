@@ -123,32 +123,40 @@ def entry(place: ScopeEntry) -> OutlineEntry:
         bases = tuple(base or "?" for base in place.bases)
         # A named tuple or struct shows by its bases, which may be in another module.
         listed = fields(cls) if DATACLASS in marks or bases else ()
-        found: set[str] = set()
-        for method in cls.body:
-            if not isinstance(method, Function) or not method.args.args:
-                continue
-            first = method.args.args[0].arg
-            for node in ast.walk(method):
-                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) == first:
-                    found.add(node.attr)
-                elif isinstance(node, ast.Call):
-                    found.update(_set_by_call(node, first))
-        return OutlineEntry("class", bases, tuple(sorted(found)), marks, listed)
+        return OutlineEntry("class", bases, tuple(sorted(set(_set_on_self(cls)))), marks, listed)
     if place.kind == "value":
         return OutlineEntry("value")
     body = Fingerprint.of(place.nodes).body[:BODY]
-    marks = function_marks(place.nodes) + _kind_mark(place.nodes[-1])
+    marks, node = function_marks(place.nodes), place.nodes[-1]
+    made = kind_in_source(node) if isinstance(node, Function) else "plain"
+    if made is None:
+        marks += WRAPPED
+    elif made in ("generator", "async generator"):
+        marks += GENERATOR
+    elif made == "plain" and isinstance(node, ast.AsyncFunctionDef):
+        marks += MANAGER
     return OutlineEntry(place.kind, signature(place.nodes), (body,), marks)
 
 
-def _kind_mark(node: ast.AST) -> str:
-    """Return the mark of the kind of function that a definition makes, where its statement does not show it."""
-    made = kind_in_source(node) if isinstance(node, Function) else "plain"
-    if made is None:
-        return WRAPPED
-    if made in ("generator", "async generator"):
-        return GENERATOR
-    return MANAGER if made == "plain" and isinstance(node, ast.AsyncFunctionDef) else ""
+def _set_on_self(cls: ast.ClassDef) -> Iterator[str]:
+    """Yield the attributes that a class's methods set on their first parameter."""
+    for method in cls.body:
+        if not isinstance(method, Function) or not method.args.args:
+            continue
+        first = method.args.args[0].arg
+        registers = {
+            f"{first}.{name}" for name in ("register_buffer", "register_parameter", "register_module", "add_module")
+        }
+        for node in ast.walk(method):
+            given: list[ast.expr] = []
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) == first:
+                yield node.attr
+            elif isinstance(node, ast.Call) and (called := dotted(node.func)) in registers:
+                # ``self.register_buffer("name", ...)`` of a torch module.
+                given = node.args[:1]
+            elif isinstance(node, ast.Call) and called == "setattr" and node.args and dotted(node.args[0]) == first:
+                given = node.args[1:2]
+            yield from (one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
 def kind_of_function(definition: str, marks: str) -> FunctionKind | None:
@@ -223,17 +231,16 @@ def fields(cls: ast.ClassDef) -> tuple[str, ...]:
             if _is_constant(given.get("init"), False):
                 continue
             prefix = "kw " if keywords or _is_constant(given.get("kw_only"), True) else ""
-            has_default = node.value is not None if call is None else _field_has_default(call, given)
+            if call is None:
+                has_default = node.value is not None
+            else:
+                # pydantic's ``Field(...)`` marks a field without a default.
+                first = [*call.args[:1], given.get("default")]
+                required = any(isinstance(one, ast.Constant) and one.value is ... for one in first)
+                has_default = not required and bool(call.args or given.keys() & {"default", "default_factory"})
             config = next(iter(configs(node.annotation)), "")
             found.append(f"{prefix}{node.target.id}{'=' if has_default else ''}{':' if config else ''}{config}")
     return tuple(found)
-
-
-def _field_has_default(call: ast.Call, given: dict[str | None, ast.expr]) -> bool:
-    # pydantic's ``Field(...)`` marks a field without a default.
-    if any(isinstance(one, ast.Constant) and one.value is ... for one in (*call.args[:1], given.get("default"))):
-        return False
-    return bool(call.args) or "default" in given or "default_factory" in given
 
 
 def configs(annotation: ast.expr) -> list[str]:
@@ -256,19 +263,6 @@ def _evaluated(annotation: ast.expr) -> ast.expr:
         except SyntaxError:
             return annotation
     return annotation
-
-
-def _set_by_call(node: ast.Call, first: str) -> Iterator[str]:
-    """Yield the name in ``self.register_buffer("name", ...)`` of a torch module and ``setattr(self, "name", ...)``."""
-    called = dotted(node.func)
-    registers = {f"{first}.register_{what}" for what in ("buffer", "parameter", "module")} | {f"{first}.add_module"}
-    if called in registers:
-        given = node.args[:1]
-    elif called == "setattr" and node.args and dotted(node.args[0]) == first:
-        given = node.args[1:2]
-    else:
-        return
-    yield from (one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
 def mentions(text: str) -> Counter[str]:

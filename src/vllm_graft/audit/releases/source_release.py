@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from functools import cached_property
 
 from vllm_graft.audit.releases.outline import CallSite, OutlineEntry, call_sites, entry
@@ -45,14 +45,18 @@ class SourceRelease(Release):
 
     def definers(self, method: str) -> list[str]:
         """Return every class that defines a method, as "module:Class"."""
-        modules = self._modules_with(r"^[ \t]+(?:async )?def ", method)
-        places = [place for module in modules for place in _classes(module)]
-        inside = ((place, place.inside(method)) for place in places)
-        return [
-            f"{place.module.name}:{place.qualname}"
-            for place, inner in inside
-            if inner is not None and inner.kind in METHODS
-        ]
+        found: list[str] = []
+        for module in self._modules_with(r"^[ \t]+(?:async )?def ", method):
+            left = [place for name in module.scope if (place := module.place(name)) is not None]
+            for place in left:
+                if place.cls is not None:
+                    inner = place.inside(method)
+                    if inner is not None and inner.kind in METHODS:
+                        found.append(f"{module.name}:{place.qualname}")
+                    # Classes inside come after all around them.
+                    nested = (place.inside(name) for name in module.class_scope(place.cls))
+                    left += [one for one in nested if one is not None]
+        return found
 
     def calls(self, method: str) -> list[CallSite]:
         """Return vLLM's own calls of a method that show what they pass."""
@@ -117,14 +121,3 @@ def fetch(source: object, modules: Iterable[str]) -> None:
     ahead = getattr(source, "fetch", None)
     if ahead is not None:
         ahead(modules)
-
-
-def _classes(module: SourceModule) -> Iterator[ScopeEntry]:
-    """Yield the classes of a module, and those inside them."""
-    left = [place for name in module.scope if (place := module.place(name)) is not None]
-    while left:
-        place = left.pop(0)
-        if place.cls is not None:
-            yield place
-            inner = (place.inside(name) for name in module.class_scope(place.cls))
-            left += [one for one in inner if one is not None]

@@ -15,6 +15,7 @@ import re
 import time
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -329,15 +330,15 @@ def open_release(
     if is_whole(tree):
         return Tree(tree, number)
     kept = CachedWheel(number, offline=offline, progress=progress, index=index)
-    kept.open()
+    # The release has to exist: its modules are asked for.
+    kept.modules()
     return kept
 
 
 def cached_versions() -> list[str]:
     """Return the releases that have something in the cache, oldest first."""
-    folders = [*cache_folder().glob("sources/*"), *cache_folder().glob("wheels/*")]
     found: set[Version] = set()
-    for folder in folders:
+    for folder in (*cache_folder().glob("sources/*"), *cache_folder().glob("wheels/*")):
         with contextlib.suppress(InvalidVersion):
             found.add(Version(folder.name))
     return [str(version) for version in sorted(found)]
@@ -378,10 +379,6 @@ class CachedWheel:
         self._wheel: RemoteWheel | None = None
         self._online = False
 
-    def open(self) -> None:
-        """Make sure that the release exists and its modules are known; ConfigError where it is not available."""
-        self._known()
-
     def modules(self) -> list[str]:
         """Return the dotted names of all modules of ``vllm``, sorted."""
         return self._known().modules()
@@ -401,9 +398,8 @@ class CachedWheel:
     def fetch(self, modules: Iterable[str]) -> None:
         """Cache modules in few requests; cached ones cost nothing, unknown names are skipped."""
         known = ((name, self._known().member(name)) for name in modules)
-        missing = [name for name, member in known if member is not None and self._content(member) is None]
-        for _ in self._fetched(missing) if missing else ():
-            pass
+        if missing := [name for name, member in known if member is not None and self._content(member) is None]:
+            deque(self._fetched(missing), maxlen=0)
 
     def _fetched(self, modules: list[str]) -> Iterator[tuple[str, bytes]]:
         """Yield modules from the server, each after it was cached."""
@@ -427,35 +423,22 @@ class CachedWheel:
             return self._wheel
         if self._offline:
             raise self._missing([])
-        link = self._index.wheel(self.version)
-        kept = self._directory()
-        if kept is not None and kept.url == link.filename and link.size in (None, kept.size):
-            size: int | None = kept.size
-            directory: ByteSpan | None = kept.directory
-        else:
-            size, directory = link.size, None
+        link, kept = self._index.wheel(self.version), self._directory()
+        if kept is not None and (kept.url != link.filename or link.size not in (None, kept.size)):
+            kept = None
+        size, directory = (kept.size, kept.directory) if kept is not None else (link.size, None)
+        http, progress = self._index.client, self._progress
         wheel = RemoteWheel(
-            link.url,
-            version=self.version,
-            size=size,
-            http=self._index.client,
-            directory=directory,
-            progress=self._progress,
+            link.url, version=self.version, size=size, http=http, directory=directory, progress=progress
         )
         if directory is None:
-            end = wheel.directory
-            head = {
-                "format": _FORMAT,
-                "filename": link.filename,
-                "size": wheel.size,
-                "first": end.first,
-                "crc": zlib.crc32(end.data),
-            }
-            self._write(self.folder / "directory", json.dumps(head).encode() + b"\n" + end.data)
+            # A line that says what the directory is of, and the end of the wheel as it is.
+            first, data = wheel.directory
+            head = {"format": _FORMAT, "filename": link.filename, "size": wheel.size, "first": first}
+            line = json.dumps({**head, "crc": zlib.crc32(data)}).encode()
+            self._write(self.folder / "directory", line + b"\n" + data)
         self._wheel, self._online = wheel, True
         return wheel
-
-    # The directory: a line that says what it is of, and the end of the wheel as it is.
 
     def _directory(self) -> RemoteWheel | None:
         """Return the cached directory as a wheel without an address; None where there is none that can be used."""
@@ -505,13 +488,10 @@ class CachedWheel:
         return folder
 
     def _missing(self, modules: list[str]) -> ConfigError:
+        what = f"vLLM {self.version} is not kept here"
         if modules:
             more = f" and {len(modules) - _NAMED} more" if len(modules) > _NAMED else ""
             what = f"of vLLM {self.version}, these modules are not kept: {', '.join(modules[:_NAMED])}{more}"
-        else:
-            what = f"vLLM {self.version} is not kept here"
-        return ConfigError(
-            f"{what}, and --offline asks no server",
-            where=str(self.folder),
-            fix="run it once without --offline, or name a wheel of that release instead",
-        )
+        what += ", and --offline asks no server"
+        fix = "run it once without --offline, or name a wheel of that release instead"
+        return ConfigError(what, where=str(self.folder), fix=fix)

@@ -45,10 +45,15 @@ def markdown(report: Report, limit: int = LIMIT) -> str:
     pieces = [f"**{_plain(first)}**{_plain(rest)}"]
     room = limit - len(pieces[0]) - _NOTE
     tables, rows = _tables(report, room // 2)
-    room -= _size(tables)
+    room -= sum(len(piece) + 2 for piece in tables)
     said, unsaid = _fit([_finding(each) for each in findings(report)], room // 2)
-    room -= _size(said)
-    diffs, closed = _fit([_diff(row, cell) for row, cell in _diffs(report)], room)
+    room -= sum(len(piece) + 2 for piece in said)
+    # Every cell with a diff that needs attention, the worst first.
+    changed = [row for group in groups(report) for row in group.changed]
+    found = [(row, cell) for row in changed for cell in cells(report, row) if cell.diff]
+    shown = [(row, cell) for row, cell in found if needs_attention(row.use, cell.verdict.state)]
+    shown.sort(key=lambda pair: weight(pair[1].verdict.state), reverse=True)
+    diffs, closed = _fit([_diff(row, cell) for row, cell in shown], room)
     pieces += [*tables, "\n".join(said), *diffs]
     left = [count(number, thing) for number, thing in ((rows, "row"), (unsaid, "finding"), (closed, "diff")) if number]
     if left:
@@ -67,10 +72,6 @@ def _fit(pieces: Sequence[str], room: int) -> tuple[list[str], int]:
     return taken, len(pieces) - len(taken)
 
 
-def _size(pieces: Sequence[str]) -> int:
-    return sum(len(piece) + 2 for piece in pieces)
-
-
 def _tables(report: Report, room: int) -> tuple[list[str], int]:
     """Return the matrix of each package, and how many rows were left out."""
     found = groups(report)
@@ -81,7 +82,8 @@ def _tables(report: Report, room: int) -> tuple[list[str], int]:
             "| target | " + " | ".join(map(_cell, report.releases)) + " |",
             "|---|" + ":-:|" * len(report.releases),
         ]
-        rows, cut = _fit([_row(report, row) for row in group.changed], room - _size(head))
+        size = sum(len(piece) + 2 for piece in head)
+        rows, cut = _fit([_row(report, row) for row in group.changed], room - size)
         missing += cut
         table = "\n".join([*head, *rows] if rows else head[:-2])
         folded = _folded(group)
@@ -109,14 +111,6 @@ def _finding(finding: Finding) -> str:
     where = f" ({_code(finding.where)})" if finding.where else ""
     fix = f". Next: {_prose(finding.fix)}" if finding.fix else ""
     return f"- **{_plain(finding.code)}** {finding.level}: {_code(finding.subject)}: {_prose(finding.what)}{where}{fix}"
-
-
-def _diffs(report: Report) -> list[tuple[ReportRow, Cell]]:
-    """Return every cell with a diff that needs attention, the worst first."""
-    rows = [row for group in groups(report) for row in group.changed]
-    found = [(row, cell) for row in rows for cell in cells(report, row) if cell.diff]
-    shown = [(row, cell) for row, cell in found if needs_attention(row.use, cell.verdict.state)]
-    return sorted(shown, key=lambda pair: weight(pair[1].verdict.state), reverse=True)
 
 
 def _diff(row: ReportRow, cell: Cell) -> str:

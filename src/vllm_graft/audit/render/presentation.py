@@ -99,15 +99,14 @@ PAPER: Final[Mapping[str, ColourPair]] = {
 
 def variables(selector: str) -> str:
     """Write rules that set the colours as variables: ``--body`` for text, ``--body-bg`` behind it, ``--ink``."""
-    light = _declarations(LIGHT, 0)
-    dark = _declarations(DARK, 1)
-    return f"{selector}{{{light}}}\n@media (prefers-color-scheme:dark){{{selector}{{{dark}}}}}"
 
+    def declared(tones: Mapping[Tone, ColourPair], screen: int) -> str:
+        parts = [f"--{name}:{pair[screen]}" for name, pair in PAPER.items()]
+        parts += [f"--{tone}:{text};--{tone}-bg:{behind}" for tone, (text, behind) in tones.items()]
+        return ";".join(parts)
 
-def _declarations(tones: Mapping[Tone, ColourPair], screen: int) -> str:
-    parts = [f"--{name}:{pair[screen]}" for name, pair in PAPER.items()]
-    parts += [f"--{tone}:{text};--{tone}-bg:{behind}" for tone, (text, behind) in tones.items()]
-    return ";".join(parts)
+    dark = f"@media (prefers-color-scheme:dark){{{selector}{{{declared(DARK, 1)}}}}}"
+    return f"{selector}{{{declared(LIGHT, 0)}}}\n{dark}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +133,7 @@ class PackageRows:
     def folded(self) -> str:
         """The number of rows that need no attention, in words; empty if none."""
         absent = sum(any(cell.verdict.state == "absent" for cell in row.cells) for row in self.unchanged)
-        numbers = {
-            "unchanged": len(self.unchanged) - absent,
-            "absent": absent,
-            "not judged": len(self.unjudged),
-        }
+        numbers = {"unchanged": len(self.unchanged) - absent, "absent": absent, "not judged": len(self.unjudged)}
         return ", ".join(f"{number:,} {words}" for words, number in numbers.items() if number)
 
 
@@ -218,7 +213,7 @@ def summary(report: Report) -> tuple[str, str]:
 
 
 def printable(words: str) -> str:
-    """Text from elsewhere with a space for each line end and control character."""
+    """Return text from elsewhere with a space for each line end and control character."""
     return "".join(each if each.isprintable() else " " for each in words)
 
 

@@ -24,6 +24,8 @@ _CELL: Final = 66
 _LINE: Final = 27
 _HEAD: Final = 44
 _EDGE: Final = 16
+# The middle of the first cell.
+_CENTRE: Final = _EDGE + _LABEL + _CELL // 2
 # Width of a character of a name: no font of a picture is certain, so names are cut with some room to spare.
 _CHARACTER: Final = 7.25
 
@@ -41,7 +43,7 @@ def svg(report: Report, rows: int = 8, caption: str = "") -> str:
     """
     shown = _sample(report, rows)
     width = max(2 * _EDGE + _LABEL + _CELL * len(report.releases), 560)
-    body = [_text(release, _centre(index), 28, "c s") for index, release in enumerate(report.releases)]
+    body = [_text(release, _CENTRE + index * _CELL, 28, "c s") for index, release in enumerate(report.releases)]
     for index, row in enumerate(shown):
         body += _row(report, row, _HEAD + index * _LINE)
     below = _HEAD + len(shown) * _LINE + 26
@@ -71,7 +73,10 @@ def _sample(report: Report, rows: int) -> list[ReportRow]:
 
 
 def _row(report: Report, row: ReportRow, top: int) -> list[str]:
-    module, colon, name = _short(short_name(row.use)).rpartition(":")
+    # A name that does not fit its column loses its beginning.
+    whole, most = short_name(row.use), int((_LABEL - 8) / _CHARACTER)
+    whole = whole if len(whole) <= most else f"…{whole[len(whole) - most + 1 :]}"
+    module, colon, name = whole.rpartition(":")
     pieces = [
         f'<text x="{_EDGE}" y="{top + 17}"><tspan class="s">{_escape(module + colon)}</tspan>'
         f'<tspan class="q">{_escape(name)}</tspan></text>'
@@ -82,18 +87,8 @@ def _row(report: Report, row: ReportRow, top: int) -> list[str]:
             continue
         left = _EDGE + _LABEL + index * _CELL + 2
         pieces.append(f'<rect class="{word.tone}-bg" x="{left}" y="{top + 2}" width="{_CELL - 4}" height="21" rx="3"/>')
-        pieces.append(_text(word.short, _centre(index), top + 17, f"c {word.tone}"))
+        pieces.append(_text(word.short, _CENTRE + index * _CELL, top + 17, f"c {word.tone}"))
     return pieces
-
-
-def _short(name: str) -> str:
-    """Return a name that fits its column: a long one loses its beginning."""
-    most = int((_LABEL - 8) / _CHARACTER)
-    return name if len(name) <= most else f"…{name[len(name) - most + 1 :]}"
-
-
-def _centre(index: int) -> int:
-    return _EDGE + _LABEL + index * _CELL + _CELL // 2
 
 
 def _text(words: str, x: int, y: int, names: str) -> str:

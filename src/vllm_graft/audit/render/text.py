@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from vllm_graft.audit.model import Report, ReportRow
-from vllm_graft.audit.render.presentation import WORDS, PackageRows, cells, groups, one_line, short_name, summary
+from vllm_graft.audit.render.presentation import WORDS, cells, groups, one_line, short_name, summary
 
 # The fewest characters in which a name can be told from others.
 _LEAST: Final = 24
@@ -37,12 +37,9 @@ def text(report: Report, width: int, *, every: bool = False) -> str:
         if len(found) > 1:
             lines.append(f"{one_line(group.title)}:")
         lines += [_line(_row(report, row), widths) for row in part]
-        lines += [] if every else _folded(group)
+        if group.folded and not every:
+            lines.append(f"{'and ' if group.changed else ''}{group.folded}")
     return "\n".join([*lines, "".join(summary(report))])
-
-
-def _folded(group: PackageRows) -> list[str]:
-    return [f"{'and ' if group.changed else ''}{group.folded}"] if group.folded else []
 
 
 def _row(report: Report, row: ReportRow) -> list[str]:
@@ -51,11 +48,10 @@ def _row(report: Report, row: ReportRow) -> list[str]:
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(_end(each, width).ljust(width) for each, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _end(words: str, width: int) -> str:
-    """Return the end of a text, where names differ, if all of it does not fit."""
-    if len(words) <= width:
-        return words
-    return f"…{words[len(words) - width + 1 :]}" if width else ""
+    """Return a row; of a text that does not fit the end, where names differ."""
+    columns: list[str] = []
+    for words, width in zip(row, widths, strict=True):
+        if len(words) > width:
+            words = f"…{words[len(words) - width + 1 :]}" if width else ""
+        columns.append(words.ljust(width))
+    return "  ".join(columns).rstrip()
