@@ -11,7 +11,6 @@ import ast
 import functools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
@@ -127,9 +126,7 @@ def local_names(node: Function | ast.Lambda | ast.If) -> set[str]:
     if isinstance(node, ast.Lambda):
         return set()
     known: frozenset[str] | None = node.__dict__.get("locals")
-    if known is not None:
-        return set(known)
-    return _bound_by(statements(node.body))
+    return set(known) if known is not None else _bound_by(statements(node.body))
 
 
 def _bound_by(body: Iterable[ast.stmt]) -> set[str]:
@@ -185,13 +182,10 @@ def _bound(node: ast.stmt) -> Iterator[str]:
                 yield one.name
 
 
-_SINGLE_TARGET: Final = (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)
-
-
 def _targets(node: ast.stmt) -> Sequence[ast.AST]:
     if isinstance(node, ast.Assign):
         return node.targets
-    if isinstance(node, _SINGLE_TARGET):
+    if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
         return [node.target]
     if isinstance(node, (ast.With, ast.AsyncWith)):
         return [item.optional_vars for item in node.items if item.optional_vars is not None]
@@ -263,20 +257,13 @@ def parse(text: str) -> ast.Module:
         return ast.parse(text)
 
 
-@dataclass(frozen=True, slots=True)
-class FileOutline:
-    """A file's functions, the attributes that their bodies set, and all import statements of the file.
+def outline(
+    tree: ast.Module, file: SourceFile
+) -> tuple[list[Function], frozenset[str], list[ast.Import | ast.ImportFrom]]:
+    """Take the bodies of functions out of a tree.
 
-    functions:  the outlines
+    Return the outlines of its functions, the attributes that their bodies set, and all import statements of the file.
     """
-
-    functions: list[Function]
-    stored: frozenset[str]
-    imports: list[ast.Import | ast.ImportFrom]
-
-
-def outline(tree: ast.Module, file: SourceFile) -> FileOutline:
-    """Take the bodies of functions out of a tree."""
     functions: list[Function] = []
     stored: set[str] = set()
     imports: list[ast.Import | ast.ImportFrom] = []
@@ -304,7 +291,7 @@ def outline(tree: ast.Module, file: SourceFile) -> FileOutline:
                 imports.append(node)
             else:
                 left += blocks(node)
-    return FileOutline(functions, frozenset(stored), imports)
+    return functions, frozenset(stored), imports
 
 
 def drop_definition_details(functions: Iterable[Function]) -> None:
@@ -323,10 +310,9 @@ def _stored(node: ast.stmt) -> Iterator[str]:
     left = list(_targets(node))
     if isinstance(node, ast.Delete):
         left = [one for one in node.targets if isinstance(one, ast.Attribute)]
-    elif isinstance(node, ast.AnnAssign) and node.value is None:
-        left = []
-    elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
-        left = []
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+        counted = isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant)
+        left = [] if node.value is None or counted else left
     while left:
         one = left.pop()
         if isinstance(one, ast.Attribute):

@@ -164,19 +164,10 @@ class FlagValue:
     guard: UseGuard
 
 
-Value = (
-    Name
-    | Instance
-    | Receiver
-    | ReceiverClass
-    | ParentMethods
-    | TextValue
-    | SequenceValue
-    | MappingValue
-    | LocalDef
-    | ConditionValue
-    | FlagValue
-)
+OfClass = Receiver | ReceiverClass | ParentMethods
+"""What the parameters of methods and ``super()`` stand for in a class of the package."""
+
+Value = Name | Instance | OfClass | TextValue | SequenceValue | MappingValue | LocalDef | ConditionValue | FlagValue
 Values = tuple[Value, ...]
 
 ScopeKind = Literal["module", "class", "function"]

@@ -29,7 +29,7 @@ from vllm_graft.audit.uses.values import (
     Instance,
     LocalDef,
     Name,
-    ParentMethods,
+    OfClass,
     Receiver,
     ReceiverClass,
     Scope,
@@ -596,7 +596,7 @@ class Walker:
             held, parts = (inside, parts[1:]) if any(isinstance(one, Instance) for one in inside) else (held, parts)
         if len(held) == 1 and isinstance(held[0], Instance):
             self.state.read(held[0], parts, node.lineno)
-        unknown = not held or all(isinstance(one, (Receiver, ReceiverClass, ParentMethods)) for one in held)
+        unknown = all(isinstance(one, OfClass) for one in held)
         if unknown and isinstance(node.ctx, ast.Load):
             # The name alone shows what ``anything.model_config.x`` reads.
             for place, part in enumerate(parts[:-1]):
