@@ -276,10 +276,12 @@ class WalkState:
 
     def mention(self, name: Name, line: int, *, by: str = guards.ATTRIBUTE, guarded: bool = False) -> None:
         """Record that a name is imported or mentioned; ``by`` is the failure that its absence would cause."""
-        if not name.is_vllm or name == Name(TOP) or self.called_at:
+        if not name.is_vllm or self.called_at:
             return
         for body in self.tries:
             body.names.append(name)
+        if name == Name(TOP):
+            return
         guard = self._guard_for(by).and_also(UseGuard(caught=frozenset({by} if guarded else ())))
         places = self.found.mentions.setdefault(name, {})
         places[guard] = min(line, places.get(guard, line))
@@ -299,6 +301,8 @@ class WalkState:
             self._construction(node, value[0])
         elif dotted_of(value) in _REPLACERS:
             self._replacement(node)
+        elif dotted_of(value) == "functools.partial":
+            self._partial(node)
         names = [one for one in value if isinstance(one, Instance) or (type(one) is Name and one.is_vllm)]
         if not names:
             self._call_of_method(node)
@@ -330,6 +334,15 @@ class WalkState:
             # The instance may be of a subclass with more fields.
             self.found.calls.append(replace(use, arguments=named, guessed=True))
 
+    def _partial(self, node: ast.Call) -> None:
+        """Record ``partial(function, ...)``: what it binds must fit, and the rest comes later."""
+        held = self.value(node.args[0]) if node.args else ()
+        if len(held) != 1 or type(held[0]) is not Name or not held[0].is_vllm:
+            return
+        given = Arguments.of(node)
+        bound = Arguments(max(given.positional - 1, 0), given.keywords, unpacks=True, unpacks_keywords=True)
+        self.found.calls.append(replace(self._use("call", held[0], node.lineno, guards.CALL, ()), arguments=bound))
+
     def _use(self, way: Way, target: Name | Instance, line: int, failure: str, path: tuple[str, ...]) -> Use:
         name = self.normal(target.cls if isinstance(target, Instance) else target)
         guessed = isinstance(target, Instance) and (target.guessed or target.declared)
@@ -345,8 +358,8 @@ class WalkState:
             held = self.scope.find(func.value.id) or ()
             cls = next((one.cls for one in held if isinstance(one, (Receiver, ParentMethods))), None)
             above = len(held) == 1 and isinstance(held[0], ParentMethods)
-        elif isinstance(func.value, ast.Call) and self.dotted(func.value.func) == "builtins.super":
-            cls, above = self.scope.method() if not func.value.args else None, True
+        elif isinstance(func.value, ast.Call):
+            cls, above = next((one.cls for one in self.value(func.value) if isinstance(one, ParentMethods)), None), True
         if cls is not None:
             owner, guard = ".".join(self.owner), self._guard_for(guards.CALL)
             self.found.methods.append(
