@@ -215,6 +215,9 @@ def judge_read(use: Use, before: Sequence[Release], new: Release) -> Verdict:
             return _SAME
         if name in known:
             continue
+        if name in use.own:
+            # The package sets it itself.
+            return _SAME
         outside = new.outside(owner.module, owner.qualname)
         if outside and (outside != _PYDANTIC or name.startswith("model_") or name in _MODEL_METHODS):
             return _SAME

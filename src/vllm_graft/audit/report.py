@@ -73,12 +73,17 @@ def audit(
 def _normalize(package: PackageUses, releases: Sequence[Release], known: Sequence[ReleaseFacts]) -> PackageUses:
     """Split each name where its module ends, tell additions from replacements, and drop imports of added names."""
     uses = [normalize(use, releases) for use in package.uses]
-    uses = [replace(use, way="add") if adds(use, releases[0], known) else use for use in uses]
+    base = ReleaseFacts(releases[0])
+    uses = [replace(use, way="add") if adds(use, base, known) else use for use in uses]
     added = {use.name for use in uses if use.way == "add"}
+    modules = {use.module for use in uses if use.way in ("add", "replace") and not use.qualname}
 
     def is_own(use: Use) -> bool:
         """Return whether the package itself adds a name, or something around it."""
         parts = use.qualname.split(".")
+        if use.module in modules:
+            # ``sys.modules["vllm.x"] = ...``
+            return True
         return any(f"{use.module}:{'.'.join(parts[:count])}" in added for count in range(1, len(parts) + 1))
 
     return replace(package, uses=[use for use in uses if use.way != "import" or not is_own(use)])

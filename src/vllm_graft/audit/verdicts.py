@@ -24,7 +24,7 @@ class ReleaseFacts:
     """Answers the tests around a use for one release; ``outcomes`` holds the conditions evaluated so far."""
 
     def __init__(self, release: Release) -> None:
-        self._release = release
+        self.release = release
         self._standings: dict[UseGuard, Standing] = {}
         self.outcomes: dict[Condition, Outcome] = {}
         self.version = release.version.partition("+")[0]
@@ -32,31 +32,35 @@ class ReleaseFacts:
     def has(self, module: str, qualname: str) -> bool | None:
         """Return whether a name exists; None where it would not be found if it did."""
         use = Use("import", module, qualname, "", 0)
-        if find_shape(self._release, use) is not None:
+        if find_shape(self.release, use) is not None:
             return True
         return None if _unread(use) else False
 
     def attribute(self, module: str, qualname: str, name: str) -> bool | None:
         """Return whether a class or module has an attribute; None where the owner itself is missing."""
         owner = Use("import", module, qualname, "", 0)
-        found = find_shape(self._release, owner) if module != "vllm" or qualname else None
+        found = find_shape(self.release, owner) if module != "vllm" or qualname else None
+        if found is not None and found.kind in METHODS:
+            # A function has what every function has, and what a decorator may set; not the mark of a patch.
+            may_have = found.opaque and (name == "__wrapped__" or not name.startswith("_"))
+            return True if hasattr(find_shape, name) else None if may_have else False
         if self.has(module, f"{qualname}.{name}".strip(".")):
             return True
         if found is None or found.kind not in ("class", "module"):
             return None
-        known = self._release.attributes(found.module, found.qualname) or frozenset()
-        if name in known or self._release.shape(f"{found.module}.{name}", "") is not None:
+        known = self.release.attributes(found.module, found.qualname) or frozenset()
+        if name in known or self.release.shape(f"{found.module}.{name}", "") is not None:
             return True
-        return None if found.qualname and self._release.outside(found.module, found.qualname) else False
+        return None if found.qualname and self.release.outside(found.module, found.qualname) else False
 
     def takes(self, module: str, qualname: str, parameter: str) -> bool | None:
         """Return whether a function or the constructor of a class has a parameter; None where that is not known."""
-        found = find_shape(self._release, Use("import", module, qualname, "", 0))
+        found = find_shape(self.release, Use("import", module, qualname, "", 0))
         if found is None or found.opaque:
             return None
         signatures = alternatives(found.signature) if found.kind in METHODS else None
         if found.kind == "class":
-            signatures = list(self._release.constructor(found.module, found.qualname) or ())
+            signatures = list(self.release.constructor(found.module, found.qualname) or ())
         if not signatures or len(signatures) > 1:
             return None
         return any(token.removeprefix("kw ").removesuffix("=").lstrip("/*") == parameter for token in signatures[0])
@@ -160,7 +164,10 @@ class ReleasePair:
             if use.way in ("add", "override"):
                 return Verdict("grown", f"upstream has a {now.kind} of this name now", now.name)
             return Verdict("same", "it is new")
-        return self._compare(use, was, now) if now is not None else self._lost(use, was)
+        if now is None:
+            added = use.way == "add" and (not use.qualname or find_owner(self.new, use) is not None)
+            return SAME if added else self._lost(use, was)
+        return self._compare(use, was, now)
 
     def _lost(self, use: Use, was: Shape) -> Verdict:
         """Judge a name that the new release does not have where it was."""
@@ -268,19 +275,22 @@ def _unread(use: Use) -> str:
     return "it is compiled, and only Python is read" if _COMPILED.search(whole) else ""
 
 
-def adds(use: Use, base: Release, known: Sequence[ReleaseFacts] = ()) -> bool:
+def adds(use: Use, base: ReleaseFacts, known: Sequence[ReleaseFacts] = ()) -> bool:
     """Return whether an assignment adds a name that its class or module does not have in the release it is for.
 
-    If one of the ``known`` releases has the name, and the assignment is made there, it replaces what is gone.
+    If the base or one of the ``known`` releases has the name, and the assignment is made there, it replaces what is
+    gone; behind ``if not hasattr(...)`` it is made elsewhere only.
     """
     # A hook of vllm-graft's without a mark adds a missing name; one that calls the original does not.
     auto = use.patch is None or (not use.patch.marked and use.way == "replace")
     if use.way not in ("replace", "wrap") or not auto:
         return False
-    if find_owner(base, use) is None or find_shape(base, use) is not None:
+    if use.qualname and find_owner(base.release, use) is None:
         return False
-    having = (facts for facts in known if facts.has(use.module, use.qualname))
-    return not any(facts.standing(use.guard) not in ("skipped", "unmet") for facts in having)
+    having = [facts for facts in (base, *known) if find_shape(facts.release, use) is not None]
+    if base in having and (use.patch is not None or base.standing(use.guard) != "unmet"):
+        return False
+    return bool(use.qualname or having) and all(facts.standing(use.guard) in ("skipped", "unmet") for facts in having)
 
 
 def is_dynamic(release: Release, use: Use) -> bool:

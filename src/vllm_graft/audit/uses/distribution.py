@@ -208,8 +208,8 @@ def _requirements(folder: Path) -> Iterator[tuple[str, Iterable[str], str]]:
             project = tomllib.loads(_text(root / "pyproject.toml")).get("project")
         if isinstance(project, dict):
             extras = project.get("optional-dependencies")
-            lists = extras.values() if isinstance(extras, dict) else ()
-            optional = [one for extra in lists for one in _strings(extra)]
+            groups = extras.values() if isinstance(extras, dict) else ()
+            optional = [one for extra in groups for one in _strings(extra)]
             # An extra is not for every installation: the marker ranks it behind what is.
             marked = [f"{one}; extra == 'any'" for one in optional if ";" not in one]
             requirements = [*_strings(project.get("dependencies")), *marked, *(one for one in optional if ";" in one)]

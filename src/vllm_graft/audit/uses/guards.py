@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from vllm_graft.audit.model import Condition, Outcome
@@ -162,6 +163,8 @@ def _gives_up(state: WalkState, body: Sequence[ast.stmt], deep: int = 3) -> bool
     for one in body:
         if isinstance(one, ast.Raise):
             return True
+        if isinstance(one, ast.If) and all(_gives_up(state, arm, deep) for arm in (one.body, one.orelse)):
+            return True
         if not isinstance(one, ast.Expr) or not isinstance(one.value, ast.Call) or not deep:
             continue
         called = one.value.func
@@ -256,7 +259,8 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
     if isinstance(node, ast.Call):
         first = node.args[0] if node.args else None
         of_vllm = isinstance(first, ast.Constant) and first.value in _DISTRIBUTIONS
-        return _is_of_vllm(dotted(node.func)) or (of_vllm and "version" in dotted(node.func).lower())
+        called = dotted(node.func).lower()
+        return _is_of_vllm(called) or (of_vllm and ("version" in called or called.endswith("distribution")))
     if isinstance(node, ast.Name):
         last, root = node.id, cast("ast.expr", node)
     elif isinstance(node, ast.Attribute):
@@ -276,6 +280,11 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
         if isinstance(one, Name) and one.is_vllm and _is_of_vllm(one.dotted):
             return True
     return False
+
+
+def holds_version(node: ast.expr, resolver: Resolver, scope: Scope) -> bool:
+    """Return whether an expression has vLLM's version in it: ``vllm.__version__.split(".")[:2]``."""
+    return any(_is_version(one, resolver, scope) for one in nodes(node))
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -393,7 +402,12 @@ class _Evaluator:
 
     def _of(self, values: Values) -> object:
         """Return the one value that remains when the alternatives that this release rules out are left out."""
-        return _either([one for one in map(self._one, values) if one is not _OUT])
+        found = [one for one in map(self._one, values) if one is not _OUT]
+        here = next((one for one in found if str(one) == self._facts.version), _UNKNOWN)
+        if all(one is None or isinstance(one, str | Version) for one in found) and here is not _UNKNOWN:
+            # What else the variable may hold stands for a vLLM that is not installed.
+            return here
+        return _either(found)
 
     def _one(self, one: object) -> object:
         if isinstance(one, Name):
@@ -441,6 +455,11 @@ class _Evaluator:
         direct = self._of(held)
         if direct is not _UNKNOWN:
             return direct
+        if node.attr == "version" and isinstance(node.value, ast.Call) and node.value.args:
+            # ``importlib.metadata.distribution("vllm").version``
+            of_vllm = self.value(node.value.args[0], frame) in _DISTRIBUTIONS
+            if of_vllm and dotted(node.value.func).endswith("distribution"):
+                return self._facts.version
         return _version_part(self.value(node.value, frame), node.attr)
 
     def _numbers(self, node: ast.GeneratorExp | ast.ListComp, frame: _Frame) -> object:
@@ -490,20 +509,9 @@ class _Evaluator:
             return held if held is _UNKNOWN else held is isinstance(node.ops[0], ast.In)
         for op, comparator in zip(node.ops, node.comparators, strict=True):
             right = self.value(comparator, frame)
-            one, other = left, right
-            ordering = not isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn)
-            if ordering and isinstance(one, Version) != isinstance(other, Version):
-                one, other = _version(one), _version(other)
-            things = _THING in (one, other) and None not in (one, other)
-            if _UNKNOWN in (left, right, one, other) or things:
-                return _UNKNOWN
-            if isinstance(op, ast.In | ast.NotIn) and isinstance(one, Version) and isinstance(other, tuple):
-                other = tuple(map(_version, other))
-            try:
-                if not _COMPARISONS[type(op)](one, other):
-                    return False
-            except TypeError:
-                return _UNKNOWN
+            held = _compared(op, left, right)
+            if held is _UNKNOWN or not held:
+                return held
             left = right
         return True
 
@@ -523,6 +531,10 @@ class _Evaluator:
             return self._facts.version if given[0] in _DISTRIBUTIONS else _UNKNOWN
         if last in _VERSIONS and given:
             return _version(given[0])
+        if last in ("SpecifierSet", "Specifier") and given:
+            return _specifiers(given[0])
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "contains" and given:
+            return _compared(ast.In(), given[0], self.value(node.func.value, frame))
         if called == "builtins.map" and len(given) == 2 and dotted(node.args[0]) == "int":
             items = given[1] if isinstance(given[1], tuple) else (_UNKNOWN,)
             return _known(_call_builtin("int", [one]) for one in items)
@@ -672,6 +684,28 @@ def _version(value: object) -> object:
     try:
         return Version(value) if isinstance(value, str) else _UNKNOWN
     except InvalidVersion:
+        return _UNKNOWN
+
+
+def _compared(op: ast.cmpop, left: object, right: object) -> object:
+    ordering = not isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn)
+    if ordering and isinstance(left, Version) != isinstance(right, Version):
+        left, right = _version(left), _version(right)
+    things = _THING in (left, right) and None not in (left, right)
+    if left is _UNKNOWN or right is _UNKNOWN or things:
+        return _UNKNOWN
+    if isinstance(op, ast.In | ast.NotIn) and isinstance(left, Version) and isinstance(right, tuple):
+        right = tuple(map(_version, right))
+    try:
+        return bool(_COMPARISONS[type(op)](left, right))
+    except TypeError:
+        return _UNKNOWN
+
+
+def _specifiers(value: object) -> object:
+    try:
+        return SpecifierSet(value) if isinstance(value, str) else _UNKNOWN
+    except InvalidSpecifier:
         return _UNKNOWN
 
 

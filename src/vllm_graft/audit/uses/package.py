@@ -94,14 +94,15 @@ class PackageReader:
         stored |= {one.target.qualname.rpartition(".")[2] for found in founds for one in found.assignments}
         defined: dict[str, set[tuple[str, ...]]] = {}
         for subclass in (one for found in founds for one in found.subclasses):
-            names = {(name,) for name in own.of_class(subclass.cls)}
-            defined.setdefault(subclass.target.qualname, set()).update(names)
+            names = own.of_class(subclass.cls)
+            defined.setdefault(subclass.target.qualname, set()).update((name,) for name in names)
+            if subclass.target.qualname.endswith("Config"):
+                stored |= names
         starred = frozenset(name for found in founds for name in found.starred)
         for found in founds:
             uses = [*found.imports(), *self._subclasses(found, own, hierarchy)]
             uses += [*found.calls, *hierarchy.calls(found, own), *hierarchy.constructions(found)]
-            # For an attribute that the package itself sets it does not depend on vLLM.
-            uses += [use for use in found.reads if stored.isdisjoint(use.path)]
+            uses += [replace(use, own=stored.intersection(use.path)) for use in found.reads]
             # What is declared as a class of vLLM may be of the package's own subclass, which defines more.
             uses = [use for use in uses if not (use.guessed and use.path[-1:] in defined.get(use.qualname, ()))]
             try:
@@ -284,7 +285,7 @@ class PackageReader:
                 alternatives=tuple((name.module, name.qualname) for name in one.alternatives),
                 fallback=one.fallback,
                 source=patches.source(one.cls),
-                own=own.of_class(one.cls),
+                own=own.of_class(one.cls) | own.of_target(one.target.inside("")),
                 concrete=hierarchy.is_concrete(one.cls),
                 mixed=not hierarchy.is_sealed(one.cls, choices=True),
                 made=hierarchy.is_made(one.cls),

@@ -294,8 +294,11 @@ class Resolver:
             return tuple(Name(text) for text in texts_in(self.value(first, scope)))
         if called == "typing.cast" and len(node.args) > 1:
             return self.declared(first, scope) or self.value(node.args[1], scope)
-        if called == "builtins.super" and not node.args and (cls := scope.method()) is not None:
-            return (ParentMethods(cls),)
+        if called == "builtins.super":
+            # ``super(Base, self)`` looks above the class that it names.
+            named = [one for one in self.value(first, scope) if isinstance(one, LocalDef)] if first is not None else []
+            cls = scope.method()
+            return tuple(map(ParentMethods, named or ([cls] if cls is not None and first is None else [])))
         if called == "builtins.zip":
             rows = zip(*(items_of(self.value(one, scope)) for one in node.args), strict=False)
             return (SequenceValue(tuple((SequenceValue(row),) for row in rows)),)

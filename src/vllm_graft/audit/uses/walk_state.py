@@ -268,10 +268,12 @@ class WalkState:
 
     def mention(self, name: Name, line: int, *, by: str = guards.ATTRIBUTE, guarded: bool = False) -> None:
         """Record that a name is imported or mentioned; ``by`` is the failure that its absence would cause."""
-        if not name.is_vllm or name == Name(TOP) or self.called_at:
+        if not name.is_vllm or self.called_at:
             return
         for body in self.tries:
             body.names.append(name)
+        if name == Name(TOP):
+            return
         guard = self._guard_for(by).and_also(UseGuard(caught=frozenset({by} if guarded else ())))
         places = self.found.mentions.setdefault(name, {})
         places[guard] = min(line, places.get(guard, line))
@@ -303,6 +305,13 @@ class WalkState:
                 named = Arguments(keywords=Arguments.of(node).keywords, unpacks_keywords=True)
                 use = self._use("call", held[0], node.lineno, guards.CALL, ())
                 self.found.calls.append(replace(use, arguments=named, guessed=True))
+        elif dotted_of(value) == "functools.partial" and node.args:
+            # What ``partial(function, ...)`` binds must fit, and the rest comes later.
+            held, given = self.value(node.args[0]), Arguments.of(node)
+            if len(held) == 1 and type(held[0]) is Name and held[0].is_vllm:
+                some = Arguments(max(given.positional - 1, 0), given.keywords, unpacks=True, unpacks_keywords=True)
+                use = self._use("call", held[0], node.lineno, guards.CALL, ())
+                self.found.calls.append(replace(use, arguments=some))
         names = [one for one in value if isinstance(one, Instance) or (type(one) is Name and one.is_vllm)]
         if not names:
             self._call_of_method(node)
@@ -330,8 +339,8 @@ class WalkState:
             held = self.scope.find(func.value.id) or ()
             cls = next((one.cls for one in held if isinstance(one, (Receiver, ParentMethods))), None)
             above = len(held) == 1 and isinstance(held[0], ParentMethods)
-        elif isinstance(func.value, ast.Call) and self.dotted(func.value.func) == "builtins.super":
-            cls, above = self.scope.method() if not func.value.args else None, True
+        elif isinstance(func.value, ast.Call):
+            cls, above = next((one.cls for one in self.value(func.value) if isinstance(one, ParentMethods)), None), True
         if cls is not None:
             owner, guard, arguments = ".".join(self.owner), self._guard_for(guards.CALL), Arguments.of(node)
             self.found.methods.append(MethodCall(cls, func.attr, arguments, node.lineno, owner, guard, above))

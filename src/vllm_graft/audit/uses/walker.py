@@ -49,6 +49,8 @@ _UNROLLED: Final = 64
 _NESTED: Final = 3
 # Expressions whose outcome may be stored in a variable and tested later.
 _TESTS: Final = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
+# Expressions that may take a part of a version: ``Version(vllm.__version__).release[:2]``.
+_PARTS: Final = (ast.Attribute, ast.Subscript)
 # Statements that may keep those after them from running.
 _LEAVING: Final = frozenset({ast.If, ast.Try, ast.TryStar, ast.Assert})
 _SIGNATURES: Final = frozenset({"inspect.signature", "inspect.getfullargspec"})
@@ -125,7 +127,8 @@ class Walker:
     def _test(self, test: ast.expr, *, wanted: bool = True, other: Sequence[ast.stmt] = ()) -> Condition | None:
         """Return a condition if it asks for vLLM's version or a name; ``other`` runs where it does not hold."""
         state = self.state
-        if not state.asks(test):
+        never = wanted and isinstance(test, ast.Constant) and not test.value
+        if not never and not state.asks(test):
             return None
         alternative = not guards.does_nothing(other)
         return ExpressionCondition(test, state.scope, state.resolver, wanted, alternative)
@@ -189,6 +192,8 @@ class Walker:
         found = state.value(node)
         if not found and isinstance(node, _TESTS) and state.asks(node):
             return (ConditionValue(node, state.scope),)
+        if not found and isinstance(node, _PARTS) and guards.holds_version(node, state.resolver, state.scope):
+            return (ConditionValue(node, state.scope),)
         return found
 
     def _visit_AnnAssign(self, node: ast.AnnAssign) -> None:
@@ -233,7 +238,7 @@ class Walker:
             if isinstance(expr, ast.Tuple | ast.List) and len(expr.elts) == len(target.elts):
                 parts = [(one, state.value(one)) for one in expr.elts]
             if len(parts) != len(target.elts):
-                parts = [(None, ())] * len(target.elts)
+                parts = [(None, held) for held in self._version_parts(target.elts, expr)]
             for part, (inner, held) in zip(target.elts, parts, strict=True):
                 self._assign_to(part, inner, held)
         else:
@@ -241,6 +246,19 @@ class Walker:
                 self._store_on_object(target, expr, value)
             if not record_assignment(state, target, expr, value):
                 self._below(target)
+
+    def _version_parts(self, targets: Sequence[ast.expr], expr: ast.expr | None) -> list[Values]:
+        """Return what each target gets of vLLM's version: ``major, minor, *_ = vllm.__version__.split(".")``."""
+        state = self.state
+        if expr is None or not guards.holds_version(expr, state.resolver, state.scope):
+            return [()] * len(targets)
+        star = next((place for place, one in enumerate(targets) if isinstance(one, ast.Starred)), len(targets))
+        found: list[Values] = []
+        for place in range(len(targets)):
+            index = ast.Constant(place if place < star else place - len(targets))
+            part = ast.copy_location(ast.Subscript(expr, ast.copy_location(index, expr)), expr)
+            found.append((ConditionValue(part, state.scope),) if place != star else ())
+        return found
 
     def _store_on_object(self, target: ast.Attribute, expr: ast.expr | None, value: Values) -> None:
         """Store what a method sets on its object: an instance of vLLM's, or a test: ``hasattr(vllm, "x")``."""
@@ -622,7 +640,9 @@ class Walker:
         rest = whole.qualname.split(".")
         above = base.qualname.split(".") if base.qualname and whole.module == base.module else []
         in_class = any(map(_is_capital, above))
-        defined = _defined(rest[len(above) :], modules=whole.module == TOP and not above, in_class=in_class)
+        # Below a module there may be others: only a release can tell ``v1.metrics.loggers`` from an object's attribute.
+        modules = (not above and whole.module == TOP) or (not in_class and len(rest) - len(above) > 1)
+        defined = _defined(rest[len(above) :], modules=modules, in_class=in_class)
         if defined:
             name = Name(whole.module, ".".join([*above, *defined]))
             self.state.mention(name, line, guarded=guarded)
@@ -646,6 +666,10 @@ class Walker:
             for base in vllm_names(state.value(node.args[0])):
                 for text in texts_in(state.value(node.args[1])):
                     self._chain(base, [text], node.lineno, guarded=len(node.args) > 2)
+            held = state.value(node.args[0]) if called == "builtins.getattr" and len(node.args) == 2 else ()
+            if len(held) == 1 and isinstance(held[0], Instance):
+                for text in texts_in(state.value(node.args[1])):
+                    state.read(held[0], [text], node.lineno)
         state.call(node, value)
         if isinstance(node.func, ast.Attribute):
             self._visit_Attribute(node.func, called=True)
