@@ -38,15 +38,10 @@ class _Parameter:
 
     @classmethod
     def parse(cls, token: str) -> _Parameter:
-        bare = token.removeprefix("kw ").removeprefix("/").removesuffix("=").lstrip("*")
         rest = token[: len(token) - len(token.lstrip("*"))]
-        return cls(
-            name=bare,
-            place=not rest and not token.startswith("kw "),
-            keyword=not rest and not token.startswith("/"),
-            rest=rest,
-            optional=bool(rest) or token.endswith("="),
-        )
+        name = token.removeprefix("kw ").removeprefix("/").removesuffix("=").lstrip("*")
+        by_place, by_keyword = not token.startswith("kw "), not token.startswith("/")
+        return cls(name, not rest and by_place, not rest and by_keyword, rest, bool(rest) or token.endswith("="))
 
 
 def misfit(arguments: Arguments, signature: Sequence[str]) -> str:

@@ -119,7 +119,7 @@ class CatalogueRelease(Release):
 
     def elsewhere(self, name: str) -> Collection[Shape]:
         """Return every function or class of this name at the top level of a module."""
-        modules = (self._module(each) for each in self._catalogue.defining(name))
+        modules = (self._module(each) for each in self._catalogue.definitions.get(name, ()))
         items = (module.item(name) for module in modules if module is not None)
         return [self._shape_of(item) for item in items if item is not None]
 
@@ -324,16 +324,20 @@ class Catalogue:
             self._read[module] = _parse(page, self._bodies) if page is not None else {}
         return self._read[module]
 
-    def defining(self, name: str) -> Iterator[str]:
-        """Yield the modules that define a function or a class of this name at their top level, in any release."""
-        yield from self._definitions.get(name, ())
+    @cached_property
+    def definitions(self) -> dict[str, list[str]]:
+        """The modules that define each function and class at their top level, in any release."""
+        return self._modules_by_name(_DEFINITION, 0)
 
     @cached_property
-    def _definitions(self) -> dict[str, list[str]]:
-        """The modules that define each function and class, for all names at once: a page is long, and is read once."""
+    def _methods(self) -> dict[str, list[str]]:
+        return self._modules_by_name(_METHOD, 2)
+
+    def _modules_by_name(self, pattern: re.Pattern[str], part: int) -> dict[str, list[str]]:
+        """Return the modules for all names at once: a page is long, and is read once."""
         found: dict[str, list[str]] = {}
         for module, page in self._pages.items():
-            for name in dict.fromkeys(_DEFINITION.findall(page.partition("\n>")[0])):
+            for name in dict.fromkeys(pattern.findall(page.partition("\n>")[part])):
                 found.setdefault(name, []).append(module)
         return found
 
@@ -345,7 +349,7 @@ class Catalogue:
     def definers(self, method: str, bit: int) -> list[str]:
         """Return every class whose first form of a name in a release is a method, as "module:Class"; parses no page."""
         found: list[str] = []
-        for module in (module for module in self._with_method.get(method, ()) if self.mask(module) & bit):
+        for module in (module for module in self._methods.get(method, ()) if self.mask(module) & bit):
             head, *lines = self._pages[module].split("\n")
             mask = head.split(" ")[1]
             inside, name, seen = "", "", set[str]()
@@ -359,14 +363,6 @@ class Catalogue:
                     if name == method and inside not in seen and int(own or mask) & bit:
                         seen.add(inside)
                         found += [f"{module}:{inside}"] if text[0] in _CALLED else []
-        return found
-
-    @cached_property
-    def _with_method(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for module, page in self._pages.items():
-            for name in dict.fromkeys(_METHOD.findall(page.partition("\n>")[2])):
-                found.setdefault(name, []).append(module)
         return found
 
     @cached_property

@@ -208,7 +208,8 @@ class RemoteWheel:
 
         def ask() -> HttpResponse:
             self.requests += 1
-            answer = self._client.get(self.url, headers, want=206, heard=heard)
+            self._http = self._http or client()
+            answer = self._http.get(self.url, headers, want=206, heard=heard)
             self.bytes += len(answer.body)
             announced = answer.headers.get("content-length", "")
             if answer.status == 206 and announced.isdigit() and len(answer.body) < int(announced):
@@ -243,10 +244,6 @@ class RemoteWheel:
         if len(answer.body) != end - first:
             raise self._damaged(f"{len(answer.body)} bytes came instead of {end - first}")
         return answer.body
-
-    @cached_property
-    def _client(self) -> HttpClient:
-        return self._http or client()
 
     def _damaged(self, what: str) -> ConfigError:
         return ConfigError(

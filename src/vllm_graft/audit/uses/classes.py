@@ -11,7 +11,7 @@ from typing import Final
 from vllm_graft.audit.model import Use
 from vllm_graft.audit.uses.bodies import body_contents
 from vllm_graft.audit.uses.values import LocalDef, Name, Value, Values, local_defs, vllm_names
-from vllm_graft.audit.uses.walk_state import FileUses, Subclass
+from vllm_graft.audit.uses.walk_state import FileUses
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 
@@ -73,13 +73,13 @@ class ClassHierarchy:
     """The classes of one package, deriving from each other and from vLLM's."""
 
     def __init__(self, founds: Sequence[FileUses]) -> None:
-        self._normal: dict[LocalDef, tuple[Name, ...]] = {}
+        self.targets: dict[LocalDef, tuple[Name, ...]] = {}
         self._derived: set[LocalDef] = set()
         self._sealed: dict[tuple[LocalDef, bool], bool] = {}
-        self._made = {above for found in founds for cls in found.made for above in (cls, *_above(cls, ()))}
+        self.made = {above for found in founds for cls in found.made for above in (cls, *_above(cls, ()))}
         for found in founds:
             for one in found.subclasses:
-                self._normal[one.cls] = (*self._normal.get(one.cls, ()), one.target)
+                self.targets[one.cls] = (*self.targets.get(one.cls, ()), one.target)
                 self._derived.update(own for base in one.cls.bases for own in local_defs(base))
 
     def calls(self, found: FileUses, ownership: OwnAttributes) -> Iterator[Use]:
@@ -125,13 +125,9 @@ class ClassHierarchy:
 
     def is_sealed_below(self, cls: LocalDef) -> bool:
         """Return whether all bases are known of a class and of those that derive from it, one of which ``cls`` is."""
-        family = [cls, *(one for one in self._normal if cls in _above(one, ()))]
+        family = [cls, *(one for one in self.targets if cls in _above(one, ()))]
         keywords = (one.node.keywords for one in family if isinstance(one.node, ast.ClassDef))
         return all(map(self.is_sealed, family)) and not any(one.arg == "metaclass" for each in keywords for one in each)
-
-    def is_made(self, cls: LocalDef) -> bool:
-        """Return whether the package itself instantiates a class, and so decides on the arguments."""
-        return cls in self._made
 
     def is_concrete(self, cls: LocalDef) -> bool:
         """Return whether a class is meant to be instantiated: not abstract, without subclasses, all bases known."""
@@ -143,11 +139,6 @@ class ClassHierarchy:
         direct = {one.dotted for base in cls.bases for one in base if isinstance(one, Name)}
         abstract = marks & {"abstractmethod", "abstractproperty"} or direct & {"abc.ABC", "typing.Protocol"}
         return not abstract and self.is_sealed(cls)
-
-    def owners(self, subclass: Subclass) -> tuple[tuple[str, str], ...]:
-        """Return the other classes of vLLM that a class derives from, which may define abstract methods."""
-        targets = self._normal.get(subclass.cls, ())
-        return tuple((name.module, name.qualname) for name in targets if name != subclass.target)
 
 
 def _above(cls: LocalDef, below: tuple[LocalDef, ...], *, choices: bool = False) -> Iterator[Value | None]:

@@ -80,6 +80,8 @@ _THING: Final = object()
 _OUT: Final = object()
 _VERSIONS: Final = frozenset({"Version", "LooseVersion", "StrictVersion", "parse", "parse_version"})
 _METADATA: Final = frozenset({"importlib.metadata.version", "importlib_metadata.version"})
+_VERSION_NAMES: Final = ("vllm.__version__", "vllm.version.__version__", "vllm._version.__version__")
+_VERSION_TUPLES: Final = ("vllm.__version_tuple__", "vllm.version.__version_tuple__")
 _TEXT_METHODS: Final = frozenset({"startswith", "endswith", "split", "strip", "lstrip", "rstrip", "partition"})
 _VERSION_PARTS: Final = frozenset(
     {"release", "base_version", "public", "major", "minor", "micro", "local", "is_devrelease"}
@@ -375,7 +377,7 @@ class AnyCondition:
 
 
 class _Frame(NamedTuple):
-    """Where an expression is evaluated: its scope, and the variables of the function that is being followed."""
+    """The place of an expression: its scope, and the variables of the function that is being followed."""
 
     scope: Scope
     local: Mapping[str, object] = {}
@@ -392,52 +394,83 @@ class _Evaluator:
 
     def value(self, node: ast.expr | None, frame: _Frame) -> object:
         """Return the value of an expression in this release, or _UNKNOWN."""
-        evaluate = _EVALUATIONS.get(type(node)) if node is not None else None
-        return evaluate(self, node, frame) if evaluate is not None else _UNKNOWN
-
-    def _name(self, node: ast.Name, frame: _Frame) -> object:
-        if node.id in frame.local:
-            return frame.local[node.id]
-        return self._of(self._resolver.value(node, frame.scope))
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name(id=name) if name in frame.local:
+                return frame.local[name]
+            case ast.Name():
+                return self._of(self._resolver.value(node, frame.scope))
+            case ast.Attribute():
+                return self._attribute(node, frame)
+            case ast.Tuple() | ast.List() | ast.Set():
+                return _known(self.value(one, frame) for one in node.elts)
+            case ast.Call():
+                return self._call(node, frame)
+            case ast.Compare():
+                return self._compare(node, frame)
+            case ast.BoolOp():
+                decisive = isinstance(node.op, ast.Or)
+                found = [self.value(one, frame) for one in node.values]
+                rest = _UNKNOWN if _UNKNOWN in found else found[-1]
+                return next((one for one in found if _truth(one) is decisive), rest)
+            case ast.UnaryOp(op=ast.Not()):
+                held = _truth(self.value(node.operand, frame))
+                return _UNKNOWN if held is None else not held
+            case ast.IfExp():
+                held = _truth(self.value(node.test, frame))
+                arms = [node.body, node.orelse] if held is None else [node.body if held else node.orelse]
+                return _either([self.value(arm, frame) for arm in arms])
+            case ast.Subscript():
+                owner = self.value(node.value, frame)
+                try:
+                    if not isinstance(owner, tuple | str):
+                        return _UNKNOWN
+                    if not isinstance(node.slice, ast.Slice):
+                        return owner[ast.literal_eval(node.slice)]
+                    ends = (node.slice.lower, node.slice.upper, node.slice.step)
+                    return owner[slice(*(ast.literal_eval(one) if one is not None else None for one in ends))]
+                except (ValueError, TypeError, IndexError):
+                    return _UNKNOWN
+            case ast.NamedExpr():
+                return self.value(node.value, frame)
+            case ast.GeneratorExp() | ast.ListComp():
+                return self._numbers(node, frame)
+        return _UNKNOWN
 
     def _of(self, values: Values) -> object:
         """Return the one value that remains when the alternatives that this release rules out are left out."""
-        found = [one for one in map(self._one, values) if one is not _OUT]
+        found: list[object] = []
+        for one in values:
+            value: object = _UNKNOWN
+            if isinstance(one, Name) and one.dotted in _VERSION_NAMES:
+                value = self._facts.version
+            elif isinstance(one, Name) and one.dotted in _VERSION_TUPLES:
+                value = _version_part(_version(self._facts.version), "release")
+            elif isinstance(one, Name) and one.is_vllm:
+                # Where the import of a name has failed and the code goes on, it has set it to None.
+                value = self._presence(one.module, one.qualname)
+            elif isinstance(one, TextValue):
+                value = one.text
+            elif isinstance(one, LocalDef):
+                value = _THING
+            elif isinstance(one, ConditionValue) and self._deep < _DEEP:
+                self._deep += 1
+                try:
+                    value = self.value(one.node, _Frame(one.scope))
+                finally:
+                    self._deep -= 1
+            elif isinstance(one, FlagValue):
+                outcomes = [condition.outcome(self._facts) for condition in one.guard.conditions]
+                self.asked = self.asked or any(each.asked for each in outcomes)
+                held = _all(each.runs for each in outcomes)
+                value = one.value if held else _OUT if held is False else _UNKNOWN
+            found += [value] if value is not _OUT else []
         here = next((one for one in found if str(one) == self._facts.version), _UNKNOWN)
         if all(one is None or isinstance(one, str | Version) for one in found) and here is not _UNKNOWN:
             # What else the variable may hold stands for a vLLM that is not installed.
             return here
         return _either(found)
-
-    def _one(self, one: object) -> object:
-        if isinstance(one, Name):
-            return self._named(one)
-        if isinstance(one, TextValue):
-            return one.text
-        if isinstance(one, LocalDef):
-            return _THING
-        if isinstance(one, ConditionValue) and self._deep < _DEEP:
-            self._deep += 1
-            try:
-                return self.value(one.node, _Frame(one.scope))
-            finally:
-                self._deep -= 1
-        if isinstance(one, FlagValue):
-            outcomes = [condition.outcome(self._facts) for condition in one.guard.conditions]
-            self.asked = self.asked or any(each.asked for each in outcomes)
-            held = _all(each.runs for each in outcomes)
-            return one.value if held else _OUT if held is False else _UNKNOWN
-        return _UNKNOWN
-
-    def _named(self, name: Name) -> object:
-        if not name.is_vllm:
-            return _UNKNOWN
-        if name.dotted in ("vllm.__version__", "vllm.version.__version__", "vllm._version.__version__"):
-            return self._facts.version
-        if name.dotted in ("vllm.__version_tuple__", "vllm.version.__version_tuple__"):
-            return _version_part(_version(self._facts.version), "release")
-        # Where the import of a name has failed and the code goes on, it has set it to None.
-        return self._presence(name.module, name.qualname)
 
     def _presence(self, module: str, qualname: str) -> object:
         """Return a thing where a name exists, None where it does not."""
@@ -470,35 +503,6 @@ class _Evaluator:
             return _UNKNOWN
         target = first.target.id
         return _known(self.value(node.elt, _Frame(frame.scope, {**frame.local, target: one})) for one in items)
-
-    def _subscript(self, node: ast.Subscript, frame: _Frame) -> object:
-        owner = self.value(node.value, frame)
-        if not isinstance(owner, tuple | str):
-            return _UNKNOWN
-        try:
-            if not isinstance(node.slice, ast.Slice):
-                return owner[ast.literal_eval(node.slice)]
-            ends = (node.slice.lower, node.slice.upper, node.slice.step)
-            return owner[slice(*(ast.literal_eval(one) if one is not None else None for one in ends))]
-        except (ValueError, TypeError, IndexError):
-            return _UNKNOWN
-
-    def _not(self, node: ast.UnaryOp, frame: _Frame) -> object:
-        held = _truth(self.value(node.operand, frame))
-        return _UNKNOWN if held is None or not isinstance(node.op, ast.Not) else not held
-
-    def _boolean(self, node: ast.BoolOp, frame: _Frame) -> object:
-        decisive = isinstance(node.op, ast.Or)
-        found = [self.value(one, frame) for one in node.values]
-        for one in found:
-            if _truth(one) is decisive:
-                return one
-        return _UNKNOWN if _UNKNOWN in found else found[-1]
-
-    def _if(self, node: ast.IfExp, frame: _Frame) -> object:
-        held = _truth(self.value(node.test, frame))
-        arms = [node.body, node.orelse] if held is None else [node.body if held else node.orelse]
-        return _either([self.value(arm, frame) for arm in arms])
 
     def _compare(self, node: ast.Compare, frame: _Frame) -> object:
         left = self.value(node.left, frame)
@@ -635,26 +639,6 @@ class _Evaluator:
             if found is not _OUT:
                 return found
         return _OUT
-
-
-_EVALUATIONS: Final[Mapping[type[ast.expr], Callable[..., object]]] = {
-    ast.Constant: lambda evaluator, node, frame: node.value,
-    ast.Name: _Evaluator._name,
-    ast.Attribute: _Evaluator._attribute,
-    **dict.fromkeys(
-        (ast.Tuple, ast.List, ast.Set),
-        lambda evaluator, node, frame: _known(evaluator.value(one, frame) for one in node.elts),
-    ),
-    ast.Call: _Evaluator._call,
-    ast.Compare: _Evaluator._compare,
-    ast.BoolOp: _Evaluator._boolean,
-    ast.UnaryOp: _Evaluator._not,
-    ast.IfExp: _Evaluator._if,
-    ast.Subscript: _Evaluator._subscript,
-    ast.NamedExpr: lambda evaluator, node, frame: evaluator.value(node.value, frame),
-    ast.GeneratorExp: _Evaluator._numbers,
-    ast.ListComp: _Evaluator._numbers,
-}
 
 
 def _all(held: Iterable[bool | None]) -> bool | None:

@@ -288,8 +288,10 @@ class PackageReader:
                 own=own.of_class(one.cls) | own.of_target(one.target.inside("")),
                 concrete=hierarchy.is_concrete(one.cls),
                 mixed=not hierarchy.is_sealed(one.cls, choices=True),
-                made=hierarchy.is_made(one.cls),
-                owners=hierarchy.owners(one),
+                # The package itself decides on the arguments of what it instantiates.
+                made=one.cls in hierarchy.made,
+                # The other classes of vLLM that it derives from may define abstract methods.
+                owners=tuple((name.module, name.qualname) for name in hierarchy.targets[one.cls] if name != one.target),
             )
             yield whole
             for name, (method, line, guard) in one.methods.items():

@@ -323,11 +323,6 @@ def _stored(node: ast.stmt) -> Iterator[str]:
             left.append(one.value)
 
 
-def is_outline(node: ast.AST) -> bool:
-    """Return whether a node is a function whose body is parsed on demand."""
-    return isinstance(node, Outline)
-
-
 def first_line(node: Function | ast.ClassDef) -> int:
     """Return the line that a definition begins with, decorators included."""
     return min([node.lineno, *(one.lineno for one in node.decorator_list)])

@@ -188,7 +188,7 @@ class WalkState:
         self.body_file = file
         self.copies: Mapping[AttributeSpelling, Values] = {}
         self.called_at: tuple[int, ...] = ()
-        self._asked: dict[tuple[object, ...], bool] = {}
+        self.asked: dict[tuple[object, ...], bool] = {}
         self._normal: dict[Name, Name] = {}
 
     @property
@@ -240,13 +240,9 @@ class WalkState:
         """Return whether a condition asks for vLLM's version or for a name."""
         # By its place: a function that is walked again has been parsed again.
         place = self.body_file, type(node), node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
-        if place not in self._asked:
-            self._asked[place] = guards.asks_vllm(node, self.resolver, self.scope)
-        return self._asked[place]
-
-    def forget_tests(self) -> None:
-        """Drop the answers of ``asks``, which are only useful while the file is walked."""
-        self._asked.clear()
+        if place not in self.asked:
+            self.asked[place] = guards.asks_vllm(node, self.resolver, self.scope)
+        return self.asked[place]
 
     def annotated(self, node: ast.expr | None) -> Values:
         """Return what an annotation promises."""

@@ -93,11 +93,11 @@ class Walker:
         self._later = deque(sorted(self._later, key=lambda later: getattr(later[0].node, "name", "") != "__init__"))
         while self._later:
             own, walk = self._later.popleft()
-            if not syntax.is_outline(own.node) or concerns(own):
+            if not isinstance(own.node, syntax.Outline) or concerns(own):
                 walk()
             else:
                 own.unwalked = functools.partial(catch_up, walk)
-        self.state.forget_tests()
+        self.state.asked.clear()
 
     # Statements.
 
