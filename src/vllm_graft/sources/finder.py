@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 from vllm_graft.sources.modules import Definition, ScopeEntry, SourceModule, read_module
 from vllm_graft.sources.origins import Source, package_files
@@ -19,7 +19,30 @@ from vllm_graft.sources.scopes import Imported, absolute
 _DEEP: Final = 24
 
 
-class ModuleNames(Protocol):
+class NamedDefinition(Protocol):
+    """One definition: a function, a class, a value."""
+
+    @property
+    def module(self) -> ModuleNames[Self]:
+        """The module that it stands in."""
+
+    @property
+    def qualname(self) -> str:
+        """Its name in the module."""
+
+    @property
+    def bases(self) -> Sequence[str]:
+        """The expressions by which a class names its bases; none for what is not a class."""
+
+    def inside(self, attribute: str) -> Self | None:
+        """Return a name that a class itself defines."""
+
+
+ItemT = TypeVar("ItemT", bound=NamedDefinition)
+ItemT_co = TypeVar("ItemT_co", bound=NamedDefinition, covariant=True)
+
+
+class ModuleNames(Protocol[ItemT_co]):
     """One module: the names it defines, and those it imports."""
 
     @property
@@ -30,46 +53,18 @@ class ModuleNames(Protocol):
     def stars(self) -> Sequence[str]:
         """The modules of its star imports."""
 
+    def place(self, attribute: str) -> ItemT_co | None:
+        """Return a name that the module itself defines."""
+
     def imports(self, attribute: str) -> Iterable[Imported]:
         """Return what its import statements bind a name to."""
 
 
-class NamedDefinition(Protocol):
-    """One definition: a function, a class, a value."""
+class Walk(Generic[ItemT]):
+    """Finds names in a set of modules; ``module`` loads one of them by its name."""
 
-    @property
-    def qualname(self) -> str:
-        """Its name in the module."""
-
-    @property
-    def bases(self) -> Sequence[str]:
-        """The expressions by which a class names its bases; none for what is not a class."""
-
-
-ItemT = TypeVar("ItemT", bound=NamedDefinition)
-ModuleT = TypeVar("ModuleT", bound=ModuleNames)
-
-
-class Walk(Generic[ModuleT, ItemT]):
-    """Finds names in a set of modules.
-
-    module:   loads a module by its name
-    defined:  returns a name that a module itself defines
-    inside:   returns a name that a class itself defines
-    home:     returns the module of a definition
-    """
-
-    def __init__(
-        self,
-        module: Callable[[str], ModuleT | None],
-        defined: Callable[[ModuleT, str], ItemT | None],
-        inside: Callable[[ItemT, str], ItemT | None],
-        home: Callable[[ItemT], ModuleT],
-    ) -> None:
+    def __init__(self, module: Callable[[str], ModuleNames[ItemT] | None]) -> None:
         self._module = module
-        self._defined = defined
-        self._inside = inside
-        self.home = home
 
     def find(self, module: str, qualname: str) -> tuple[ItemT, bool] | None:
         """Return the definition of a name such as "Class.method", and whether a base class has it instead."""
@@ -110,15 +105,15 @@ class Walk(Generic[ModuleT, ItemT]):
         """Return a class and all classes above it that can be found, the nearest first."""
         found = [item]
         for one in found:
-            above = [self.base(self.home(one), name) for name in one.bases]
+            above = [self.base(one.module, name) for name in one.bases]
             found += [each for each in above if each is not None and each not in found and len(found) < _DEEP]
         return found
 
     def bases(self, item: ItemT) -> list[ItemT | str]:
         """Return the bases of a class in order: the class where it can be found, else the expression that names it."""
-        return [self.base(self.home(item), name) or name or "?" for name in item.bases]
+        return [self.base(item.module, name) or name or "?" for name in item.bases]
 
-    def base(self, module: ModuleT, name: str, deep: int = _DEEP) -> ItemT | None:
+    def base(self, module: ModuleNames[ItemT], name: str, deep: int = _DEEP) -> ItemT | None:
         """Return the class that a base's expression, ``Class`` or ``module.Class``, stands for in a module."""
         first, *rest = name.split(".") if name else [""]
         for found in module.imports(first) if rest else ():
@@ -133,7 +128,7 @@ class Walk(Generic[ModuleT, ItemT]):
         module = self._module(name)
         if module is None or not deep:
             return None
-        own = self._defined(module, attribute)
+        own = module.place(attribute)
         if own is not None:
             return own
         for found in module.imports(attribute):
@@ -149,11 +144,11 @@ class Walk(Generic[ModuleT, ItemT]):
         """Return an attribute of a class: its own, or that of the first base that has one."""
         if not deep:
             return None
-        own = self._inside(item, attribute)
+        own = item.inside(attribute)
         if own is not None:
             return own
         for base in item.bases:
-            above = self.base(self.home(item), base, deep - 1)
+            above = self.base(item.module, base, deep - 1)
             if above is not None and (found := self._in_class(above, attribute, deep - 1)) is not None:
                 return found
         return None
@@ -170,7 +165,7 @@ class Finder:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._modules: dict[str, SourceModule | None] = {}
-        self.walk = Walk(self.module, SourceModule.place, ScopeEntry.inside, lambda entry: entry.module)
+        self.walk = Walk[ScopeEntry](self.module)
 
     def find(self, module: str, qualname: str) -> Definition | None:
         """Return the definition of ``qualname``, such as "function" or "Class.method", in ``module``."""

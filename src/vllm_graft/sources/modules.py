@@ -11,8 +11,7 @@ from typing import Final, Literal
 
 from vllm_graft.sources.fingerprint import Fingerprint, Function
 from vllm_graft.sources.locate import specs
-from vllm_graft.sources.origins import ModuleText
-from vllm_graft.sources.parse import parse
+from vllm_graft.sources.origins import ModuleText, parse
 from vllm_graft.sources.scopes import Imported, Namespace, Scope, absolute, bindings, decorators, dotted, imported
 
 Kind = Literal["function", "classmethod", "staticmethod", "property", "class", "value"]

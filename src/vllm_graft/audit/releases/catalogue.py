@@ -41,7 +41,7 @@ import lzma
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -92,7 +92,7 @@ class CatalogueRelease(Release):
         self._bit = bit
         self._modules: dict[str, CatalogueModule | None] = {}
         self._definers: dict[str, list[str]] = {}
-        super().__init__(Walk(self._module, CatalogueModule.item, CatalogueItem.inside, lambda item: item.module))
+        super().__init__(Walk[CatalogueItem](self._module))
 
     def _module_names(self, module: str) -> Iterable[str] | None:
         here = self._module(module)
@@ -120,7 +120,7 @@ class CatalogueRelease(Release):
     def elsewhere(self, name: str) -> Collection[Shape]:
         """Return every function or class of this name at the top level of a module."""
         modules = (self._module(each) for each in self._catalogue.definitions.get(name, ()))
-        items = (module.item(name) for module in modules if module is not None)
+        items = (module.place(name) for module in modules if module is not None)
         return [self._shape_of(item) for item in items if item is not None]
 
     def unmentioned(self, names: Collection[str]) -> frozenset[str]:
@@ -152,7 +152,7 @@ class CatalogueModule:
         """The modules that it imports all names from."""
         return [found.module for found in self.imports("*")]
 
-    def item(self, attribute: str) -> CatalogueItem | None:
+    def place(self, attribute: str) -> CatalogueItem | None:
         """Return a name that the module itself defines."""
         found = [entry for entry in self.entries.get(attribute, ()) if entry.kind != "import"]
         return CatalogueItem(self, attribute, found[0]) if found else None
@@ -180,7 +180,7 @@ class CatalogueItem:
 
     def inside(self, attribute: str) -> CatalogueItem | None:
         """Return a name that a class itself defines."""
-        return self.module.item(f"{self.qualname}.{attribute}") if self.entry.kind == "class" else None
+        return self.module.place(f"{self.qualname}.{attribute}") if self.entry.kind == "class" else None
 
 
 class CatalogueBuilder:
@@ -307,11 +307,6 @@ class Catalogue:
         """Return one release that it knows."""
         return CatalogueRelease(version, self, 1 << self.releases.index(version))
 
-    @property
-    def modules(self) -> Sequence[str]:
-        """Every module of any release."""
-        return list(self._pages)
-
     def mask(self, module: str) -> int:
         """Return the releases that have a module."""
         page = self._pages.get(module)
@@ -403,38 +398,30 @@ def _parse(page: str, bodies: str) -> Forms:
         elif letter:
             name, _, first = text.partition(" ")
             bare = name.rstrip(_MARKS)
-            name, marks = bare, name[len(bare) :]
-            last = last if name == "+" else inside + name
-            body = bodies[place : place + _BODY] if letter in _WITH_BODY else ""
-            place += len(body)
+            last = last if bare == "+" else inside + bare
             forms = found.setdefault(last, [])
-            before = forms[-1].entry if name == "+" and letter == "c" and forms[-1].entry.kind == "class" else None
-            forms.append(EntryForm(int(own or mask), _entry(letter, first, body, before, marks)))
+            entry = OutlineEntry("value")
+            if letter == "c":
+                before = forms[-1].entry if bare == "+" and forms[-1].entry.kind == "class" else entry
+                entry = _parse_class(first, before)
+            elif letter in _WITH_BODY:
+                body = base64.b64decode(bodies[place : place + _BODY] + "==").hex()[:8]
+                place += _BODY
+                marks = (ABSTRACT if letter.isupper() else "") + name[len(bare) :]
+                entry = OutlineEntry(_KINDS[letter.lower()], _signature(first), (body,), marks)
+            forms.append(EntryForm(int(own or mask), entry))
     return found
 
 
-def _entry(letter: str, first: str, body: str, before: OutlineEntry | None, marks: str) -> OutlineEntry:
-    if letter == "c":
-        bases, _, rest = first.partition(";")
-        changes, _, making = rest.partition(";")
-        class_marks, _, listed = making.partition(" ")
-        words = changes.split()
-        less = {word[1:] for word in words if word.startswith("-")}
-        more = {word for word in words if not word.startswith("-")}
-        attributes = (set(before.second) if before is not None else set()) - less | more
-        return OutlineEntry(
-            "class",
-            tuple(bases.split(",")) if bases else (),
-            tuple(sorted(attributes)),
-            class_marks,
-            tuple(f"kw {word[1:]}" if word.startswith("*") else word for word in listed.split()),
-        )
-    if letter == "v":
-        return OutlineEntry("value")
-    signature = _signature(first)
-    if letter.isupper():
-        marks = ABSTRACT + marks
-    return OutlineEntry(_KINDS[letter.lower()], signature, (base64.b64decode(body + "==").hex()[:8],), marks)
+def _parse_class(written: str, before: OutlineEntry) -> OutlineEntry:
+    bases, _, rest = written.partition(";")
+    changes, _, making = rest.partition(";")
+    marks, _, listed = making.partition(" ")
+    words = changes.split()
+    less = {word[1:] for word in words if word.startswith("-")}
+    attributes = set(before.second) - less | {word for word in words if not word.startswith("-")}
+    fields = tuple(f"kw {word[1:]}" if word.startswith("*") else word for word in listed.split())
+    return OutlineEntry("class", tuple(bases.split(",")) if bases else (), tuple(sorted(attributes)), marks, fields)
 
 
 @functools.lru_cache(maxsize=1 << 15)
@@ -479,28 +466,23 @@ def _page(names: Forms, mask: int, bodies: list[str]) -> Iterator[str]:
             entry = form.entry
             own = "" if form.mask == mask else f"|{form.mask}"
             before = forms[number - 1].entry if number else OutlineEntry("value")
-            letter = LETTERS[entry.kind]
-            letter = letter.upper() if letter in _WITH_BODY and ABSTRACT in entry.marks else letter
-            marks = "".join(mark for mark in _MARKS if letter in _WITH_BODY and mark in entry.marks)
-            yield f"{letter}{'+' if number else short}{marks} {_first(entry, before)}{own}"
-            if LETTERS[entry.kind] in _WITH_BODY:
+            letter, marks, first = LETTERS[entry.kind], "", ""
+            if letter == "c":
+                had = set(before.second) if before.kind == "class" else set()
+                less = [f"-{each}" for each in sorted(had - set(entry.second))]
+                changes = " ".join([*less, *(each for each in entry.second if each not in had)])
+                listed = [f"*{each.removeprefix('kw ')}" if each.startswith("kw ") else each for each in entry.fields]
+                making = " ".join([entry.marks, *listed])
+                first = f"{','.join(entry.first)};{changes}{';' if making else ''}{making}"
+            elif letter in _WITH_BODY:
+                letter = letter.upper() if ABSTRACT in entry.marks else letter
+                marks = "".join(mark for mark in _MARKS if mark in entry.marks)
+                tokens = [_NODES.get(token, token) for token in entry.first]
+                # A parameter may be called "value", which is short for something else: then nothing is left out.
+                plain = tokens[:1] == ["!"] and not "".join(tokens[1:2]).startswith("!")
+                first = ",".join(tokens[1:] if plain else tokens)
                 bodies.append(base64.b64encode(bytes.fromhex(entry.second[0][:8])).decode()[:_BODY])
-
-
-def _first(entry: OutlineEntry, before: OutlineEntry) -> str:
-    if entry.kind == "class":
-        had = set(before.second) if before.kind == "class" else set()
-        less = [f"-{name}" for name in sorted(had - set(entry.second))]
-        changes = " ".join([*less, *(name for name in entry.second if name not in had)])
-        listed = [f"*{field.removeprefix('kw ')}" if field.startswith("kw ") else field for field in entry.fields]
-        making = " ".join([entry.marks, *listed])
-        return f"{','.join(entry.first)};{changes}{';' if making else ''}{making}"
-    if entry.kind == "value":
-        return ""
-    tokens = [_NODES.get(token, token) for token in entry.first]
-    # A parameter may be called "value", which is short for something else: then nothing is left out before it.
-    plain = tokens[:1] == ["!"] and not "".join(tokens[1:2]).startswith("!")
-    return ",".join(tokens[1:] if plain else tokens)
+            yield f"{letter}{'+' if number else short}{marks} {first}{own}"
 
 
 @dataclass

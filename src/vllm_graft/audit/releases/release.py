@@ -80,7 +80,7 @@ class Release(ABC):
 
     version: str
 
-    def __init__(self, walk: Walk[Any, Any]) -> None:
+    def __init__(self, walk: Walk[Any]) -> None:
         self._walk = walk
         self._shapes: dict[tuple[str, str], Shape | None] = {}
         self._attributes: dict[tuple[str, str], frozenset[str] | None] = {}

@@ -40,8 +40,7 @@ from vllm_graft.audit.releases.package_index import (
 )
 from vllm_graft.errors import ConfigError
 from vllm_graft.files import cache_folder, replace_file
-from vllm_graft.sources.origins import DAMAGE, ModuleText, Source, Tree, module_of
-from vllm_graft.sources.parse import decode
+from vllm_graft.sources.origins import DAMAGE, ModuleText, Source, Tree, decode, module_of
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that arrived, and with their total."""

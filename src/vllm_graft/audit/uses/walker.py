@@ -321,8 +321,6 @@ class Walker:
         if state.scope.kind == "class" and self._members:
             self._members[-1].append(ClassMember(node.name, node.lineno, (own,), None, state.guard))
 
-    _visit_AsyncFunctionDef = _visit_FunctionDef
-
     def _function(self, node: Function | ast.Lambda, first: Values = ()) -> LocalDef:
         """Define a function of the package, its body left for later; ``first`` is its first parameter's value."""
         state = self.state
@@ -504,8 +502,6 @@ class Walker:
         self._branches(body, *(functools.partial(handle, handler) for handler in node.handlers))
         self._block(node.finalbody)
 
-    _visit_TryStar = _visit_Try
-
     def _visit_With(self, node: ast.With | ast.AsyncWith) -> None:
         for item in node.items:
             self._visit(item.context_expr)
@@ -513,8 +509,6 @@ class Walker:
                 self._assign_to(item.optional_vars, None, ())
         with self.state.catching(guards.suppressed_by(self.state, node), alternative=False):
             self._block(node.body)
-
-    _visit_AsyncWith = _visit_With
 
     def _visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         self._visit(node.iter)
@@ -528,8 +522,6 @@ class Walker:
 
         self._branches(lambda: None, *(functools.partial(turn, item) for item in items))
         self._block(node.orelse)
-
-    _visit_AsyncFor = _visit_For
 
     def _visit_While(self, node: ast.While) -> None:
         self._visit(node.test)
@@ -549,8 +541,6 @@ class Walker:
             for name in node.names:
                 scope.names.pop(name, None)
                 scope.elsewhere[name] = target
-
-    _visit_Nonlocal = _visit_Global
 
     # Expressions.
 
@@ -728,6 +718,11 @@ class Walker:
             for part in (*tests, *parts):
                 self._visit(part)
 
+    _visit_AsyncFunctionDef = _visit_FunctionDef
+    _visit_TryStar = _visit_Try
+    _visit_AsyncWith = _visit_With
+    _visit_AsyncFor = _visit_For
+    _visit_Nonlocal = _visit_Global
     _visit_SetComp = _visit_GeneratorExp = _visit_DictComp = _visit_ListComp
 
 
