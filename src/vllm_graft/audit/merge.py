@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+# What the three texts are called in conflict markers.
 NAMES: Final = ("ours", "base", "theirs")
-"""What the three texts are called in conflict markers."""
-
 _ENDS: Final = re.compile(r"(?<=\n)")
 
 

@@ -27,8 +27,8 @@ call:      calls it, instantiates it, or calls one of its methods
 read:      reads an attribute of an instance of it
 """
 
+# The ways that change vLLM itself.
 PATCHES: Final[tuple[Way, ...]] = ("replace", "wrap", "add", "delete")
-"""The ways that change vLLM itself."""
 
 VerdictState = Literal[
     "same", "body", "extended", "broken", "misfit", "moved", "gone", "kind", "inherited", "uncalled", "fixed", "grown",

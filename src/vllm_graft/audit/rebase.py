@@ -163,9 +163,8 @@ MergeForm = Literal["text", "laid out", "formatted", "normalised"]
 """What was merged: the text as it is; the text, with the statements that the copy shares with upstream written as
 upstream writes them; the text as ruff formats it; or statements without comments and line breaks."""
 
+# What the three functions are called in conflict markers.
 NAMES: Final = ("your copy", "upstream before", "upstream now")
-"""What the three functions are called in conflict markers."""
-
 _MARKER: Final = re.compile(r"(?:<{7}|\|{7}|>{7}) |={7}$")
 # Stands before a line that begins inside a string, which no indentation may change.
 _RAW: Final = "\0"

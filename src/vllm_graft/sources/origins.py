@@ -19,8 +19,8 @@ from vllm_graft import versions
 from vllm_graft.errors import ConfigError
 from vllm_graft.sources.locate import find_spec, source_of
 
+# The most bytes of one source file: the largest of vLLM 0.32 has 0.3 MB.
 LARGEST: Final = 64 << 20
-"""The most bytes of one source file: the largest of vLLM 0.32 has 0.3 MB."""
 
 
 def read_text(path: Path) -> str | None:
@@ -176,8 +176,8 @@ class Tree:
         return sorted({name for name, _ in _files_below(self.folder / "vllm", "vllm")})
 
 
+# The exceptions that reading a member of a damaged archive may raise.
 DAMAGE: Final = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, struct.error)
-"""The exceptions that reading a member of a damaged archive may raise."""
 
 
 class Wheel:

@@ -79,8 +79,8 @@ _NODES: Final = {"FunctionDef": "!", "AsyncFunctionDef": "!a", "ClassDef": "!c",
 _SHORT: Final = {short: name for name, short in _NODES.items()}
 _BODY: Final = 6
 _HEAD: Final = "catalogue"
+# Changes with what is kept and how. Another one is refused, because what it lacks would pass for unchanged.
 FORMAT: Final = "3"
-"""Changes with what is kept and how. Another one is refused, because what it lacks would pass for unchanged."""
 
 
 class CatalogueRelease(Release):

@@ -20,35 +20,26 @@ from vllm_graft.sources.fingerprint import Fingerprint, Function, signature
 from vllm_graft.sources.modules import ScopeEntry, SourceModule
 from vllm_graft.sources.scopes import dotted
 
+# How many digits of a body's fingerprint are compared: 32 bits, because they make up most of the catalogue.
 BODY: Final = 8
-"""How many digits of a body's fingerprint are compared: 32 bits, because they make up most of the catalogue."""
-
+# Marks a method that a subclass has to define, and a class whose metaclass enforces that.
 ABSTRACT: Final = "A"
-"""Marks a method that a subclass has to define, and a class whose metaclass enforces that."""
-
+# Marks a decorator or metaclass that may change the arguments that a definition shows.
 OPAQUE: Final = "?"
-"""Marks a decorator or metaclass that may change the arguments that a definition shows."""
-
+# Marks a generator function, or an ``async def`` that is one.
 GENERATOR: Final = "*"
-"""Marks a generator function, or an ``async def`` that is one."""
-
+# Marks an ``async def`` that ``asynccontextmanager`` makes a plain function of.
 MANAGER: Final = "&"
-"""Marks an ``async def`` that ``asynccontextmanager`` makes a plain function of."""
-
+# Marks a function that a decorator may make another kind of function of: a plain one of a coroutine.
 WRAPPED: Final = "~"
-"""Marks a function that a decorator may make another kind of function of: a plain one of a coroutine."""
-
+# Marks a class whose ``__init__`` is generated from its fields.
 DATACLASS: Final = "d"
-"""Marks a class whose ``__init__`` is generated from its fields."""
-
+# Marks a pydantic dataclass that ignores unknown keywords.
 LENIENT: Final = "l"
-"""Marks a pydantic dataclass that ignores unknown keywords."""
-
+# Marks a class whose fields are passed by keyword only.
 KEYWORDS: Final = "k"
-"""Marks a class whose fields are passed by keyword only."""
-
+# Marks ``support_torch_compile``, whose constructor also takes ``vllm_config`` and ``prefix``.
 COMPILED: Final = "t"
-"""Marks ``support_torch_compile``, whose constructor also takes ``vllm_config`` and ``prefix``."""
 
 # Decorators that leave the parameters as they are: Python's, torch's and vLLM's own.
 _TRANSPARENT: Final = frozenset(

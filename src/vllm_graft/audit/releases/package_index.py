@@ -96,9 +96,8 @@ def _default_index() -> str:
 OnBytes = Callable[[int], None]
 """Called with the number of bytes that arrived."""
 
+# The pause between two attempts.
 PAUSE_S = 0.5
-"""The pause between two attempts."""
-
 _CHUNK: Final = 1 << 17
 _TIMEOUT_S: Final = 60.0
 _log = logging.getLogger(__name__)

@@ -22,14 +22,12 @@ from vllm_graft.patching.functions import FunctionKind
 from vllm_graft.sources.finder import Walk
 from vllm_graft.sources.modules import Kind
 
+# Other projects' code that vLLM carries; the catalogue leaves it out.
 NOT_OURS: Final = "vllm.third_party"
-"""Other projects' code that vLLM carries; the catalogue leaves it out."""
-
+# The kind of a name that a module of vLLM imports from elsewhere, such as ``torch`` or ``time``.
 FOREIGN: Final = "name of another package"
-"""The kind of a name that a module of vLLM imports from elsewhere, such as ``torch`` or ``time``."""
-
+# The kinds that can be called.
 METHODS: Final = ("function", "classmethod", "staticmethod")
-"""The kinds that can be called."""
 
 # Bases from outside vLLM that have no constructor.
 _PLAIN: Final = frozenset({"ABC", "Generic", "Protocol", "object"})

@@ -45,11 +45,10 @@ from vllm_graft.sources.origins import DAMAGE, ModuleText, Source, Tree, decode,
 Progress = Callable[[int, int], None]
 """Called with the bytes that arrived, and with their total."""
 
+# The bytes at the end that are requested first: the directory of a wheel of vLLM has 0.6 MB.
 TAIL: Final = 768 << 10
-"""The bytes at the end that are requested first: the directory of a wheel of vLLM has 0.6 MB."""
-
+# Members with a smaller gap are requested together: a request takes as long as the transfer of the gap.
 GAP: Final = 256 << 10
-"""Members with a smaller gap are requested together: a request takes as long as the transfer of the gap."""
 
 
 class ByteSpan(NamedTuple):
@@ -305,9 +304,8 @@ class _Ranged(io.RawIOBase):
         return data
 
 
+# The file with the number and size of a tree's files when it was unpacked.
 MARK: Final = "whole.json"
-"""The file with the number and size of a tree's files when it was unpacked."""
-
 _FORMAT: Final = 1
 _LEFT_OVER_S: Final = 3600
 _NAMED: Final = 5

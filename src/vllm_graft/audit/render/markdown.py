@@ -24,11 +24,10 @@ from vllm_graft.audit.render.presentation import (
 )
 from vllm_graft.findings import Finding
 
+# The most characters that GitHub takes in a comment.
 LIMIT: Final = 65_536
-"""The most characters that GitHub takes in a comment."""
-
+# The most lines of one diff.
 DIFF_LINES: Final = 200
-"""The most lines of one diff."""
 
 # Room kept for the note on what was left out.
 _NOTE: Final = 300

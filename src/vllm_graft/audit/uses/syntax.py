@@ -30,8 +30,8 @@ _SIMPLE: Final = frozenset(
 )  # fmt: skip
 
 
+# Nodes without nodes below them but contexts: more than half of a tree, so that skipping them is worth the test.
 CHILDLESS: Final = frozenset({ast.Name, ast.Constant, ast.alias})
-"""Nodes without nodes below them but contexts: more than half of a tree, so that skipping them is worth the test."""
 
 # Fields with texts, numbers, contexts and operators.
 _NO_PARTS: Final = frozenset(

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from vllm_graft.audit.model import UseGuard
     from vllm_graft.audit.uses.source_file import SourceFile
 
+# The package whose uses are looked for.
 TOP: Final = "vllm"
-"""The package whose uses are looked for."""
-
 DefinitionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
