@@ -291,7 +291,19 @@ def _compares_versions(own: LocalDef, resolver: Resolver) -> bool:
     if not isinstance(node, Function) or (node.end_lineno or node.lineno) - node.lineno > SHORT:
         return False
     scope = own.inside or own.scope
-    return any(_is_version(one, resolver, scope) for one in nodes(whole(node)))
+    return any(
+        _is_version(one, resolver, scope) or (isinstance(one, ast.Try) and any(_imported_names(one.body)))
+        for one in nodes(whole(node))
+    )
+
+
+def _imported_names(body: Sequence[ast.stmt]) -> Iterator[Name]:
+    """Yield what statements import from vLLM."""
+    for one in body:
+        if isinstance(one, ast.Import):
+            yield from vllm_names(tuple(Name(alias.name) for alias in one.names))
+        elif isinstance(one, ast.ImportFrom) and not one.level:
+            yield from vllm_names(tuple(Name(one.module or "", alias.name) for alias in one.names))
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -343,10 +355,15 @@ class UnknownCondition:
 
 @dataclass(eq=False, slots=True)
 class TryBody:
-    """The names of vLLM that the body of a ``try`` needs; ``opaque``: something else in it may fail, too."""
+    """The names of vLLM that the body of a ``try`` needs, each with the tests around it.
+
+    opaque:  whether something else in it may fail, too
+    caught:  the failures that its handlers catch, which a ``try`` around it does not see
+    """
 
     opaque: bool = False
-    names: list[Name] = field(default_factory=list)
+    caught: frozenset[str] = frozenset()
+    names: list[tuple[Name, tuple[Condition, ...]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,11 +376,20 @@ class TryCondition:
 
     def outcome(self, facts: ReleaseFacts) -> Outcome:
         """Return whether the code runs in a release."""
-        there = [facts.has(name.module, name.qualname) for name in self.body.names]
+        there = [_is_there(facts, name, conditions) for name, conditions in self.body.names]
         if False in there:
             return Outcome(self.failed, asked=True)
         unknown = self.body.opaque or None in there or not there
         return Outcome(None if unknown else not self.failed, asked=True)
+
+
+def _is_there(facts: ReleaseFacts, name: Name, conditions: Sequence[Condition]) -> bool | None:
+    """Return whether a release has a name, or the tests around it let code do without."""
+    found = facts.has(name.module, name.qualname)
+    if found or not conditions:
+        return found
+    runs = _all(condition.outcome(facts).runs for condition in conditions)
+    return True if runs is False else None if runs is None else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -622,7 +648,8 @@ class _Evaluator:
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 names[node.target.id] = self.value(node.value, frame)
             elif isinstance(node, ast.Try):
-                found = self._run([*node.body, *node.orelse], scope, names)
+                handler = self._handler(node)
+                found = self._run([*node.body, *node.orelse] if handler is None else handler.body, scope, names)
             elif isinstance(node, ast.With):
                 found = self._run(node.body, scope, names)
             elif isinstance(node, ast.If):
@@ -632,6 +659,17 @@ class _Evaluator:
             if found is not _OUT:
                 return found
         return _OUT
+
+    def _handler(self, node: ast.Try) -> ast.ExceptHandler | None:
+        """Return the handler that runs because an import fails in this release."""
+        if not any(self._presence(name.module, name.qualname) is None for name in _imported_names(node.body)):
+            return None
+        for handler in node.handlers:
+            kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+            known = [_CAUGHT.get(dotted(kind).rpartition(".")[2] if kind else "Exception", ()) for kind in kinds]
+            if any(IMPORT in one for one in known):
+                return handler
+        return None
 
     def _branch(self, node: ast.If, scope: Scope, names: dict[str, object]) -> object:
         held = _truth(self.value(node.test, _Frame(scope, names)))

@@ -529,7 +529,8 @@ class Walker:
                     declared[name] = (Name(alias.name if alias.asname else name),)
 
     def _try(self, node: ast.Try | ast.TryStar) -> None:
-        body = self._tries[node] = TryBody(opaque=_is_opaque(node.body, self.state.file))
+        caught = guards.caught_by(self.state, node)
+        body = self._tries[node] = TryBody(_is_opaque(node.body, self.state.file), caught)
         self._branches(
             lambda: self._try_body(node, body),
             *(functools.partial(self._handler, handler, body) for handler in node.handlers),
@@ -540,7 +541,7 @@ class Walker:
         state = self.state
         handlers = [one for one in node.handlers if guards.handles_absence(state, one)]
         alternative = not all(guards.does_nothing(one.body) for one in handlers)
-        with state.catching(guards.caught_by(state, node), body, alternative=alternative):
+        with state.catching(body.caught, body, alternative=alternative):
             self._block(node.body)
         with state.behind(TryCondition(body, failed=False, alternative=alternative) if handlers else None):
             self._block(node.orelse)
@@ -645,8 +646,12 @@ class Walker:
         held = self.state.value(inner)
         if isinstance(inner, ast.Name):
             self._find(inner)
-        for name in vllm_names(held):
-            self._chain(name, parts, node.lineno, called=called)
+        names = list(vllm_names(held))
+        # Where an import fails, a class of the package's own may take its place.
+        replaced = len(held) > 1 and any(local_defs(held))
+        for name in names:
+            others = tuple(one for one in names if one != name) if len(names) > 1 else ()
+            self._chain(name, parts, node.lineno, guarded=replaced, called=called, owners=others)
         if len(held) == 1 and isinstance(held[0], Receiver):
             # ``self.config.x``, where a method or an annotation has shown what ``self.config`` is.
             inside = self.state.resolver.attribute(held, parts[0])
@@ -668,7 +673,14 @@ class Walker:
                     return
 
     def _chain(
-        self, base: Name, parts: Sequence[str], line: int, *, guarded: bool = False, called: bool = False
+        self,
+        base: Name,
+        parts: Sequence[str],
+        line: int,
+        *,
+        guarded: bool = False,
+        called: bool = False,
+        owners: tuple[Name, ...] = (),
     ) -> None:
         """Record an attribute of a module or of a class; those of an instance are followed no further."""
         if not _has_names(self.state.normal(base)) or "__dict__" in base.qualname.split("."):
@@ -682,7 +694,7 @@ class Walker:
         defined = _defined(rest[len(above) :], modules=modules, in_class=in_class)
         if defined:
             name = Name(whole.module, ".".join([*above, *defined]))
-            self.state.mention(name, line, guarded=guarded)
+            self.state.mention(name, line, guarded=guarded, owners=owners)
             if not called:
                 self.state.found.passed.add(name)
 
