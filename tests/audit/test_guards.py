@@ -318,6 +318,56 @@ def test_code_that_never_runs_is_not_reported(found, test):
     assert found(f"if {test}:\n    pass\nelse:\n    from vllm.m import gone\n") == [("P201", "error")]
 
 
+ALTERNATIVES = [
+    "try:\n    from vllm.m import Engine as E\nexcept ImportError:\n    from vllm.old import Engine as E\nx = E.user",
+    "try:\n    from vllm.old import Engine as E\nexcept ImportError:\n    from vllm.m import Engine as E\nx = E.user()",
+    "try:\n    from vllm import m\nexcept ImportError:\n    from vllm import old as m\nx = m.Engine.user",
+    "try:\n    from vllm.old import Engine as E\nexcept ImportError:\n    class E:\n        user = 1\nx = E.user",
+]
+
+
+@pytest.mark.parametrize("text", ALTERNATIVES)
+def test_an_attribute_of_one_of_two_classes_is_looked_up_in_the_one_that_is_there(make, held, tmp_path, text):
+    base, new = held("source", make("0.28.0", m=BASE, old=BASE), make("0.32.0", m=NEXT))
+    file = tmp_path / "plugin.py"
+
+    def errors(package):
+        file.write_text(f"{package}\n", encoding="utf-8")
+        return [one.code for one in audit([read(file)], base, [new]).findings if one.level != "info"]
+
+    assert errors(text) == []
+    if "class E" not in text:
+        assert errors(text.replace("user", "step")) == ["P201"]
+
+
+def test_what_an_inner_handler_catches_does_not_fail_the_outer_attempt(found):
+    text = """
+    try:
+        import vllm
+        try:
+            from vllm.m import gone
+        except ImportError:
+            gone = None
+        if vllm.__version__ < "0.30":
+            from vllm.m import gone as other
+        HAVE = True
+    except ImportError:
+        HAVE = False
+    if HAVE:
+        import vllm.nowhere
+    """
+    assert ("P213", "error") in found(text)
+    assert ("P213", "error") not in found(text.replace("if HAVE", "if not HAVE"))
+
+
+def test_a_helper_that_tries_an_import(found):
+    head = "def has():\n    try:\n        from vllm.m import {}\n        return True\n"
+    head += "    except ImportError:\n        return False\n"
+    text = f"{head}if has():\n    import vllm.nowhere\n"
+    assert ("P213", "error") not in found(text.format("gone"))
+    assert ("P213", "error") in found(text.format("kept"))
+
+
 def test_a_module_that_is_imported_for_some_releases_only_is_judged_in_these(found):
     """``if vllm_version_is(...): from . import patch_old``."""
     main = "from plug.tools import vllm_version_is\nif vllm_version_is('{}'):\n    from plug import patch\n"

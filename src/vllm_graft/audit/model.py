@@ -220,7 +220,8 @@ class Use(_Packed):
                what the object is, or only a star import can have bound the name
     above:     of a call: whether it goes to ``super()``
     owners:    of a method that is called: its other possible owners, in the order of the bases; of a subclass: the
-               other classes of vLLM that it derives from
+               other classes of vLLM that it derives from; of an imported name: the other classes or modules that it may
+               be an attribute of
     mixed:     of a subclass and its methods: whether a base from elsewhere may have what vLLM's classes lack
     made:      of a subclass and its methods: whether the package itself calls the constructor
     concrete:  of a subclass: whether it is instantiated, so that it has to define every abstract method

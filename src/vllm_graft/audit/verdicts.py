@@ -133,6 +133,11 @@ class ReleasePair:
         elsewhere = next((name for name in use.alternatives if self.new_facts.has(*name)), None)
         if elsewhere is not None:
             return Verdict("", f"{':'.join(elsewhere)} is in its place")
+        if use.way == "import" and find_owner(self.new, use) is None:
+            # ``try: from new import C; except ImportError: from old import C``, and later ``C.attribute``.
+            owner = next((name for name in use.owners if self.new_facts.has(*name)), None)
+            if owner is not None:
+                return Verdict("", f"{':'.join(owner)} is in the place of {use.container or use.module}")
         if stands == "runs":
             return found
         if stands == "unmet" and (not use.changes_vllm or found.state == "absent"):

@@ -97,7 +97,11 @@ def locate(what: str | Path, *, tests: bool = False) -> PackageFiles:
     """
     if isinstance(what, str) and canonicalize_name(what) in UPSTREAM:
         raise ConfigError(f"{what!r} is vLLM itself", where="the package to read", fix="name a package that uses vLLM")
-    found = _named(what) if isinstance(what, str) else None
+    if not str(what):
+        raise ConfigError("its name is empty", where="the package to read", fix="name a package, a file or a folder")
+    # ``python -m`` puts this folder on the path: ``plugin.py`` is a file there, not the module ``py`` of ``plugin``.
+    is_file = str(what).endswith(".py") and Path(what).is_file()
+    found = _named(what) if isinstance(what, str) and not is_file else None
     found = found or _path(Path(what).expanduser().resolve())
     if found is None:
         raise ConfigError(

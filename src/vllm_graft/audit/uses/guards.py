@@ -222,12 +222,14 @@ def _asks(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
         if called in ("hasattr", "find_spec", "signature", "getfullargspec") or _is_version(node, resolver, scope):
             return True
         for own in local_defs(resolver.value(node.func, scope)):
-            # A short function of the package with a version in it tests vLLM's.
+            # A short function of the package with a version or an attempted import in it tests vLLM.
             tested = own.node if isinstance(own.node, Function) else None
             if tested is not None and (tested.end_lineno or tested.lineno) - tested.lineno <= SHORT:
                 inside = own.inside or own.scope
-                if any(_is_version(one, resolver, inside) for one in nodes(whole(tested))):
-                    return True
+                for one in nodes(whole(tested)):
+                    tries = isinstance(one, ast.Try) and any(_imported_names(one.body))
+                    if tries or _is_version(one, resolver, inside):
+                        return True
         return False
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
         members = _members_of(node.comparators[0])
@@ -288,6 +290,15 @@ def holds_version(node: ast.expr, resolver: Resolver, scope: Scope) -> bool:
     return any(_is_version(one, resolver, scope) for one in nodes(node))
 
 
+def _imported_names(body: Sequence[ast.stmt]) -> Iterator[Name]:
+    """Yield what statements import from vLLM."""
+    for one in body:
+        if isinstance(one, ast.Import):
+            yield from vllm_names(tuple(Name(alias.name) for alias in one.names))
+        elif isinstance(one, ast.ImportFrom) and not one.level:
+            yield from vllm_names(tuple(Name(one.module or "", alias.name) for alias in one.names))
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def _is_of_vllm(name: str) -> bool:
     """Return whether a name means vLLM's version: ``vllm.__version__``, ``vllm_version_is``.
@@ -337,10 +348,15 @@ class UnknownCondition:
 
 @dataclass(eq=False, slots=True)
 class TryBody:
-    """The names of vLLM that the body of a ``try`` needs; ``opaque``: something else in it may fail, too."""
+    """The names of vLLM that the body of a ``try`` needs, each with the tests around it.
+
+    opaque:  whether something else in it may fail, too
+    caught:  the failures that its handlers catch, which a ``try`` around it does not see
+    """
 
     opaque: bool = False
-    names: list[Name] = field(default_factory=list)
+    caught: frozenset[str] = frozenset()
+    names: list[tuple[Name, tuple[Condition, ...]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,11 +369,20 @@ class TryCondition:
 
     def outcome(self, facts: ReleaseFacts) -> Outcome:
         """Return whether the code runs in a release."""
-        there = [facts.has(name.module, name.qualname) for name in self.body.names]
+        there = [_is_there(facts, name, conditions) for name, conditions in self.body.names]
         if False in there:
             return Outcome(self.failed, asked=True)
         unknown = self.body.opaque or None in there or not there
         return Outcome(None if unknown else not self.failed, asked=True)
+
+
+def _is_there(facts: ReleaseFacts, name: Name, conditions: Sequence[Condition]) -> bool | None:
+    """Return whether a release has a name, or the tests around it let code do without."""
+    found = facts.has(name.module, name.qualname)
+    if found or not conditions:
+        return found
+    runs = _all(condition.outcome(facts).runs for condition in conditions)
+    return True if runs is False else None if runs is None else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -615,7 +640,8 @@ class _Evaluator:
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 names[node.target.id] = self.value(node.value, frame)
             elif isinstance(node, ast.Try):
-                found = self._run([*node.body, *node.orelse], scope, names)
+                handler = self._handler(node)
+                found = self._run([*node.body, *node.orelse] if handler is None else handler.body, scope, names)
             elif isinstance(node, ast.With):
                 found = self._run(node.body, scope, names)
             elif isinstance(node, ast.If):
@@ -638,6 +664,17 @@ class _Evaluator:
             if found is not _OUT:
                 return found
         return _OUT
+
+    def _handler(self, node: ast.Try) -> ast.ExceptHandler | None:
+        """Return the handler that runs because an import fails in this release."""
+        if not any(self._presence(name.module, name.qualname) is None for name in _imported_names(node.body)):
+            return None
+        for handler in node.handlers:
+            kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+            known = [_CAUGHT.get(dotted(kind).rpartition(".")[2] if kind else "Exception", ()) for kind in kinds]
+            if any(IMPORT in one for one in known):
+                return handler
+        return None
 
 
 def _all(held: Iterable[bool | None]) -> bool | None:

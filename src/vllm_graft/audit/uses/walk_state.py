@@ -124,6 +124,7 @@ class FileUses:
     methods:   calls on ``self`` and ``super()``
     constructions: calls of the package's own classes; those of ``cls`` in a class method have it as their method
     starred:   names that star imports may bind, each with the others that it may stand for
+    owners:    names that are reached through one of several owners, each with the others
     stored:    the attributes that the file gives to any object
     spelled:   those that it sets by ``setattr``, which spells them as text
     made:      the classes of the package that the file instantiates
@@ -144,6 +145,7 @@ class FileUses:
     methods: list[MethodCall] = field(default_factory=list)
     constructions: list[MethodCall] = field(default_factory=list)
     starred: dict[Name, tuple[Name, ...]] = field(default_factory=dict)
+    owners: dict[Name, tuple[Name, ...]] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
     spelled: set[str] = field(default_factory=set)
     made: set[LocalDef] = field(default_factory=set)
@@ -157,10 +159,12 @@ class FileUses:
     def imports(self) -> Iterator[Use]:
         """Yield the mentions as uses: one for each name that occurs without a guard, else one for each guard."""
         for name, places in self.mentions.items():
-            others = tuple((one.module, one.qualname) for one in self.starred.get(name, ()))
+            others, owners = (
+                tuple((one.module, one.qualname) for one in held.get(name, ())) for held in (self.starred, self.owners)
+            )
             whole = Use("import", name.module, name.qualname, self.file.shown, 0, passed=name in self.passed)
             for guard, line in ({_BARE: places[_BARE]} if _BARE in places else places).items():
-                yield replace(whole, line=line, guard=guard, alternatives=others)
+                yield replace(whole, line=line, guard=guard, alternatives=others, owners=owners)
 
 
 class WalkState:
@@ -262,15 +266,31 @@ class WalkState:
             known = self._normal[name] = Name(module, ".".join(rest))
         return known
 
-    def mention(self, name: Name, line: int, *, by: str = guards.ATTRIBUTE, guarded: bool = False) -> None:
-        """Record that a name is imported or mentioned; ``by`` is the failure that its absence would cause."""
+    def mention(
+        self,
+        name: Name,
+        line: int,
+        *,
+        by: str = guards.ATTRIBUTE,
+        guarded: bool = False,
+        owners: tuple[Name, ...] = (),
+    ) -> None:
+        """Record that a name is imported or mentioned; ``by`` is the failure that its absence would cause.
+
+        ``owners`` are the other classes or modules that it may be an attribute of.
+        """
         if not name.is_vllm or self.called_at:
             return
-        for body in self.tries:
-            body.names.append(name)
+        for body in () if guarded else reversed(self.tries):
+            body.names.append((name, self.conditions))
+            if by in body.caught:
+                break
         if name == Name(TOP):
             return
         guard = self._guard_for(by).and_also(UseGuard(caught=frozenset({by} if guarded else ())))
+        others = self.found.owners.setdefault(name, owners)
+        if others != owners:
+            self.found.owners[name] = ()
         places = self.found.mentions.setdefault(name, {})
         places[guard] = min(line, places.get(guard, line))
 

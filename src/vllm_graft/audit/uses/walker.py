@@ -483,12 +483,12 @@ class Walker:
 
     def _visit_Try(self, node: ast.Try | ast.TryStar) -> None:
         state = self.state
-        tried = self._tries[node] = TryBody(opaque=_is_opaque(node.body, state.file))
+        tried = self._tries[node] = TryBody(_is_opaque(node.body, state.file), guards.caught_by(state, node))
         absent = [one for one in node.handlers if guards.handles_absence(state, one)]
 
         def body() -> None:
             alternative = not all(guards.does_nothing(one.body) for one in absent)
-            with state.catching(guards.caught_by(state, node), tried, alternative=alternative):
+            with state.catching(tried.caught, tried, alternative=alternative):
                 self._block(node.body)
             with state.behind(TryCondition(tried, failed=False, alternative=alternative) if absent else None):
                 self._block(node.orelse)
@@ -596,8 +596,12 @@ class Walker:
         held = self.state.value(inner)
         if isinstance(inner, ast.Name):
             self._find(inner)
-        for name in vllm_names(held):
-            self._chain(name, parts, node.lineno, called=called)
+        names = list(vllm_names(held))
+        # Where an import fails, a class of the package's own may take its place.
+        replaced = len(held) > 1 and any(local_defs(held))
+        for name in names:
+            others = tuple(one for one in names if one != name) if len(names) > 1 else ()
+            self._chain(name, parts, node.lineno, guarded=replaced, called=called, owners=others)
         if len(held) == 1 and isinstance(held[0], Receiver):
             # ``self.config.x``, where a method or an annotation has shown what ``self.config`` is.
             inside = self.state.resolver.attribute(held, parts[0])
@@ -615,7 +619,14 @@ class Walker:
             self._visit(inner)
 
     def _chain(
-        self, base: Name, parts: Sequence[str], line: int, *, guarded: bool = False, called: bool = False
+        self,
+        base: Name,
+        parts: Sequence[str],
+        line: int,
+        *,
+        guarded: bool = False,
+        called: bool = False,
+        owners: tuple[Name, ...] = (),
     ) -> None:
         """Record an attribute of a module or of a class; those of an instance are followed no further."""
         start = self.state.normal(base).qualname
@@ -635,7 +646,7 @@ class Walker:
         defined = _defined(rest[len(above) :], modules=modules, in_class=in_class)
         if defined:
             name = Name(whole.module, ".".join([*above, *defined]))
-            self.state.mention(name, line, guarded=guarded)
+            self.state.mention(name, line, guarded=guarded, owners=owners)
             if not called:
                 self.state.found.passed.add(name)
 
