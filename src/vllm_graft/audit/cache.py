@@ -47,7 +47,7 @@ _CLASSES: Final = frozenset(
     }
 )
 
-# How many files each cache holds; the oldest are removed first.
+# The most files that each cache holds; the oldest are removed first.
 _REPORTS: Final = 64
 _USES: Final = 24
 _CHECKSUM: Final = 32

@@ -21,7 +21,7 @@ _SAME: Final = Verdict("same")
 
 
 _PYDANTIC: Final = frozenset({"BaseModel"})
-# What a pydantic model has besides its fields and names that begin with ``model_``.
+# The methods of a pydantic model besides its fields and names that begin with ``model_``.
 _MODEL_METHODS: Final = frozenset(
     {"construct", "copy", "dict", "from_orm", "json", "parse_file", "parse_obj", "parse_raw", "schema", "schema_json",
      "update_forward_refs", "validate"}

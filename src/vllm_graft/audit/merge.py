@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# What the three texts are called in conflict markers.
+# The names of the three texts in conflict markers.
 NAMES: Final = ("ours", "base", "theirs")
 _ENDS: Final = re.compile(r"(?<=\n)")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vllm_graft.audit.verdicts import ReleaseFacts
 
 Way = Literal["replace", "wrap", "add", "delete", "override", "subclass", "import", "call", "read"]
-"""How a package uses a name of vLLM.
+"""The way in which a package uses a name of vLLM.
 
 replace:   replaces it: an assignment, ``setattr``, a patch
 wrap:      replaces it by something that calls the original
@@ -144,7 +144,7 @@ Branch = tuple[Condition, int, int]
 """A test, and the first and last line behind it."""
 
 Standing = Literal["runs", "caught", "unsure", "skipped", "unmet"]
-"""True if code runs in a release.
+"""The standing of code in a release.
 
 runs:     it runs, and fails where a name that it needs is missing
 caught:   it runs, and a handler catches a missing name
@@ -322,9 +322,9 @@ class Verdict(_Packed):
     detail: str = ""
     now: str = ""
     standing: Standing = "runs"
-    """True if the code itself runs in the newer release."""
+    """The standing of the code itself in the newer release."""
     fitted: bool = True
-    """Where the code does not work: whether it did in a known release."""
+    """False if the code works in no known release either."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ _UPSTREAM: Final = 88
 _SKIPPED: Final = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
 _IF: Final = "if x:\n    pass\n"
 _TRY: Final = "try:\n    pass\n"
-# What has to stand before a clause that is not a statement of its own.
+# The statement that has to precede a clause, which is none of its own.
 _BEFORE: Final = {"elif": _IF, "else": _IF, "except": _TRY, "finally": _TRY}
 
 
@@ -160,10 +160,10 @@ def _meaning(said: str, first: str, *, is_head: bool) -> str:
 
 
 MergeForm = Literal["text", "laid out", "formatted", "normalised"]
-"""What was merged: the text as it is; the text, with the statements that the copy shares with upstream written as
+"""The form that was merged: the text as it is; the text, with the statements shared with upstream written as
 upstream writes them; the text as ruff formats it; or statements without comments and line breaks."""
 
-# What the three functions are called in conflict markers.
+# The names of the three functions in conflict markers.
 NAMES: Final = ("your copy", "upstream before", "upstream now")
 _MARKER: Final = re.compile(r"(?:<{7}|\|{7}|>{7}) |={7}$")
 # Stands before a line that begins inside a string, which no indentation may change.

@@ -1,4 +1,4 @@
-"""What the audit keeps of a module: each name with its kind, signature and body, each class with its attributes.
+"""The outline of a module for the audit: each name with its kind, signature and body, each class with its attributes.
 
 Of a class it also keeps how its constructor comes about. A field is written like a parameter of a signature: ``name``,
 ``name=`` with a default, ``kw name`` by keyword only. Its type follows behind a colon where that is a configuration
@@ -20,7 +20,7 @@ from vllm_graft.sources.fingerprint import Fingerprint, Function, signature
 from vllm_graft.sources.modules import ScopeEntry, SourceModule
 from vllm_graft.sources.scopes import dotted
 
-# How many digits of a body's fingerprint are compared: 32 bits, because they make up most of the catalogue.
+# The digits of a body's fingerprint that are compared: 32 bits, because they make up most of the catalogue.
 BODY: Final = 8
 # Marks a method that a subclass has to define, and a class whose metaclass enforces that.
 ABSTRACT: Final = "A"

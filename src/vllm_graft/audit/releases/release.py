@@ -1,4 +1,4 @@
-"""What the audit asks of one release of vLLM: how a name is defined, what a class has, who calls a method."""
+"""One release of vLLM and its answers: the definition of a name, the attributes of a class, the calls of a method."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Signature = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How one name is defined in one release.
+    """The definition of one name in one release.
 
     module, qualname:  where it is defined, which may be another place than the one looked up
     kind:              function, classmethod, staticmethod, property, class, value, module, or ``FOREIGN``

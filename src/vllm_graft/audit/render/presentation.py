@@ -1,4 +1,4 @@
-"""What every renderer shares: the word and colour of each state, the order of rows, and the summary."""
+"""The parts that all renderers share: the word and colour of each state, the order of rows, and the summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tone = Literal["ok", "body", "sig", "bad", "idle", "news", "none"]
 
 @dataclass(frozen=True, slots=True)
 class StateWord:
-    """How one state is shown.
+    """The presentation of one state.
 
     short:  a word or a sign that fits a cell of a matrix
     tone:   its colour

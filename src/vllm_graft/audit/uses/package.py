@@ -42,7 +42,7 @@ from vllm_graft.sources.fingerprint import Function
 
 # Methods of Python's own naming that upstream's classes define for their users.
 _PUBLIC_SPECIAL: Final = frozenset({"__init__", "__call__", "__post_init__", "__new__"})
-# How many files deep a name is followed before it is given up.
+# The most files that a name is followed through before it is given up.
 _DEEP: Final = 20
 
 # Parts words by spaces: together with ``split`` this takes a third of the time of a regular expression.
@@ -52,7 +52,7 @@ _TELLING: Final = frozenset({TOP, "import_module", "__import__", "resolve_name",
 # ``sys.modules``, which calls for a walk, too.
 _MODULES: Final = re.compile(r"\.\s*modules\b(?!\s*\()")
 _RELATIVE: Final = re.compile(r"\bfrom[\s\\]+\.")
-# What a test for a name is written with.
+# The functions that a test for a name is written with.
 _ASKING: Final = frozenset({"hasattr", "getattr", "find_spec", "signature", "getfullargspec"})
 
 Progress = Callable[[int, int], None]

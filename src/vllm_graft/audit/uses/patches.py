@@ -45,7 +45,7 @@ _OURS: Final = "VLLMPatch"
 # Parameters by which a replacement gets the original.
 _ORIGINALS: Final = frozenset({"call", "wrapped"})
 _COPIERS: Final = frozenset({"functools.wraps", "functools.update_wrapper"})
-# What the libraries that patch call their first parameter.
+# The names of the first parameter in the libraries that patch.
 _TARGETS: Final = ("target", "module", "dic", "destination")
 
 

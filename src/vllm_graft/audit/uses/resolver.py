@@ -1,4 +1,4 @@
-"""What an expression stands for: names followed through imports, aliases, attributes and the usual ways around them."""
+"""Resolve an expression to its values: through imports, aliases, attributes and the usual ways around them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _PASSED_ON: Final = frozenset(
 # Calls that give back what they are given first, with some of its arguments.
 _APPLIED: Final = frozenset({"functools.partial", "functools.partialmethod", "types.MethodType"})
 CONFIG: Final = Name("vllm.config", "VllmConfig")
-# How a name begins that is a function's rather than a configuration's.
+# The beginnings of names that are a function's rather than a configuration's.
 VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "update_", "from_", "to_", "with_", "_")
 _CONFIG_GETTERS: Final = frozenset({"get_current_vllm_config", "get_current_vllm_config_or_none"})
 

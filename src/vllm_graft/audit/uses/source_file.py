@@ -24,7 +24,7 @@ _WORD: Final = re.compile(rb"\bvllm\b(?!-)")
 _IMPORT: Final = re.compile(rb"^[ \t]*(?:from|import)[ \t][^\n(]*(?:\([^)]*\))?", re.MULTILINE)
 _TESTS: Final = frozenset({"test", "tests"})
 _TEST_FILE: Final = re.compile(r"test_.*\.py|.*_test\.py")
-# How many texts are kept: the functions of a file are walked one after the other.
+# The number of texts that are cached: the functions of a file are walked one after the other.
 _TEXTS: Final = 64
 _SKIPPED: Final = frozenset({"node_modules", "build", "__pycache__", "venv"})
 

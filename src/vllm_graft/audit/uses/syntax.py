@@ -192,7 +192,7 @@ def _targets(node: ast.stmt) -> Sequence[ast.AST]:
     return [case.pattern for case in node.cases] if isinstance(node, ast.Match) else []
 
 
-# How many bodies are kept.
+# The number of bodies that are cached.
 _BODIES: Final = 48
 
 

@@ -1,7 +1,7 @@
-"""What an expression may stand for, as far as reading tells: a name of a module, a definition of the package, a text.
+"""The values of an expression, as far as reading tells: a name of a module, a definition of the package, a text.
 
 A value is a tuple of alternatives, because an import in a ``try`` or behind a test of the version binds one name to
-several things. The empty tuple is what nobody can tell.
+several things. The empty tuple is a value that reading does not show.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ReceiverClass:
 
 @dataclass(frozen=True, slots=True)
 class ParentMethods:
-    """What ``super()`` returns in a method of a class of the package."""
+    """The result of ``super()`` in a method of a class of the package."""
 
     cls: LocalDef
 
@@ -164,7 +164,7 @@ class FlagValue:
 
 
 OfClass = Receiver | ReceiverClass | ParentMethods
-"""What the parameters of methods and ``super()`` stand for in a class of the package."""
+"""The values of ``self``, ``cls`` and ``super()`` in a class of the package."""
 
 Value = Name | Instance | OfClass | TextValue | SequenceValue | MappingValue | LocalDef | ConditionValue | FlagValue
 Values = tuple[Value, ...]

@@ -45,7 +45,7 @@ from vllm_graft.sources.scopes import absolute, dotted
 
 # The longest sequence of names that a loop is followed through, one by one.
 _UNROLLED: Final = 64
-# How many functions deep a change is followed from the call that causes it.
+# The most functions that a change is followed through from the call that causes it.
 _NESTED: Final = 3
 # Expressions whose outcome may be stored in a variable and tested later.
 _TESTS: Final = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
