@@ -182,9 +182,15 @@ class ReleasePair:
             outside = (self.new.outside(after.module, after.qualname), self.old.outside(before.module, before.qualname))
             if outside[0] - outside[1]:
                 return SAME
-        moved = find_moved(was, self.old, self.new)
-        if moved is not None:
-            return Verdict("moved", f"it is {moved.name} now", moved.name)
+        if was.qualname:
+            # It may be in a module that did not have it before.
+            first, _, rest = was.qualname.partition(".")
+            known = {shape.module for shape in self.old.elsewhere(first)}
+            fresh = [shape for shape in self.new.elsewhere(first) if shape.module not in known]
+            found = [self.new.shape(shape.module, was.qualname) for shape in fresh] if rest else fresh
+            alike = [shape for shape in found if shape is not None and shape.kind == was.kind]
+            for moved in [shape for shape in alike if shape.body == was.body] or alike:
+                return Verdict("moved", f"it is {moved.name} now", moved.name)
         if use.qualname and after is None:
             return Verdict("gone", f"so is {replace(use, qualname=use.container).name}, which it was part of")
         return Verdict("gone")
@@ -316,19 +322,6 @@ def may_inherit(release: Release, use: Use) -> bool:
     if use.patch is not None and outside <= ENUMS:
         return special or any(hasattr(getattr(enum, base), use.attribute) for base in outside)
     return special or use.attribute in (known or ()) or bool(outside)
-
-
-def find_moved(was: Shape, old: Release, new: Release) -> Shape | None:
-    """Find a name that is no longer where it was, in a module that did not have it before."""
-    if not was.qualname:
-        return None
-    first, _, rest = was.qualname.partition(".")
-    known = {shape.module for shape in old.elsewhere(first)}
-    fresh = [shape for shape in new.elsewhere(first) if shape.module not in known]
-    found = [new.shape(shape.module, was.qualname) for shape in fresh] if rest else fresh
-    alike = [shape for shape in found if shape is not None and shape.kind == was.kind]
-    same = [shape for shape in alike if shape.body == was.body]
-    return next(iter(same or alike), None)
 
 
 def signature_change(old: Sequence[str], new: Sequence[str]) -> tuple[Literal["extended", "broken"], str]:

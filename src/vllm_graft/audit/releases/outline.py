@@ -163,47 +163,43 @@ def function_marks(nodes: Sequence[ast.AST]) -> str:
     """Return the marks of a function, a method or several alternatives of one."""
     functions = [node for node in nodes if isinstance(node, Function)]
     names = {_last(one) for node in functions for one in node.decorator_list}
-    opaque = len(functions) < len(nodes) or any(not _is_transparent(name) for name in names)
+    unknown = {name for name in names - _TRANSPARENT if not name.startswith("register")}
+    opaque = len(functions) < len(nodes) or unknown
     return (ABSTRACT if names & {"abstractmethod", "abstractproperty"} else "") + (OPAQUE if opaque else "")
 
 
 def class_marks(cls: ast.ClassDef, module: SourceModule, *, alone: bool = True) -> str:
     """Return the marks of a class statement; one that is not alone is one of several meanings of the name."""
     marks = "" if alone else OPAQUE
-    for one in cls.decorator_list:
-        last = _last(one)
-        if last in _DATACLASSES:
-            marks += _dataclass_marks(one, module)
-        elif last == "support_torch_compile":
+    for decorator in cls.decorator_list:
+        last = _last(decorator)
+        given = {one.arg: one.value for one in decorator.keywords} if isinstance(decorator, ast.Call) else {}
+        if last == "support_torch_compile":
             marks += COMPILED
-        elif not _is_transparent(last):
-            marks += OPAQUE
+        elif last not in _DATACLASSES:
+            marks += "" if last in _TRANSPARENT or last.startswith("register") else OPAQUE
+        elif not _is_constant(given.get("init"), False):
+            first = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator).partition(".")[0]
+            pydantic = any(one.module.partition(".")[0] == "pydantic" for one in module.imports(first))
+            config = given.get("config")
+            pairs: list[tuple[object, ast.expr]] = []
+            if isinstance(config, ast.Call):
+                pairs = [(one.arg, one.value) for one in config.keywords]
+            elif isinstance(config, ast.Dict):
+                keys = (key.value if isinstance(key, ast.Constant) else None for key in config.keys)
+                pairs = list(zip(keys, config.values, strict=True))
+            extras = (one.value for name, one in pairs if name == "extra" and isinstance(one, ast.Constant))
+            extra = str(next(extras, ""))
+            # vLLM's own ``config`` forbids unknown keywords; pydantic's dataclass ignores them unless told otherwise.
+            lenient = (pydantic and extra != "forbid") or (last == "config" and extra in ("allow", "ignore"))
+            marks += DATACLASS + (LENIENT if lenient else "")
+            marks += KEYWORDS if _is_constant(given.get("kw_only"), True) else ""
     for keyword in cls.keywords:
         if keyword.arg == "metaclass":
             marks += ABSTRACT if _last(keyword.value) == "ABCMeta" else OPAQUE
         elif keyword.arg == "kw_only" and _is_constant(keyword.value, True):
             marks += KEYWORDS
     return "".join(dict.fromkeys(marks))
-
-
-def _dataclass_marks(decorator: ast.expr, module: SourceModule) -> str:
-    given = {one.arg: one.value for one in decorator.keywords} if isinstance(decorator, ast.Call) else {}
-    if _is_constant(given.get("init"), False):
-        return ""
-    first = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator).partition(".")[0]
-    pydantic = any(one.module.partition(".")[0] == "pydantic" for one in module.imports(first))
-    config = given.get("config")
-    pairs: list[tuple[object, ast.expr]] = []
-    if isinstance(config, ast.Call):
-        pairs = [(one.arg, one.value) for one in config.keywords]
-    elif isinstance(config, ast.Dict):
-        keys = (key.value if isinstance(key, ast.Constant) else None for key in config.keys)
-        pairs = list(zip(keys, config.values, strict=True))
-    extra = next((str(one.value) for name, one in pairs if name == "extra" and isinstance(one, ast.Constant)), "")
-    # vLLM's own ``config`` forbids unknown keywords; pydantic's dataclass ignores them unless told otherwise.
-    lenient = (pydantic and extra != "forbid") or (_last(decorator) == "config" and extra in ("allow", "ignore"))
-    keywords = KEYWORDS if _is_constant(given.get("kw_only"), True) else ""
-    return DATACLASS + (LENIENT if lenient else "") + keywords
 
 
 def fields(cls: ast.ClassDef) -> tuple[str, ...]:
@@ -303,10 +299,6 @@ def methods(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             yield from (one.name for one in node.body if isinstance(one, Function))
-
-
-def _is_transparent(name: str) -> bool:
-    return name in _TRANSPARENT or name.startswith("register")
 
 
 def _last(node: ast.expr) -> str:

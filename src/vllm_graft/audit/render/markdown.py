@@ -10,7 +10,6 @@ from typing import Final
 from vllm_graft.audit.model import Cell, Report, ReportRow
 from vllm_graft.audit.render.presentation import (
     WORDS,
-    PackageRows,
     cells,
     count,
     findings,
@@ -77,15 +76,18 @@ def _tables(report: Report, room: int) -> tuple[list[str], int]:
     tables, missing = [], 0
     for group in found:
         head = [f"### {_plain(group.title)}\n"] if len(found) > 1 else []
-        head += [
-            "| target | " + " | ".join(map(_cell, report.releases)) + " |",
-            "|---|" + ":-:|" * len(report.releases),
-        ]
+        head.append("| target | " + " | ".join(map(_cell, report.releases)) + " |")
+        head.append("|---|" + ":-:|" * len(report.releases))
         size = sum(len(piece) + 2 for piece in head)
         rows, cut = _fit([_row(report, row) for row in group.changed], room - size)
         missing += cut
         table = "\n".join([*head, *rows] if rows else head[:-2])
-        folded = _folded(group)
+        folded = ""
+        if group.folded:
+            names = [f"- {_code(short_name(row.use))} {row.use.way}" for row in [*group.unchanged, *group.unjudged]]
+            shown, more = _fit(names, 8_000)
+            shown += [f"- and {more:,} more"] if more else []
+            folded = f"<details><summary>{group.folded}</summary>\n\n" + "\n".join(shown) + "\n\n</details>"
         tables += [each for each in (table, folded) if each and len(each) < room]
         room -= len(table) + len(folded) + 4
     return tables, missing
@@ -95,15 +97,6 @@ def _row(report: Report, row: ReportRow) -> str:
     words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
     where = f"<br><sub>{row.use.way} {_cell(_code(row.use.where))}</sub>"
     return f"| {_cell(_code(short_name(row.use)))}{where} | " + " | ".join(words) + " |"
-
-
-def _folded(group: PackageRows) -> str:
-    if not group.folded:
-        return ""
-    names = [f"- {_code(short_name(row.use))} {row.use.way}" for row in [*group.unchanged, *group.unjudged]]
-    shown, cut = _fit(names, 8_000)
-    shown += [f"- and {cut:,} more"] if cut else []
-    return f"<details><summary>{group.folded}</summary>\n\n" + "\n".join(shown) + "\n\n</details>"
 
 
 def _finding(finding: Finding) -> str:

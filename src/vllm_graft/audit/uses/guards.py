@@ -119,7 +119,7 @@ def caught_by(state: WalkState, node: ast.Try | ast.TryStar) -> frozenset[str]:
     left = {IMPORT, ATTRIBUTE, CALL}
     found: set[str] = set()
     for handler in node.handlers:
-        kinds = _kinds(state, handler.type) & left
+        kinds = caught_kinds(state, handler.type) & left
         left -= kinds
         if not _gives_up(state, handler.body):
             found |= kinds
@@ -128,17 +128,10 @@ def caught_by(state: WalkState, node: ast.Try | ast.TryStar) -> frozenset[str]:
 
 def handles_absence(state: WalkState, handler: ast.ExceptHandler) -> bool:
     """Return whether a handler runs where a name is missing."""
-    return bool(_kinds(state, handler.type) - {CALL})
+    return bool(caught_kinds(state, handler.type) - {CALL})
 
 
-def suppressed_by(state: WalkState, node: ast.With | ast.AsyncWith) -> frozenset[str]:
-    """Return the failures that a ``with`` suppresses."""
-    calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-    suppressing = [call for call in calls if dotted(call.func).rpartition(".")[2] == "suppress"]
-    return frozenset(kind for call in suppressing for one in call.args for kind in _kinds(state, one))
-
-
-def _kinds(state: WalkState, kind: ast.expr | None) -> frozenset[str]:
+def caught_kinds(state: WalkState, kind: ast.expr | None) -> frozenset[str]:
     """Return the failures that an exception, a tuple of exceptions, or a variable with one of these stands for."""
     if kind is None:
         return _CAUGHT["BaseException"]
@@ -195,11 +188,6 @@ def _is_idle(node: ast.stmt) -> bool:
 def leaves(body: Sequence[ast.stmt]) -> bool:
     """Return whether what follows a branch runs only where the branch did not."""
     return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
-
-
-def for_type_checkers(test: ast.expr) -> bool:
-    """Return whether only a type checker reads what is behind a condition."""
-    return dotted(test).rpartition(".")[2] == "TYPE_CHECKING"
 
 
 def asks_vllm(node: ast.expr, resolver: Resolver, scope: Scope) -> bool:
@@ -560,7 +548,10 @@ class _Evaluator:
         if last in _VERSIONS and given:
             return _version(given[0])
         if last in ("SpecifierSet", "Specifier") and given:
-            return _specifiers(given[0])
+            try:
+                return SpecifierSet(given[0]) if isinstance(given[0], str) else _UNKNOWN
+            except InvalidSpecifier:
+                return _UNKNOWN
         if isinstance(node.func, ast.Attribute) and node.func.attr == "contains" and given:
             return _compared(ast.In(), given[0], self.value(node.func.value, frame))
         if called == "builtins.map" and len(given) == 2 and dotted(node.args[0]) == "int":
@@ -719,13 +710,6 @@ def _compared(op: ast.cmpop, left: object, right: object) -> object:
     try:
         return bool(_COMPARISONS[type(op)](left, right))
     except TypeError:
-        return _UNKNOWN
-
-
-def _specifiers(value: object) -> object:
-    try:
-        return SpecifierSet(value) if isinstance(value, str) else _UNKNOWN
-    except InvalidSpecifier:
         return _UNKNOWN
 
 

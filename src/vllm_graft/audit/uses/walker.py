@@ -430,7 +430,7 @@ class Walker:
         scope.names = merged
 
     def _visit_If(self, node: ast.If) -> None:
-        if guards.for_type_checkers(node.test):
+        if dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING":
             for name in local_names(node):
                 self.state.scope.bind(name, ())
             declared = self.state.scope.declared
@@ -507,7 +507,10 @@ class Walker:
             self._visit(item.context_expr)
             if item.optional_vars is not None:
                 self._assign_to(item.optional_vars, None, ())
-        with self.state.catching(guards.suppressed_by(self.state, node), alternative=False):
+        calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+        suppressed = [one for call in calls if dotted(call.func).rpartition(".")[2] == "suppress" for one in call.args]
+        caught = frozenset[str]().union(*(guards.caught_kinds(self.state, one) for one in suppressed))
+        with self.state.catching(caught, alternative=False):
             self._block(node.body)
 
     def _visit_For(self, node: ast.For | ast.AsyncFor) -> None:
