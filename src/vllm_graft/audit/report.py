@@ -58,7 +58,7 @@ def audit(
     ends = {base.version: base, **{release.version: release for release in against}}
     findings = [finding for package in packages for finding in package.unread]
     findings += [finding for row in judged for finding in findings_for(row, ends, more)]
-    for release in against[-1:]:
+    for release in against[-1:] if steps else against:
         findings += [finding for package in packages for finding in start_refusals(package, release)]
     findings += [finding for use in uses if use.way == "add" for finding in misspellings(use, base)]
     return Report(
