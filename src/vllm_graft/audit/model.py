@@ -98,11 +98,9 @@ class Condition(Protocol):
     @property
     def alternative(self) -> bool:
         """True if the code does something else where it does not hold."""
-        ...
 
     def outcome(self, facts: ReleaseFacts) -> Outcome:
         """Return whether the code behind it runs in a release."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

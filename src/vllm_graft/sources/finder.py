@@ -160,10 +160,11 @@ def find(source: Source, module: str, qualname: str) -> Definition | None:
 
 
 class Finder:
-    """Finds names in one source and reads each of its files once."""
+    """Finds names in one source, ``within`` one of its packages, and reads each file once."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, within: str = "") -> None:
         self.source = source
+        self._within = within
         self._modules: dict[str, SourceModule | None] = {}
         self.walk = Walk[ScopeEntry](self.module)
 
@@ -175,7 +176,8 @@ class Finder:
     def module(self, name: str) -> SourceModule | None:
         """Return one module, or None where there is none that can be parsed."""
         if name not in self._modules:
-            file = self.source.read(name)
+            outside = self._within and name.partition(".")[0] != self._within
+            file = self.source.read(name) if not outside else None
             try:
                 self._modules[name] = SourceModule(name, file) if file is not None else None
             except (SyntaxError, ValueError):

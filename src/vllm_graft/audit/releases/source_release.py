@@ -11,7 +11,7 @@ from vllm_graft.audit.releases.outline import CallSite, OutlineEntry, call_sites
 from vllm_graft.audit.releases.release import METHODS, Release, Shape
 from vllm_graft.sources.finder import Finder
 from vllm_graft.sources.modules import Definition, ScopeEntry, SourceModule
-from vllm_graft.sources.origins import ModuleText, Source
+from vllm_graft.sources.origins import Source
 
 
 class SourceRelease(Release):
@@ -20,7 +20,8 @@ class SourceRelease(Release):
     def __init__(self, source: Source, version: str = "") -> None:
         self.source = source
         self.version = version or source.version
-        self._finder = Finder(_VllmOnly(source))
+        # An installed torch belongs to no release.
+        self._finder = Finder(source, within="vllm")
         self._entries: dict[int, tuple[ScopeEntry, OutlineEntry]] = {}
         self._calls: dict[str, list[tuple[str, CallSite]]] = {}
         super().__init__(self._finder.walk)
@@ -99,21 +100,6 @@ class SourceRelease(Release):
         fetch(self.source, names)
         files = {name: self.source.read(name) for name in names}
         return {name: file.text for name, file in files.items() if file is not None}
-
-
-class _VllmOnly:
-    """A source restricted to vLLM: an installed torch belongs to no release."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.modules = source.modules
-
-    @property
-    def version(self) -> str:
-        return self._source.version
-
-    def read(self, module: str) -> ModuleText | None:
-        return self._source.read(module) if module.partition(".")[0] == "vllm" else None
 
 
 def fetch(source: object, modules: Iterable[str]) -> None:

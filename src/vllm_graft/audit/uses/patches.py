@@ -12,16 +12,7 @@ from vllm_graft.audit.model import PatchDeclaration, Use, Way
 from vllm_graft.audit.uses.resolver import Resolver, dotted_of, entries_of
 from vllm_graft.audit.uses.source_file import SourceFile
 from vllm_graft.audit.uses.syntax import first_line, nodes
-from vllm_graft.audit.uses.values import (
-    TOP,
-    LocalDef,
-    MappingValue,
-    Name,
-    Values,
-    local_defs,
-    texts_in,
-    vllm_names,
-)
+from vllm_graft.audit.uses.values import TOP, LocalDef, MappingValue, Name, Values, local_defs, texts_in, vllm_names
 from vllm_graft.audit.uses.walk_state import Assignment, AttributeSpelling, ClassMember, FileUses, WalkState
 from vllm_graft.errors import ConfigError
 from vllm_graft.patching.functions import ORIGINAL

@@ -267,13 +267,7 @@ class WalkState:
         return known
 
     def mention(
-        self,
-        name: Name,
-        line: int,
-        *,
-        by: str = guards.ATTRIBUTE,
-        guarded: bool = False,
-        owners: tuple[Name, ...] = (),
+        self, name: Name, line: int, *, by: str = guards.ATTRIBUTE, guarded: bool = False, owners: tuple[Name, ...] = ()
     ) -> None:
         """Record that a name is imported or mentioned; ``by`` is the failure that its absence would cause.
 
