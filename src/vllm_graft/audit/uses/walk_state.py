@@ -299,12 +299,12 @@ class WalkState:
             self._call_of_method(node)
             return
         self.found.made.update(one for one in local_defs(value) if one.function is None)
-        owner, guard = ".".join(self.owner), self._guard_for(guards.CALL)
         if len(value) == 1 and isinstance(value[0], (LocalDef, ReceiverClass)):
             # A call of a class of the package, by its name or as ``cls``.
             by = "cls" if isinstance(value[0], ReceiverClass) else ""
             cls = value[0].cls if isinstance(value[0], ReceiverClass) else value[0]
             if cls.function is None and cls.bases:
+                owner, guard = ".".join(self.owner), self._guard_for(guards.CALL)
                 call = MethodCall(cls, by, Arguments.of(node), node.lineno, owner, guard, above=False)
                 self.found.constructions.append(call)
         elif dotted_of(value) in _REPLACERS and node.args:
