@@ -45,7 +45,7 @@ def hook(name, written, mark=wrap):
         (
             "add_request",
             "self, call, request, priority, *, trace=None",
-            "it needs 'priority', which upstream's callers",
+            "it needs 'priority', which upstream's",
         ),
         ("add_request", "self, call, request, priority=0, *, trace", "it needs 'trace', which upstream's callers may"),
         ("named", "self, call, a, b", "it needs 'b', which upstream's callers may leave out"),

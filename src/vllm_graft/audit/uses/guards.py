@@ -357,6 +357,13 @@ class TryCondition:
 
     def outcome(self, facts: ReleaseFacts) -> Outcome:
         """Return whether the code runs in a release."""
+        if self not in facts.outcomes:
+            # What the body needs may itself be behind a flag that depends on it.
+            facts.outcomes[self] = Outcome(None, asked=True)
+            facts.outcomes[self] = self._evaluate(facts)
+        return facts.outcomes[self]
+
+    def _evaluate(self, facts: ReleaseFacts) -> Outcome:
         there = [_is_there(facts, name, conditions) for name, conditions in self.body.names]
         if False in there:
             return Outcome(self.failed, asked=True)
