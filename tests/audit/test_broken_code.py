@@ -204,6 +204,19 @@ BROKEN = {
         Config(**{"size": 1})
         Config(**dict(size=1))
     """,
+    "super with its arguments": """
+        class Mine(Config):
+            def read(self):
+                super(Mine, self).gone()  # breaks
+                super(Mine, self).stays(1)
+            def call(self):
+                return super(Mine, self).stays()  # breaks
+    """,
+    "a function with some arguments": """
+        import functools
+        functools.partial(Config, rank=1)  # breaks
+        functools.partial(Config, size=1)
+    """,
     "dataclasses.replace": """
         import dataclasses
         def change(fields: Fields):
@@ -538,3 +551,19 @@ def test_a_patch_that_a_start_refuses_is_an_error(target, hook, refused, finding
     package = PATCH.format(target=target, hook=hook).lstrip()
     modules = {"m": STATES, "envs": ENVS}
     assert [one[:2] for one in findings(package, modules, modules)] == ([("P222", "error")] if refused else [])
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "import vllm.sub as sub\nx = sub.inner.m.gone",
+        "from vllm import sub\nx = sub.inner.m.gone()",
+        "from vllm.sub import inner\nx = inner.m.gone()",
+    ],
+)
+def test_a_name_behind_several_modules(package, findings):
+    modules = {"sub": "", "sub.inner": "", "sub.inner.m": "def gone(): ...\nlogger = 1"}
+    fine = package.replace("m.gone", "m.logger.handlers.clear")
+    new = {**modules, "sub.inner.m": "logger = 1"}
+    assert findings(package, modules, new) == [("P201", "error", 2)]
+    assert findings(fine, modules, new) == []

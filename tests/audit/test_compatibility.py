@@ -228,11 +228,30 @@ def config(*fields: str) -> dict[str, str]:
         "from vllm.m import Engine\nclass M(Engine):\n    def f(self): return self.vllm_config.model_config.routed",
         "from vllm.m import Engine\nclass M(Engine):\n    def f(self): return self.model_config.routed",
         "import vllm.m\ndef f(vllm_config): m = vllm_config.model_config; \\\n    return m.routed",
+        "from vllm.config import VllmConfig\ndef f(c: VllmConfig):\n    return getattr(c.model_config, 'routed')",
     ],
 )
 def test_a_removed_field_of_a_configuration(findings, text):
     assert findings(text, config("routed"), config()) == [("P217", "error", 3)]
     assert findings(text, config("routed"), config("routed")) == []
+
+
+def test_a_field_is_missed_where_the_package_stores_its_configuration(findings):
+    """``self.model_config = ...``, which most plugins have somewhere, says nothing about the fields in it."""
+    text = """
+    from vllm.config import VllmConfig
+    class Mine:
+        def __init__(self, vllm_config: VllmConfig):
+            self.model_config = vllm_config.model_config
+        def f(self):
+            return self.model_config.routed
+    def g(vllm_config: VllmConfig):
+        return vllm_config.model_config.routed
+    """
+    assert findings(text, config("routed"), config()) == [("P217", "error", 6), ("P217", "error", 8)]
+    own = "from vllm.config.model import ModelConfig\nclass Own(ModelConfig):\n    routed: int = 1\n"
+    whole = "from vllm.config import VllmConfig\ndef f(c: VllmConfig):\n    return c.model_config.routed\n"
+    assert findings(own + whole, config("routed"), config()) == []
 
 
 def test_an_annotation_that_only_type_checkers_can_read(findings):

@@ -70,6 +70,16 @@ RUNS_ON_032 = [
     "find_spec('vllm.m') and not hasattr(m.Engine, 'step')",
     "not HAS_GONE",
     "optional is None",
+    "(major, minor) >= (0, 30)",
+    "int(second) > 30 and last == '0'",
+    "RELEASE >= (0, 30)",
+    "PARTS[1] == '32'",
+    "SpecifierSet('>=0.30').contains(vllm.__version__)",
+    "vllm.__version__ in SpecifierSet('>=0.30,<0.33')",
+    "Version(metadata.distribution('vllm').version) >= Version('0.30')",
+    "version.parse(pkg_resources.get_distribution('vllm').version) >= version.parse('0.30')",
+    "Version(FOUND) >= Version('0.30')",
+    "HAVE_VLLM",
 ]
 
 HEAD = """
@@ -79,7 +89,9 @@ import plug.other
 from importlib import metadata
 from importlib.util import find_spec
 from functools import cache
+import pkg_resources
 from packaging import version
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from elsewhere import vllm_version_is, vllm_version_at_least
 
@@ -109,6 +121,17 @@ try:
 except ImportError:
     optional = None
     HAS_GONE = False
+major, minor = map(int, vllm.__version__.split(".")[:2])
+first, second, *_, last = vllm.__version__.split(".")
+RELEASE = Version(vllm.__version__).release
+PARTS = vllm.__version__.split(".")[:2]
+try:
+    import vllm
+    FOUND = vllm.__version__
+    HAVE_VLLM = True
+except ImportError:
+    FOUND = "0.0.0"
+    HAVE_VLLM = False
 """
 OTHER = "import vllm\nIS_NEW = vllm.__version__ >= '0.30'\n"
 INFO = ("P201", "info")
@@ -183,6 +206,7 @@ def test_a_helper_is_a_guard_by_what_its_names_stand_for(found, head):
         "give_up()",
         "def fail(): raise SystemExit(1)\n    fail()",
         "log.error('no')\n    raise",
+        "if log:\n        raise\n    else:\n        sys.exit(1)",
     ],
 )
 @pytest.mark.parametrize("caught", ["ImportError", "Exception", "(ImportError, KeyError)"])
@@ -252,6 +276,96 @@ NOT_LOST = [
 @pytest.mark.parametrize("text", NOT_LOST)
 def test_a_patch_that_is_not_for_the_release_or_has_another_place_is_none(found, text):
     assert found(f"import vllm\nimport vllm.m as m\ndef mine(self): return 9\n{text}\n") == []
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "not hasattr(m.kept, '_mine')",
+        "not getattr(m.kept, '_mine', False)",
+        "getattr(m.Engine.user, '__wrapped__', None) is None",
+        "not hasattr(m.Engine, '_mine')",
+    ],
+)
+def test_the_mark_of_a_patch_is_not_there_before_it(found, test):
+    head = "import vllm.m as m\ndef mine(self): return 9\n"
+    assert found(f"{head}if {test}:\n    from vllm.m import gone\n") == [("P201", "error")]
+    assert found(f"{head}def go():\n    if not ({test}):\n        return\n    m.gone = mine\n") == [("P201", "error")]
+
+
+POLYFILLS = [
+    "if not hasattr(m.Engine, 'step'):\n    m.Engine.step = mine",
+    "try:\n    m.Engine.step\nexcept AttributeError:\n    m.Engine.step = mine",
+    "if not hasattr(m, 'gone'):\n    m.gone = mine\nfrom vllm.m import gone",
+    "if not hasattr(m.Engine, 'step'):\n    m.Engine.step = mine\nclass E(m.Engine):\n    f = lambda self: self.step()",
+    "import sys\ntry:\n    import vllm.old\nexcept ImportError:\n    sys.modules['vllm.old'] = mine",
+    "import sys\nif not find_spec('vllm.old'):\n    sys.modules['vllm.old'] = mine\nfrom vllm.old import thing",
+]
+
+
+@pytest.mark.parametrize("text", POLYFILLS)
+def test_a_name_that_is_set_where_it_is_missing_is_none_that_is_lost(make, held, tmp_path, text):
+    base, new = held("source", make("0.28.0", m=BASE, old="thing = 1"), make("0.32.0", m=NEXT))
+    file = tmp_path / "plugin.py"
+    head = "import vllm.m as m\nfrom importlib.util import find_spec\ndef mine(self): return 9\n"
+    file.write_text(f"{head}{text}\n", encoding="utf-8")
+    assert [one for one in audit([read(file)], base, [new]).findings if one.level != "info"] == []
+
+
+@pytest.mark.parametrize("test", ["False", "0", "None"])
+def test_code_that_never_runs_is_not_reported(found, test):
+    assert found(f"if {test}:\n    from vllm.m import gone\n") == []
+    assert found(f"if {test}:\n    pass\nelse:\n    from vllm.m import gone\n") == [("P201", "error")]
+
+
+ALTERNATIVES = [
+    "try:\n    from vllm.m import Engine as E\nexcept ImportError:\n    from vllm.old import Engine as E\nx = E.user",
+    "try:\n    from vllm.old import Engine as E\nexcept ImportError:\n    from vllm.m import Engine as E\nx = E.user()",
+    "try:\n    from vllm import m\nexcept ImportError:\n    from vllm import old as m\nx = m.Engine.user",
+    "try:\n    from vllm.old import Engine as E\nexcept ImportError:\n    class E:\n        user = 1\nx = E.user",
+]
+
+
+@pytest.mark.parametrize("text", ALTERNATIVES)
+def test_an_attribute_of_one_of_two_classes_is_looked_up_in_the_one_that_is_there(make, held, tmp_path, text):
+    base, new = held("source", make("0.28.0", m=BASE, old=BASE), make("0.32.0", m=NEXT))
+    file = tmp_path / "plugin.py"
+
+    def errors(package):
+        file.write_text(f"{package}\n", encoding="utf-8")
+        return [one.code for one in audit([read(file)], base, [new]).findings if one.level != "info"]
+
+    assert errors(text) == []
+    if "class E" not in text:
+        assert errors(text.replace("user", "step")) == ["P201"]
+
+
+def test_what_an_inner_handler_catches_does_not_fail_the_outer_attempt(found):
+    text = """
+    try:
+        import vllm
+        try:
+            from vllm.m import gone
+        except ImportError:
+            gone = None
+        if vllm.__version__ < "0.30":
+            from vllm.m import gone as other
+        HAVE = True
+    except ImportError:
+        HAVE = False
+    if HAVE:
+        import vllm.nowhere
+    """
+    assert ("P213", "error") in found(text)
+    assert ("P213", "error") not in found(text.replace("if HAVE", "if not HAVE"))
+
+
+def test_a_helper_that_tries_an_import(found):
+    head = "def has():\n    try:\n        from vllm.m import {}\n        return True\n"
+    head += "    except ImportError:\n        return False\n"
+    text = f"{head}if has():\n    import vllm.nowhere\n"
+    assert ("P213", "error") not in found(text.format("gone"))
+    assert ("P213", "error") in found(text.format("kept"))
 
 
 def test_a_module_that_is_imported_for_some_releases_only_is_judged_in_these(found):

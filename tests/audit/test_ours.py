@@ -71,3 +71,16 @@ def test_the_page_has_what_we_patch_and_override(reading, catalogue):
         if row.use.changes_vllm or row.use.way == "override"
     }
     assert shown == wanted
+
+
+def test_a_start_with_each_of_several_releases_counts(make, held, tmp_path):
+    """``--against 0.3.0 0.2.0``: what the first of them refuses is no less an error."""
+    module = "class Engine:\n    def step(self): ...\n"
+    base, *against = held("source", *(make(version, m=module) for version in ("0.1.0", "0.3.0", "0.2.0")))
+    file = tmp_path / "plugin.py"
+    hook = "    @wrap\n    def step(self, call): return call()\n"
+    head = "from vllm_graft import VLLMPatch, wrap\nclass P(VLLMPatch['vllm.m:Engine'], name='p', vllm='<0.3'):\n"
+    file.write_text(head + hook, encoding="utf-8")
+    found = [one for one in audit([read(file)], base, against).findings if one.level == "error"]
+    assert [one.code for one in found] == ["P222"]
+    assert "0.3.0" in found[0].what

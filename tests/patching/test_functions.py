@@ -13,6 +13,8 @@ class Upstream:
 
     def open(self, *args, **kwargs): ...
 
+    def named(self, *, a, b=2): ...
+
     @classmethod
     def made(cls, config): ...
 
@@ -40,6 +42,13 @@ def hook(name, written, mark=wrap):
         ("add_request", "self, call, *args", "it cannot take 'request' by name"),
         ("add_request", "self, call, **kwargs", "it has no place for 'request'"),
         ("add_request", "self, call, request, priority=0, extra=1, *, trace, more", "it needs 'more'"),
+        (
+            "add_request",
+            "self, call, request, priority, *, trace=None",
+            "it needs 'priority', which upstream's",
+        ),
+        ("add_request", "self, call, request, priority=0, *, trace", "it needs 'trace', which upstream's callers may"),
+        ("named", "self, call, a, b", "it needs 'b', which upstream's callers may leave out"),
         ("plain", "self, call, x, y", "it needs 'y', which vLLM does not pass"),
         ("open", "self, call", "it has no place for '*args'"),
         ("open", "self, call, x, y=1", "it has no place for '*args'"),
@@ -67,6 +76,7 @@ def test_what_cannot_take_upstreams_arguments_is_refused(engine, name, written, 
         ("add_request", "self, call, request, priority=0, more=None, **kwargs"),
         ("add_request", "self, call, *args, **kwargs"),
         ("open", "self, call, x, *args, **kwargs"),
+        ("named", "self, call, a, b=2"),
         ("__eq__", "self, call, that"),
     ],
 )

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from vllm_graft.sources import Tree, find
-from vllm_graft.sources import parse as parsing
-from vllm_graft.sources.parse import decode, parse, read_text
+from vllm_graft.sources import origins as parsing
+from vllm_graft.sources.origins import decode, parse, read_text
 
 
 @pytest.mark.parametrize(

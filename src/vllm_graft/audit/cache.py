@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gzip
 import hashlib
 import io
 import pickle
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,7 @@ from vllm_graft.files import cache_folder, replace_file
 
 _PACKAGE: Final = Path(__file__).parents[1]
 _CODE: Final = ("audit", "patching", "sources")
+# The modules whose classes may be stored; a file that names any other is refused.
 _CLASSES: Final = frozenset(
     {
         "ast",
@@ -44,12 +46,10 @@ _CLASSES: Final = frozenset(
         "vllm_graft.findings",
     }
 )
-"""The modules whose classes may be stored; a file that names any other is refused."""
 
+# The most files that each cache holds; the oldest are removed first.
 _REPORTS: Final = 64
 _USES: Final = 24
-"""How many files each cache holds; the oldest are removed first."""
-
 _CHECKSUM: Final = 32
 _BROKEN: Final = (
     OSError, ValueError, EOFError, AttributeError, TypeError, LookupError, zlib.error, pickle.PickleError,
@@ -69,7 +69,19 @@ class ReportCache:
 
     def store(self, key: str, report: Report) -> None:
         """Store a report; OSError where the folder cannot be written, ValueError where it cannot be pickled."""
-        _store(self.folder / key, _without_trees(report), _REPORTS)
+        # Syntax trees are many times the size of a report, and only judging needs them.
+        bare: dict[int, Use] = {}
+
+        def without_tree(use: Use) -> Use:
+            # A row refers to the same use as its package, which is pickled once.
+            known = bare.get(id(use))
+            if known is None:
+                known = bare[id(use)] = use.without_tree()
+            return known
+
+        packages = [replace(package, uses=tuple(map(without_tree, package.uses))) for package in report.packages]
+        rows = [replace(row, use=without_tree(row.use)) for row in report.rows]
+        _store(self.folder / key, replace(report, packages=tuple(packages), rows=tuple(rows)), _REPORTS)
 
 
 class UsesCache:
@@ -85,7 +97,16 @@ class UsesCache:
         if not all(isinstance(release, CatalogueRelease) and release.version in known for release in releases):
             return None
         found = _load(self._folder / self._key(package))
-        return found if isinstance(found, PackageUses) and _bind_files(found, package) else None
+        if not isinstance(found, PackageUses):
+            return None
+        # Each outline gets the file of the package that it is cut from.
+        files = {file.shown: file for file in package.files}
+        for use in found.uses:
+            if use.body is not None and isinstance(shown := use.body.__dict__.get("file"), str):
+                if shown not in files:
+                    return None
+                use.body.__dict__["file"] = files[shown]
+        return found
 
     def store(self, package: PackageFiles, uses: PackageUses) -> None:
         """Store the uses; OSError where the folder cannot be written, ValueError where they cannot be pickled."""
@@ -97,7 +118,7 @@ class UsesCache:
         parts += [package.package, package.version, package.required, package.tests]
         for file in package.files:
             parts += [file.shown, file.name, file.module, _content_digest(file.path)]
-        parts += [(path.name, _content_digest(path)) for path in _locks(package)]
+        parts += [(path.name, _content_digest(path)) for path in sorted(set(map(lock_of, package.files)))]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -116,7 +137,7 @@ def report_key(
     for package in packages:
         parts += [package.package, package.version, package.required]
         parts += [(file.shown, file.module, _stamp(file.path)) for file in package.files]
-        parts += [(str(path), _stamp(path)) for path in _locks(package)]
+        parts += [(str(path), _stamp(path)) for path in sorted(set(map(lock_of, package.files)))]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -129,10 +150,6 @@ def code_digest() -> str:
         elif path.suffix == ".xz":
             digest.update(repr(_stamp(path)).encode())
     return digest.hexdigest()
-
-
-def _locks(package: PackageFiles) -> list[Path]:
-    return sorted({lock_of(file) for file in package.files})
 
 
 def _stamp(path: Path) -> tuple[str, int, int] | None:
@@ -150,22 +167,6 @@ def _content_digest(path: Path) -> str:
         return ""
 
 
-def _without_trees(report: Report) -> Report:
-    """Return the report without syntax trees: they are many times its size, and only judging needs them."""
-    bare: dict[int, Use] = {}
-
-    def without_tree(use: Use) -> Use:
-        # A row refers to the same use as its package, which is pickled once.
-        known = bare.get(id(use))
-        if known is None:
-            known = bare[id(use)] = use.without_tree()
-        return known
-
-    packages = [replace(package, uses=tuple(map(without_tree, package.uses))) for package in report.packages]
-    rows = [replace(row, use=without_tree(row.use)) for row in report.rows]
-    return replace(report, packages=tuple(packages), rows=tuple(rows))
-
-
 class _Precomputation:
     """Replaces the conditions of uses by their outcomes in some releases."""
 
@@ -175,37 +176,25 @@ class _Precomputation:
         self._guards: dict[UseGuard, UseGuard] = {}
 
     def use(self, use: Use) -> Use:
-        if use.body is not None:
+        body = use.body
+        branches: list[Branch] = []
+        if body is not None:
             # Stored with the body: the verdicts ask for it, and the file may be gone by then.
-            body_contents(use.body)
+            body_contents(body)
+            for condition, first, last in use.branches:
+                # Only branches that a line of the body may be in.
+                if first <= (body.end_lineno or body.lineno) and last >= body.lineno:
+                    branches.append((self._condition(condition), first, last))
         if use.guard not in self._guards:
             conditions = tuple(map(self._condition, use.guard.conditions))
             self._guards[use.guard] = replace(use.guard, conditions=conditions)
-        return replace(use, guard=self._guards[use.guard], branches=tuple(self._branches(use)))
-
-    def _branches(self, use: Use) -> Iterator[Branch]:
-        """Yield the branches that a line of the body may be in."""
-        body = use.body
-        for condition, first, last in use.branches if body is not None else ():
-            if body is not None and first <= (body.end_lineno or body.lineno) and last >= body.lineno:
-                yield self._condition(condition), first, last
+        return replace(use, guard=self._guards[use.guard], branches=tuple(branches))
 
     def _condition(self, condition: Condition) -> PrecomputedCondition:
         if condition not in self._conditions:
             outcomes = tuple((facts.version, condition.outcome(facts)) for facts in self._facts)
             self._conditions[condition] = PrecomputedCondition(outcomes, condition.alternative)
         return self._conditions[condition]
-
-
-def _bind_files(uses: PackageUses, package: PackageFiles) -> bool:
-    """Give each outline the file of the package that it is cut from; False where the package has no such file."""
-    files = {file.shown: file for file in package.files}
-    for use in uses.uses:
-        if use.body is not None and isinstance(shown := use.body.__dict__.get("file"), str):
-            if shown not in files:
-                return False
-            use.body.__dict__["file"] = files[shown]
-    return True
 
 
 def _load(path: Path) -> object:
@@ -215,19 +204,21 @@ def _load(path: Path) -> object:
         checksum, body = data[:_CHECKSUM], data[_CHECKSUM:]
         if hashlib.sha256(body).digest() != checksum:
             return None
-        return _Unpickler(io.BytesIO(zlib.decompress(body))).load()
+        return _Unpickler(io.BytesIO(gzip.decompress(body))).load()
     except _BROKEN:
         return None
 
 
 def _store(path: Path, content: object, entries: int) -> None:
     """Write an object behind its checksum by renaming, because several runs may share the folder."""
-    compressed = _Compressor()
+    compressed = io.BytesIO()
     try:
-        _Pickler(compressed, protocol=5).dump(content)
+        # Compressed as it is written, so that a large object is never pickled in memory as a whole.
+        with gzip.GzipFile(fileobj=compressed, mode="wb", compresslevel=1, mtime=0) as file:
+            _Pickler(file, protocol=5).dump(content)
     except (pickle.PicklingError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from error
-    body = compressed.finish()
+    body = compressed.getvalue()
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, hashlib.sha256(body).digest() + body)
     found: list[tuple[float, Path]] = []
@@ -237,21 +228,6 @@ def _store(path: Path, content: object, entries: int) -> None:
             found.append((other.stat().st_mtime, other))
     for _, other in sorted(found, reverse=True)[entries:]:
         other.unlink(missing_ok=True)
-
-
-class _Compressor:
-    """Compresses what is written to it, so that a large object is never pickled in memory as a whole."""
-
-    def __init__(self) -> None:
-        self._deflate = zlib.compressobj(1)
-        self._parts: list[bytes] = []
-
-    def write(self, data: bytes) -> int:
-        self._parts.append(self._deflate.compress(data))
-        return len(data)
-
-    def finish(self) -> bytes:
-        return b"".join([*self._parts, self._deflate.flush()])
 
 
 class _Pickler(pickle.Pickler):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from vllm_graft.audit.model import Arguments, Use, Verdict
 from vllm_graft.audit.releases.outline import OPAQUE, function_marks
-from vllm_graft.audit.releases.release import METHODS, Release, Shape, alternatives
+from vllm_graft.audit.releases.release import METHODS, Release, Shape, Signature, alternatives
 from vllm_graft.audit.uses import body_dependencies
 from vllm_graft.sources.fingerprint import Function, parameters
 from vllm_graft.sources.scopes import dotted
@@ -21,11 +21,11 @@ _SAME: Final = Verdict("same")
 
 
 _PYDANTIC: Final = frozenset({"BaseModel"})
+# The methods of a pydantic model besides its fields and names that begin with ``model_``.
 _MODEL_METHODS: Final = frozenset(
     {"construct", "copy", "dict", "from_orm", "json", "parse_file", "parse_obj", "parse_raw", "schema", "schema_json",
      "update_forward_refs", "validate"}
 )  # fmt: skip
-"""What a pydantic model has besides its fields and names that begin with ``model_``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,10 @@ class _Parameter:
 
     @classmethod
     def parse(cls, token: str) -> _Parameter:
-        bare = token.removeprefix("kw ").removeprefix("/").removesuffix("=").lstrip("*")
         rest = token[: len(token) - len(token.lstrip("*"))]
-        return cls(
-            name=bare,
-            place=not rest and not token.startswith("kw "),
-            keyword=not rest and not token.startswith("/"),
-            rest=rest,
-            optional=bool(rest) or token.endswith("="),
-        )
+        name = token.removeprefix("kw ").removeprefix("/").removesuffix("=").lstrip("*")
+        by_place, by_keyword = not token.startswith("kw "), not token.startswith("/")
+        return cls(name, not rest and by_place, not rest and by_keyword, rest, bool(rest) or token.endswith("="))
 
 
 def misfit(arguments: Arguments, signature: Sequence[str]) -> str:
@@ -83,26 +78,24 @@ def _listed(names: Sequence[str]) -> str:
 def refusals(own: Sequence[str], upstream: Sequence[str]) -> frozenset[str]:
     """Describe the calls that upstream's signature allows and a function refuses; empty where it takes them all."""
     mine, theirs = ([_Parameter.parse(token) for token in each] for each in (own, upstream))
-    return frozenset(_refusals(mine, theirs))
-
-
-def _refusals(mine: Sequence[_Parameter], theirs: Sequence[_Parameter]) -> Iterator[str]:
     rest = {one.rest for one in mine}
     places = [one.name for one in mine if one.place]
     names = {one.name for one in mine if one.keyword}
     given = {one.name for one in theirs if not one.rest}
+    said: list[str] = []
     for place, one in enumerate(parameter for parameter in theirs if parameter.place):
         if one.keyword and one.name not in names and "**" not in rest:
-            yield f"it does not take {one.name!r}"
+            said.append(f"it does not take {one.name!r}")
         elif place >= len(places) and "*" not in rest and not (one.keyword and "**" in rest):
-            yield f"it does not take {one.name!r} by position"
+            said.append(f"it does not take {one.name!r} by position")
         elif one.name in places and places.index(one.name) != place:
-            yield f"it takes {one.name!r} at another place"
+            said.append(f"it takes {one.name!r} at another place")
     for one in theirs:
         if not one.rest and not one.place and one.name not in names and "**" not in rest:
-            yield f"it does not take {one.name!r}"
-    anything = any(one.rest == "**" for one in theirs)
-    yield from (f"it needs {one.name!r}" for one in mine if not one.optional and one.name not in given and not anything)
+            said.append(f"it does not take {one.name!r}")
+    if not any(one.rest == "**" for one in theirs):
+        said += [f"it needs {one.name!r}" for one in mine if not one.optional and one.name not in given]
+    return frozenset(said)
 
 
 def rejects(own: Sequence[str], upstream: Sequence[str]) -> str:
@@ -127,45 +120,51 @@ def rejects(own: Sequence[str], upstream: Sequence[str]) -> str:
 
 def judge_call(use: Use, before: Sequence[Release], new: Release) -> Verdict:
     """Judge whether a call fits; a missing target is reported where it is named, unless by ``super()``."""
-    if use.above and (state := _unreachable(use, before, new)):
-        return Verdict(state)
+    base, places = before[0], [(use.module, use.qualname), *use.owners]
+    if use.above and all(new.shape(*place) is None for place in places):
+        # ``super()`` lacks the method; a base from outside vLLM may have it.
+        owners = [(module, qualname.rpartition(".")[0]) for module, qualname in places]
+        classes = [new.shape(*owner) for owner in owners if not new.outside(*owner)]
+        if len(classes) == len(owners) and all(shape is not None and shape.kind == "class" for shape in classes):
+            if any(base.shape(*place) is not None for place in places):
+                return Verdict("gone")
+            if not use.attribute.startswith("__"):
+                return Verdict("absent")
     why = _call_misfit(use, new)
-    if not why:
-        shifted = _shifted(use, before[0], new)
-        return Verdict("broken", shifted) if shifted else _SAME
-    base = before[0]
-    if not _call_misfit(use, base):
-        return Verdict("misfit", why)
-    # What an attribute is declared to be, it may be a subclass of.
-    return _SAME if use.guessed else Verdict("misfit", f"{why}; it did not fit {base.version} either")
-
-
-def _shifted(use: Use, old: Release, new: Release) -> str:
-    """Describe arguments by position that reach another parameter than before; one that got a new name does not count.
-
-    A parameter has another place where its name, or the name that is in its place now, is in both signatures.
-    """
+    if why:
+        if not _call_misfit(use, base):
+            return Verdict("misfit", why)
+        # What an attribute is declared to be, it may be a subclass of.
+        return _SAME if use.guessed else Verdict("misfit", f"{why}; it did not fit {base.version} either")
+    # An argument by position may reach another parameter than before. One that got a new name does not count: a
+    # parameter has another place where its name, or the name that is in its place now, is in both signatures.
     count = use.arguments.positional if use.arguments is not None else 0
-    was, now = (_by_position(use, release) if count else () for release in (old, new))
-    for place, (before, after) in enumerate(zip(was[:count], now[:count], strict=False)):
-        if before != after and (before in now or after in was):
-            return f"argument {place + 1} was {before!r} and is {after!r} now"
-    return ""
+    was, now = (_by_position(use, release) if count else [] for release in (base, new))
+    for place, (old, after) in enumerate(zip(was[:count], now[:count], strict=False)):
+        if old != after and (old in now or after in was):
+            return Verdict("broken", f"argument {place + 1} was {old!r} and is {after!r} now")
+    return _SAME
 
 
-def _by_position(use: Use, release: Release) -> tuple[str, ...]:
+def _by_position(use: Use, release: Release) -> list[str]:
     """Return the names of the parameters that a call fills by position; empty where they are not certain."""
     module, qualname = next(iter(_places(use, release)), ("", ""))
     found = release.shape(module, qualname) if module else None
-    if found is None or found.opaque:
-        return ()
-    if found.kind == "class" and not use.bound:
-        taken = list(release.constructor(found.module, found.qualname) or ())[-1:]
-    else:
-        drops = found.kind == "classmethod" or (found.kind == "function" and "." in found.qualname and use.bound)
-        taken = [one[1:] if drops else one for one in alternatives(found.signature)] if found.kind in METHODS else []
+    taken = _signatures(use, found, release) if found is not None and not found.opaque else []
+    if found is not None and found.kind == "class":
+        taken = taken[-1:]
     parsed = [_Parameter.parse(token) for token in taken[0]] if len(taken) == 1 else []
-    return tuple(one.name for one in parsed if one.place)
+    return [one.name for one in parsed if one.place]
+
+
+def _signatures(use: Use, found: Shape, release: Release) -> list[Signature]:
+    """Return what a call has to fit: all signatures of a constructor, one of a function's alternatives."""
+    if found.kind == "class" and not use.bound:
+        return list(release.constructor(found.module, found.qualname) or ())
+    if found.kind not in METHODS:
+        return []
+    drops = found.kind == "classmethod" or (found.kind == "function" and "." in found.qualname and use.bound)
+    return [one[1:] if drops else one for one in alternatives(found.signature)]
 
 
 def _places(use: Use, release: Release) -> list[tuple[str, str]]:
@@ -178,78 +177,54 @@ def _places(use: Use, release: Release) -> list[tuple[str, str]]:
 
 def _call_misfit(use: Use, release: Release) -> str:
     """Explain why a call does not fit a release; empty where it does, or where that cannot be told."""
-    if use.arguments is None:
-        return ""
-    for module, qualname in _places(use, release):
+    for module, qualname in _places(use, release) if use.arguments is not None else ():
+        assert use.arguments is not None
         found = release.shape(module, qualname)
         if found is not None:
-            return "" if found.opaque else _shape_misfit(use, use.arguments, found, release)
+            taken = [] if found.opaque else _signatures(use, found, release)
+            reasons = [misfit(use.arguments, signature) for signature in taken]
+            if found.kind == "class":
+                return next(filter(None, reasons), "")
+            return reasons[0] if reasons and all(reasons) else ""
         if use.bound and qualname.endswith(".__init__"):
             # ``super().__init__`` reaches the constructor that a decorator generates, where there is no other.
             made = release.constructor(module, qualname.removesuffix(".__init__"))
             if made is not None and made != ((),):
                 return misfit(use.arguments, made[-1])
-        if use.bound and _has_outside(release, module, qualname):
+        if use.bound and release.outside(module, qualname.rpartition(".")[0]):
             return ""
     return ""
 
 
-def _shape_misfit(use: Use, arguments: Arguments, found: Shape, release: Release) -> str:
-    if found.kind == "class" and not use.bound:
-        made = release.constructor(found.module, found.qualname) or ()
-        return next((said for one in made if (said := misfit(arguments, one))), "")
-    if found.kind not in METHODS:
-        return ""
-    drops = found.kind == "classmethod" or (found.kind == "function" and "." in found.qualname and use.bound)
-    taken = [one[1:] if drops else one for one in alternatives(found.signature)]
-    reasons = [misfit(arguments, signature) for signature in taken]
-    return reasons[0] if reasons and all(reasons) else ""
-
-
-def _has_outside(release: Release, module: str, qualname: str) -> bool:
-    """Return whether a method's class may have it from outside vLLM."""
-    return bool(release.outside(module, qualname.rpartition(".")[0]))
-
-
-def _unreachable(use: Use, before: Sequence[Release], new: Release) -> Literal["gone", "absent", ""]:
-    """Judge a method that ``super()`` lacks; empty where it has it, or a base from outside may."""
-    places = [(use.module, use.qualname), *use.owners]
-    if any(new.shape(*place) is not None or _has_outside(new, *place) for place in places):
-        return ""
-    classes = [new.shape(module, qualname.rpartition(".")[0]) for module, qualname in places]
-    if any(shape is None or shape.kind != "class" for shape in classes):
-        return ""
-    if any(before[0].shape(*place) is not None for place in places):
-        return "gone"
-    return "" if use.attribute.startswith("__") else "absent"
-
-
 def judge_read(use: Use, before: Sequence[Release], new: Release) -> Verdict:
     """Judge whether the attributes that are read one after the other exist."""
+
+    def find(release: Release, place: int) -> tuple[Shape | None, frozenset[str] | None]:
+        """Return the class whose attribute is read, and what it has."""
+        owner = _owner(use, release, place)
+        return owner, release.attributes(owner.module, owner.qualname) if owner is not None else None
+
     for place, name in enumerate(use.path):
-        owner = _owner(use, new, place)
-        known = new.attributes(owner.module, owner.qualname) if owner is not None else None
+        owner, known = find(new, place)
         if owner is None or known is None or (name.startswith("__") and name.endswith("__")):
             return _SAME
         if name in known:
             continue
+        if name in use.own:
+            # The package sets it itself.
+            return _SAME
         outside = new.outside(owner.module, owner.qualname)
         if outside and (outside != _PYDANTIC or name.startswith("model_") or name in _MODEL_METHODS):
             return _SAME
-        if had := next((old for old in before if _had(use, old, name)), None):
-            what = f"{owner.qualname} had {name!r} in {had.version} and has it no more"
-            return Verdict("gone", what, f"{owner.module}:{owner.qualname}")
+        for old in before:
+            if name in (find(old, use.path.index(name))[1] or ()):
+                what = f"{owner.qualname} had {name!r} in {old.version} and has it no more"
+                return Verdict("gone", what, f"{owner.module}:{owner.qualname}")
         if not use.guessed and owner.module.startswith("vllm.config"):
             # Other classes may get attributes at run time; vLLM's configurations declare theirs.
             return Verdict("absent", f"{owner.qualname} has no {name!r}")
         return _SAME
     return _SAME
-
-
-def _had(use: Use, release: Release, name: str) -> bool:
-    owner = _owner(use, release, use.path.index(name))
-    known = release.attributes(owner.module, owner.qualname) if owner is not None else None
-    return known is not None and name in known
 
 
 def _owner(use: Use, release: Release, place: int) -> Shape | None:
@@ -326,7 +301,9 @@ def refused_call(use: Use, before: Sequence[Release], new: Release) -> tuple[str
     calls, all_known = _calls_of(use, now, new)
     for call in calls:
         if said := misfit(call, own):
-            return said, f"vLLM calls it with {_passed(call)}"
+            passed = [f"{call.positional or 'no'} argument{'' if call.positional == 1 else 's'} by position"]
+            passed += [", ".join(f"{name}=" for name in call.keywords)] if call.keywords else []
+            return said, f"vLLM calls it with {' and '.join(passed)}"
     was = before[0].shape(use.module, use.qualname)
     if (calls and all_known) or use.mixed or use.alternatives or was is None or was.signature != now.signature:
         return "", ""
@@ -374,11 +351,6 @@ def _calls_of(use: Use, now: Shape, release: Release) -> tuple[list[Arguments], 
     if not reaching and all(misfit(call.arguments, own) for call in calls):
         return [call.arguments for call in calls], False
     return reaching, related
-
-
-def _passed(call: Arguments) -> str:
-    by_place = f"{call.positional or 'no'} argument{'' if call.positional == 1 else 's'} by position"
-    return " and ".join([by_place, ", ".join(f"{name}=" for name in call.keywords)]) if call.keywords else by_place
 
 
 def _refused(use: Use, upstream: Shape) -> frozenset[str]:

@@ -20,9 +20,8 @@ from vllm_graft.audit.model import Report, ReportRow, Use
 from vllm_graft.findings import Finding
 from vllm_graft.sources.fingerprint import Function
 
+# Functions of fewer lines are alike by chance.
 _SHORT: Final = 8
-"""Functions of fewer lines are alike by chance."""
-
 _COMMONPLACE: Final = re.compile(r"\s*(?:pass|break|continue|return|return None|raise|\.\.\.|(?:else|try|finally):)")
 
 

@@ -18,6 +18,7 @@ from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 from vllm_graft.versions import InstalledVersion, includes
 
+# The code, the sentence and the next step for each state.
 _RULES: Final[Mapping[VerdictState, tuple[str, str, str]]] = {
     "gone": ("P201", "it is gone", "find what took its place, or limit the code to the releases that have it"),
     "broken": ("P202", "its signature has changed", "fit the code to the new parameters"),
@@ -36,8 +37,8 @@ _RULES: Final[Mapping[VerdictState, tuple[str, str, str]]] = {
         "correct the name, remove the code, or say with --base which release it is for",
     ),
 }  # fmt: skip
-"""The code, the sentence and the next step for each state."""
 
+# The same for states that mean something else in one way of using a name.
 _RULES_BY_WAY: Final[Mapping[tuple[Way, VerdictState], tuple[str, str, str]]] = {
     ("call", "misfit"): ("P215", "the call fails", "pass what it takes now"),
     ("subclass", "misfit"): ("P216", "no object of the subclass can be made", "define the method in the subclass"),
@@ -48,10 +49,9 @@ _RULES_BY_WAY: Final[Mapping[tuple[Way, VerdictState], tuple[str, str, str]]] = 
     ),
     ("read", "absent"): ("P217", *_RULES["absent"][1:]),
 }
-"""The same for states that mean something else in one way of using a name."""
 
+# The difflib ratio from which two names count as one misspelt: one letter of eight.
 _NEAR: Final = 0.87
-"""The difflib ratio from which two names count as one misspelt: one letter of eight."""
 
 
 def findings_for(row: ReportRow, releases: Mapping[str, Release], known: Sequence[Release] = ()) -> Iterator[Finding]:
@@ -76,10 +76,28 @@ def findings_for(row: ReportRow, releases: Mapping[str, Release], known: Sequenc
             yield _finding(code, level, use, _describe(sentence, cell), fix)
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
             facts = ReleaseFacts(new)
-            yield from _vanished(use, cell, (old, *known), new, facts)
-            yield from _refused_keywords(use, cell, was, now, facts)
+            on_class = use.body is not None and is_class_method(use.body)
+            for name, line, version in vanished_attributes(use, (old, *known), new):
+                if facts.runs(use.branches, line):
+                    how = f"calls cls.{name}" if on_class else f"reads self.{name}"
+                    what = f"the code {how}, which {use.container} had in {version} and has no more in {cell.release}"
+                    yield _finding("P210", "error", use, what, "find what took its place", line)
+            if use.body is not None and was is not None and now is not None:
+                # Keyword arguments that the code passes to the original, and that it no longer takes.
+                taken = [[token for token in one.signature[1:] if token[:1] not in "*/"] for one in (was, now)]
+                had, has = ({token.removeprefix("kw ").removesuffix("=") for token in tokens} for tokens in taken)
+                anything = any(token.startswith("**") for token in now.signature)
+                for name, line in body_dependencies(use).keywords.items() if not anything else ():
+                    if name in had - has and facts.runs(use.branches, line):
+                        what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
+                        yield _finding("P211", "error", use, what, "pass what it takes now", line)
             if level != "error" or state not in ("broken", "extended"):
-                yield from _refused_calls(use, cell, (old, *known), new)
+                said, reason = refused_call(use, (old, *known), new)
+                if said:
+                    what = f"what upstream passes the override does not take in {cell.release}: {said}"
+                    what += f"; {reason}" if reason else f"; nor in {cell.since}"
+                    fix = "accept the parameters and hand them on, or choose a name of your own"
+                    yield _finding("P218", "error" if reason and not use.guarded else "warning", use, what, fix)
 
 
 def _finding(code: str, level: Level, use: Use, what: str, fix: str, line: int | None = None) -> Finding:
@@ -124,8 +142,8 @@ def start_refusals(package: PackageUses, release: Release) -> Iterator[Finding]:
             yield Finding("P222", "error", f"patch {patch.name}", what, use.where, fix)
 
 
+# Methods that Python makes static or class methods without a decorator.
 _SPECIAL: Final = frozenset({"__new__", "__init_subclass__", "__class_getitem__"})
-"""Methods that Python makes static or class methods without a decorator."""
 
 
 def _form_change(use: Use, release: Release) -> str:
@@ -217,41 +235,3 @@ def _level(use: Use, cell: Cell, was: Shape | None, now: Shape | None) -> Level:
     if state == "grown":
         return "warning" if use.patch is None else "error"
     return "error" if state == "uncalled" else "warning"
-
-
-def _vanished(use: Use, cell: Cell, before: Sequence[Release], new: Release, facts: ReleaseFacts) -> Iterator[Finding]:
-    """Report attributes that the code reads from ``self`` or calls on ``cls``, and that the class has lost."""
-    on_class = use.body is not None and is_class_method(use.body)
-    for name, line, had in vanished_attributes(use, before, new):
-        if facts.runs(use.branches, line):
-            owner, now = use.container, cell.release
-            what = f"the code reads self.{name}, which {owner} had in {had} and has no more in {now}"
-            if on_class:
-                what = f"the code calls cls.{name}, which {owner} had in {had} and has no more in {now}"
-            yield _finding("P210", "error", use, what, "find what took its place", line)
-
-
-def _refused_keywords(
-    use: Use, cell: Cell, was: Shape | None, now: Shape | None, facts: ReleaseFacts
-) -> Iterator[Finding]:
-    """Report keyword arguments that the code passes to the original, and that it no longer takes."""
-    if use.body is None or was is None or now is None or any(token.startswith("**") for token in now.signature):
-        return
-    had, has = (
-        {token.removeprefix("kw ").removesuffix("=") for token in shape.signature[1:] if token[:1] not in "*/"}
-        for shape in (was, now)
-    )
-    for name, line in body_dependencies(use).keywords.items():
-        if name in had and name not in has and facts.runs(use.branches, line):
-            what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
-            yield _finding("P211", "error", use, what, "pass what it takes now", line)
-
-
-def _refused_calls(use: Use, cell: Cell, before: Sequence[Release], new: Release) -> Iterator[Finding]:
-    """Report an override that does not accept what upstream's callers pass."""
-    said, known = refused_call(use, before, new)
-    if said:
-        what = f"what upstream passes the override does not take in {cell.release}: {said}"
-        what += f"; {known}" if known else f"; nor in {cell.since}"
-        fix = "accept the parameters and hand them on, or choose a name of your own"
-        yield _finding("P218", "error" if known and not use.guarded else "warning", use, what, fix)

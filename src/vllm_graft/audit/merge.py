@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+# The names of the three texts in conflict markers.
 NAMES: Final = ("ours", "base", "theirs")
-"""What the three texts are called in conflict markers."""
-
 _ENDS: Final = re.compile(r"(?<=\n)")
 
 
@@ -62,7 +61,11 @@ def merge(base: str, ours: str, theirs: str, *, names: tuple[str, str, str] = NA
         else:
             _close(merged)
             conflicts.append(len(merged) + 1)
-            merged += _marked(mine, before, yours, names)
+            heads = (f"<<<<<<< {names[0]}\n", f"||||||| {names[1]}\n", "=======\n")
+            for head, part in zip(heads, (mine, before, yours), strict=True):
+                _close(part)
+                merged += [head, *part]
+            merged.append(f">>>>>>> {names[2]}\n")
     merged += old[done:]
     return MergeResult("".join(merged), tuple(conflicts), **taken)
 
@@ -92,36 +95,30 @@ class _Region:
     right: list[_Change]
 
 
-def _changes(base: Sequence[str], side: Sequence[str]) -> list[_Change]:
-    """Return the changes of a side, in the order of the base."""
-    codes = difflib.SequenceMatcher(None, base, side, autojunk=False).get_opcodes()
-    found = [_Change(*where) for kind, *where in codes if kind != "equal"]
-    starts = [*(change.start for change in found), len(base)]
-    return [_slid(change, base, side, limit) for change, limit in zip(found, starts[1:], strict=True)]
+def _changes(base: Sequence[str], side: Sequence[str]) -> Iterator[_Change]:
+    """Yield the changes of a side, in the order of the base.
 
-
-def _slid(change: _Change, base: Sequence[str], side: Sequence[str], limit: int) -> _Change:
-    """Move an insertion or a deletion as far down as possible without changing its effect.
-
-    Of an inserted "break" and blank line after another, either pair may count as the new one. The choice has to be
-    the same on both sides, and the last is git's.
+    An insertion or a deletion is moved as far down as possible without changing its effect. Of an inserted "break" and
+    blank line after another, either pair may count as the new one. The choice has to be the same on both sides, and the
+    last is git's.
     """
-    start, stop, low, high = change.start, change.stop, change.low, change.high
-    if start < stop and low < high:
-        return change
-    text, first, last = (base, start, stop) if low == high else (side, low, high)
-    steps = 0
-    while stop + steps < limit and text[first + steps] == text[last + steps]:
-        steps += 1
-    return _Change(start + steps, stop + steps, low + steps, high + steps)
+    codes = difflib.SequenceMatcher(None, base, side, autojunk=False).get_opcodes()
+    found = [where for kind, *where in codes if kind != "equal"]
+    starts = [*(start for start, *_ in found), len(base)]
+    for (start, stop, low, high), limit in zip(found, starts[1:], strict=True):
+        steps = 0
+        if start == stop or low == high:
+            text, first, last = (base, start, stop) if low == high else (side, low, high)
+            while stop + steps < limit and text[first + steps] == text[last + steps]:
+                steps += 1
+        yield _Change(start + steps, stop + steps, low + steps, high + steps)
 
 
-def _regions(left: Sequence[_Change], right: Sequence[_Change]) -> Iterator[_Region]:
+def _regions(left: Iterable[_Change], right: Iterable[_Change]) -> Iterator[_Region]:
     """Yield the changes of both sides, grouped where they touch."""
     region: _Region | None = None
-    for change, of_left in sorted(
-        [(one, True) for one in left] + [(one, False) for one in right], key=lambda each: (each[0].start, each[0].stop)
-    ):
+    both = [*((one, True) for one in left), *((one, False) for one in right)]
+    for change, of_left in sorted(both, key=lambda each: (each[0].start, each[0].stop)):
         if region is None or change.start > region.stop:
             if region is not None:
                 yield region
@@ -159,15 +156,6 @@ def _side(changes: Sequence[_Change], region: _Region, side: Sequence[str], befo
         return list(before)
     first, last = changes[0], changes[-1]
     return list(side[first.low - (first.start - region.start) : last.high + (region.stop - last.stop)])
-
-
-def _marked(ours: list[str], base: list[str], theirs: list[str], names: tuple[str, str, str]) -> Iterator[str]:
-    mine, old, yours = names
-    for head, part in ((f"<<<<<<< {mine}", ours), (f"||||||| {old}", base), ("=======", theirs)):
-        yield f"{head}\n"
-        _close(part)
-        yield from part
-    yield f">>>>>>> {yours}\n"
 
 
 def _close(part: list[str]) -> None:

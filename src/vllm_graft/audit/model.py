@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vllm_graft.audit.verdicts import ReleaseFacts
 
 Way = Literal["replace", "wrap", "add", "delete", "override", "subclass", "import", "call", "read"]
-"""How a package uses a name of vLLM.
+"""The way in which a package uses a name of vLLM.
 
 replace:   replaces it: an assignment, ``setattr``, a patch
 wrap:      replaces it by something that calls the original
@@ -27,8 +27,8 @@ call:      calls it, instantiates it, or calls one of its methods
 read:      reads an attribute of an instance of it
 """
 
+# The ways that change vLLM itself.
 PATCHES: Final[tuple[Way, ...]] = ("replace", "wrap", "add", "delete")
-"""The ways that change vLLM itself."""
 
 VerdictState = Literal[
     "same", "body", "extended", "broken", "misfit", "moved", "gone", "kind", "inherited", "uncalled", "fixed", "grown",
@@ -98,11 +98,9 @@ class Condition(Protocol):
     @property
     def alternative(self) -> bool:
         """True if the code does something else where it does not hold."""
-        ...
 
     def outcome(self, facts: ReleaseFacts) -> Outcome:
         """Return whether the code behind it runs in a release."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,7 @@ Branch = tuple[Condition, int, int]
 """A test, and the first and last line behind it."""
 
 Standing = Literal["runs", "caught", "unsure", "skipped", "unmet"]
-"""True if code runs in a release.
+"""The standing of code in a release.
 
 runs:     it runs, and fails where a name that it needs is missing
 caught:   it runs, and a handler catches a missing name
@@ -220,7 +218,8 @@ class Use(_Packed):
                what the object is, or only a star import can have bound the name
     above:     of a call: whether it goes to ``super()``
     owners:    of a method that is called: its other possible owners, in the order of the bases; of a subclass: the
-               other classes of vLLM that it derives from
+               other classes of vLLM that it derives from; of an imported name: the other classes or modules that it may
+               be an attribute of
     mixed:     of a subclass and its methods: whether a base from elsewhere may have what vLLM's classes lack
     made:      of a subclass and its methods: whether the package itself calls the constructor
     concrete:  of a subclass: whether it is instantiated, so that it has to define every abstract method
@@ -321,9 +320,9 @@ class Verdict(_Packed):
     detail: str = ""
     now: str = ""
     standing: Standing = "runs"
-    """True if the code itself runs in the newer release."""
+    """The standing of the code itself in the newer release."""
     fitted: bool = True
-    """Where the code does not work: whether it did in a known release."""
+    """False if the code works in no known release either."""
 
 
 @dataclass(frozen=True, slots=True)

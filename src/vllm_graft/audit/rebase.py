@@ -27,23 +27,21 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from vllm_graft.audit.copies import canonical_lines
-from vllm_graft.audit.merge import MergeResult, lines, merge
+from vllm_graft.audit.merge import lines, merge
 from vllm_graft.errors import ConfigError
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import bindings
 
+# The shortest and the longest lines that a copy is taken to be formatted with.
 _NARROW: Final = 72
 _WIDE: Final = 160
-"""The shortest and the longest lines that a copy is taken to be formatted with."""
-
+# The length of vLLM's own lines.
 _UPSTREAM: Final = 88
-"""The length of vLLM's own lines."""
-
 _SKIPPED: Final = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
 _IF: Final = "if x:\n    pass\n"
 _TRY: Final = "try:\n    pass\n"
+# The statement that has to precede a clause, which is none of its own.
 _BEFORE: Final = {"elif": _IF, "else": _IF, "except": _TRY, "finally": _TRY}
-"""What has to stand before a clause that is not a statement of its own."""
 
 
 def _laid_out(ours: Sequence[str], theirs: Sequence[str]) -> list[str] | None:
@@ -58,7 +56,13 @@ def _laid_out(ours: Sequence[str], theirs: Sequence[str]) -> list[str] | None:
     for kind, low, high, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if kind == "equal":
             for one, their in zip(mine[first:last], other[low:high], strict=True):
-                result += _as_theirs(ours, one, theirs, their)
+                # The other's lines, as far as that loses no comment.
+                if one.inside - their.inside:
+                    result += ours[one.start : one.stop]
+                elif one.above - their.above:
+                    result += [*ours[one.start : one.code], *theirs[their.code : their.stop]]
+                else:
+                    result += theirs[their.start : their.stop]
         else:
             result += [line for each in mine[first:last] for line in ours[each.start : each.stop]]
     try:
@@ -66,16 +70,6 @@ def _laid_out(ours: Sequence[str], theirs: Sequence[str]) -> list[str] | None:
     except SyntaxError:
         return None
     return result if same else None
-
-
-def _as_theirs(ours: Sequence[str], mine: _Statement, theirs: Sequence[str], other: _Statement) -> Sequence[str]:
-    """Return the lines of a shared statement: the other's, as far as that loses no comment."""
-    if mine.inside - other.inside:
-        return ours[mine.start : mine.stop]
-    code = theirs[other.code : other.stop]
-    if mine.above - other.above:
-        return [*ours[mine.start : mine.code], *code]
-    return theirs[other.start : other.stop]
 
 
 def format_alike(texts: Sequence[str]) -> Iterator[list[str]]:
@@ -166,21 +160,18 @@ def _meaning(said: str, first: str, *, is_head: bool) -> str:
 
 
 MergeForm = Literal["text", "laid out", "formatted", "normalised"]
-"""What was merged: the text as it is; the text, with the statements that the copy shares with upstream written as
+"""The form that was merged: the text as it is; the text, with the statements shared with upstream written as
 upstream writes them; the text as ruff formats it; or statements without comments and line breaks."""
 
+# The names of the three functions in conflict markers.
 NAMES: Final = ("your copy", "upstream before", "upstream now")
-"""What the three functions are called in conflict markers."""
-
 _MARKER: Final = re.compile(r"(?:<{7}|\|{7}|>{7}) |={7}$")
+# Stands before a line that begins inside a string, which no indentation may change.
 _RAW: Final = "\0"
-"""Stands before a line that begins inside a string, which no indentation may change."""
-
+# Conflicts with at most this many lines between them are one, as in git's own style.
 _JOIN: Final = 3
-"""Conflicts with at most this many lines between them are one, as in git's own style."""
-
+# Stands for the docstring while it is kept out of a merge; a statement, so that the rest can be parsed.
 _DOCSTRING: Final = "__docstring__"
-"""Stands for the docstring while it is kept out of a merge; a statement, so that the rest can be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,15 +203,34 @@ def rebase(text: str, base: str, new: str, *, names: tuple[str, str, str] = NAME
     apart = copy.docstring != old.docstring and all(each.has_block for each in (copy, old, now))
     cores = [each.core(copy.node.name, skipped, apart) for each, skipped in ((copy, own), (old, 0), (now, 0))]
     docstring = copy.lines[copy.block : copy.after_docstring] if apart else []
+    inner = docstring[0][: len(docstring[0]) - len(docstring[0].lstrip())] if docstring else ""
+    docstring = [line.removeprefix(inner) if line.strip() else line for line in docstring]
     head = copy.lines[:own]
 
     best: RebaseResult | None = None
     for form, (ours, before, after) in _forms(*cores):
         merged = merge(before, ours, after, names=names, join=_JOIN)
-        done = _finished(form, merged, head, docstring, copy.margin)
-        if best is None or _badness(done) < _badness(best):
+        # Add to the merged function what was left out of the merge.
+        whole = list(head)
+        for line in lines(merged.text):
+            margin = line.partition(_DOCSTRING)[0]
+            moved = [margin + each if each.strip() else each for each in docstring]
+            whole += moved if line.strip() == _DOCSTRING else [line]
+        indented = ""
+        for line in whole:
+            as_is = line.startswith(_RAW) or not line.strip() or _MARKER.match(line)
+            indented += line.removeprefix(_RAW) if as_is else copy.margin + line
+        conflicts = tuple(number for number, line in enumerate(lines(indented), 1) if line.startswith("<<<<<<< "))
+        broken = ""
+        if not conflicts:
+            try:
+                ast.parse(_plain(whole))
+            except SyntaxError as error:
+                broken = f"{error.msg} in line {error.lineno}"
+        done = RebaseResult(indented, conflicts, form, merged.ours, merged.theirs, merged.alike, broken)
+        if best is None or (len(conflicts), bool(broken)) < (len(best.conflicts), bool(best.broken)):
             best = done
-        if not any(_badness(best)):
+        if not best.conflicts and not best.broken:
             break
     assert best is not None
     return best
@@ -240,11 +250,8 @@ def _forms(ours: list[str], before: list[str], after: list[str]) -> Iterator[tup
         if (laid := _laid_out(mine, old)) is not None:
             yield "formatted", ("".join(laid), "".join(old), "".join(new))
     if not formatted:
-        yield "normalised", (_normalised(ours), _normalised(before), _normalised(after))
-
-
-def _badness(done: RebaseResult) -> tuple[int, bool]:
-    return len(done.conflicts), bool(done.broken)
+        texts = [f"{ast.unparse(ast.parse(_plain(each)))}\n" for each in (ours, before, after)]
+        yield "normalised", (texts[0], texts[1], texts[2])
 
 
 def new_names(text: str, before: str, module: str) -> set[str]:
@@ -295,7 +302,7 @@ class _Function:
     def read(cls, text: str, name: str) -> _Function:
         """Parse a function's source; ConfigError where it is something else."""
         found = lines(text.replace("\r\n", "\n").lstrip("\n"))
-        margin = _indentation(found[0]) if found else ""
+        margin = found[0][: len(found[0]) - len(found[0].lstrip())] if found else ""
         try:
             flat = _flat(found, margin)
             (node,) = ast.parse(_plain(flat)).body
@@ -305,7 +312,10 @@ class _Function:
             ) from error
         if not isinstance(node, Function):
             raise ConfigError("it is not a function", where=name, fix="name a function or method")
-        block = _signature_end(flat, node)
+        # The signature ends where its logical line does.
+        tokens = tokenize.generate_tokens(io.StringIO(_plain(flat)).readline)
+        ends = (one.start[0] for one in tokens if one.type == tokenize.NEWLINE and one.start[0] >= node.lineno)
+        block = next(ends, len(flat))
         documented = ast.get_docstring(node, clean=False) is not None
         after = (node.body[0].end_lineno or block) if documented else block
         while documented and after < len(flat) and not flat[after].strip():
@@ -337,7 +347,14 @@ def _flat(found: Sequence[str], margin: str) -> list[str]:
     """Remove the margin from lines."""
     wrapped = "if True:\n" + "".join(found) if margin else "".join(found)
     offset = 2 if margin else 1
-    inside = _in_strings(wrapped)
+    # The lines that begin inside a string, without docstrings and other unused strings.
+    inside: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(wrapped).readline):
+        if tokenize.tok_name[token.type].endswith(("STRING", "STRING_MIDDLE")):
+            inside.update(range(token.start[0] + 1, token.end[0] + 1))
+    for node in ast.walk(ast.parse(wrapped)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            inside.difference_update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
     flat = []
     for number, line in enumerate(found, offset):
         if number in inside:
@@ -349,63 +366,5 @@ def _flat(found: Sequence[str], margin: str) -> list[str]:
     return flat
 
 
-def _in_strings(text: str) -> set[int]:
-    """Return the lines that begin inside a string, without docstrings and other unused strings."""
-    inside: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if tokenize.tok_name[token.type].endswith(("STRING", "STRING_MIDDLE")):
-            inside.update(range(token.start[0] + 1, token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            inside.difference_update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
-    return inside
-
-
 def _plain(flat: Iterable[str]) -> str:
     return "".join(line.removeprefix(_RAW) for line in flat)
-
-
-def _signature_end(flat: Sequence[str], node: Function) -> int:
-    """Return the last line of the signature, where its logical line ends."""
-    for token in tokenize.generate_tokens(io.StringIO(_plain(flat)).readline):
-        if token.type == tokenize.NEWLINE and token.start[0] >= node.lineno:
-            return token.start[0]
-    return len(flat)
-
-
-def _normalised(core: Iterable[str]) -> str:
-    return f"{ast.unparse(ast.parse(_plain(core)))}\n"
-
-
-def _finished(
-    form: MergeForm, merged: MergeResult, head: Sequence[str], docstring: Sequence[str], margin: str
-) -> RebaseResult:
-    """Add to the merged function what was left out of the merge."""
-    whole = list(head)
-    for line in lines(merged.text):
-        whole += _moved(docstring, _indentation(line)) if line.strip() == _DOCSTRING else [line]
-    text = "".join(_indented(line, margin) for line in whole)
-    conflicts = tuple(number for number, line in enumerate(lines(text), 1) if line.startswith("<<<<<<< "))
-    broken = ""
-    if not conflicts:
-        try:
-            ast.parse(_plain(whole))
-        except SyntaxError as error:
-            broken = f"{error.msg} in line {error.lineno}"
-    return RebaseResult(text, conflicts, form, merged.ours, merged.theirs, merged.alike, broken)
-
-
-def _moved(block: Sequence[str], indentation: str) -> list[str]:
-    """Indent lines anew."""
-    before = _indentation(block[0]) if block else ""
-    return [indentation + line.removeprefix(before) if line.strip() else line for line in block]
-
-
-def _indentation(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]
-
-
-def _indented(line: str, margin: str) -> str:
-    if line.startswith(_RAW):
-        return line.removeprefix(_RAW)
-    return line if not line.strip() or _MARKER.match(line) else margin + line

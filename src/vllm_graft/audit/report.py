@@ -53,11 +53,12 @@ def audit(
     judged = rows
     if steps and against:
         whole = ReleasePair.of(base, against[-1], uses, more)
-        judged = [replace(row, cells=(_cell(row.use, whole),)) for row in rows]
+        cells = (Cell(whole.new.version, whole.old.version, verdict(row.use, whole)) for row in rows)
+        judged = [replace(row, cells=(cell,)) for row, cell in zip(rows, cells, strict=True)]
     ends = {base.version: base, **{release.version: release for release in against}}
     findings = [finding for package in packages for finding in package.unread]
     findings += [finding for row in judged for finding in findings_for(row, ends, more)]
-    for release in against[-1:]:
+    for release in against[-1:] if steps else against:
         findings += [finding for package in packages for finding in start_refusals(package, release)]
     findings += [finding for use in uses if use.way == "add" for finding in misspellings(use, base)]
     return Report(
@@ -72,12 +73,17 @@ def audit(
 def _normalize(package: PackageUses, releases: Sequence[Release], known: Sequence[ReleaseFacts]) -> PackageUses:
     """Split each name where its module ends, tell additions from replacements, and drop imports of added names."""
     uses = [normalize(use, releases) for use in package.uses]
-    uses = [replace(use, way="add") if adds(use, releases[0], known) else use for use in uses]
+    base = ReleaseFacts(releases[0])
+    uses = [replace(use, way="add") if adds(use, base, known) else use for use in uses]
     added = {use.name for use in uses if use.way == "add"}
+    modules = {use.module for use in uses if use.way in ("add", "replace") and not use.qualname}
 
     def is_own(use: Use) -> bool:
         """Return whether the package itself adds a name, or something around it."""
         parts = use.qualname.split(".")
+        if use.module in modules:
+            # ``sys.modules["vllm.x"] = ...``
+            return True
         return any(f"{use.module}:{'.'.join(parts[:count])}" in added for count in range(1, len(parts) + 1))
 
     return replace(package, uses=[use for use in uses if use.way != "import" or not is_own(use)])
@@ -85,7 +91,7 @@ def _normalize(package: PackageUses, releases: Sequence[Release], known: Sequenc
 
 def _row(package: PackageUses, use: Use, pairs: Sequence[ReleasePair]) -> ReportRow | None:
     """Judge a use in each release; None where none of them has its name."""
-    cells = tuple(_cell(use, pair) for pair in pairs)
+    cells = tuple(Cell(pair.new.version, pair.old.version, verdict(use, pair)) for pair in pairs)
     absent = bool(cells) and all(cell.verdict.state == "absent" for cell in cells)
     if absent and use.way not in ("call", "read"):
         last = pairs[-1]
@@ -100,10 +106,6 @@ def _row(package: PackageUses, use: Use, pairs: Sequence[ReleasePair]) -> Report
     return ReportRow(package.package, use, cells)
 
 
-def _cell(use: Use, pair: ReleasePair) -> Cell:
-    return Cell(pair.new.version, pair.old.version, verdict(use, pair))
-
-
 def verdict(use: Use, pair: ReleasePair) -> Verdict:
     """Judge a use, and whether upstream has made it superfluous."""
     if use.patch is not None and not is_for(use.patch.releases, pair.new.version):
@@ -113,58 +115,42 @@ def verdict(use: Use, pair: ReleasePair) -> Verdict:
         return Verdict("misfit", "its code reads what is gone", found.now)
     if found.state == "same" and (said := refused_call(use, pair.before, pair.new)[0]):
         return Verdict("misfit", said, found.now)
-    if found.state in ("same", "body", "extended", "broken"):
-        return _superfluous(use, pair) or found
-    return found
-
-
-def _superfluous(use: Use, pair: ReleasePair) -> Verdict | None:
-    """Judge whether upstream has the package's own code now, or the patch's ``remove_when`` has come true."""
+    if found.state not in ("same", "body", "extended", "broken"):
+        return found
     waits = use.patch.remove_when if use.patch is not None else ""
     for stated in _VERSION.findall(waits):
         if includes(f">={stated}", pair.new.version):
             return Verdict("fixed", f"it is to be removed when: {waits}")
-    if use.way != "replace" or not isinstance(use.body, Function):
-        return None
-    bare = type(use.body)(**{**{name: getattr(use.body, name) for name in use.body._fields}, "decorator_list": []})
-    own = Fingerprint.of([bare]).body[:BODY]
-    was, now = (release.shape(use.module, use.qualname) for release in (pair.old, pair.new))
-    if now is not None and now.body == own and (was is None or was.body != own):
-        return Verdict("fixed", "upstream has exactly this code now", now.name)
-    return None
+    if use.way == "replace" and isinstance(use.body, Function):
+        fields = {name: getattr(use.body, name) for name in use.body._fields}
+        own = Fingerprint.of([type(use.body)(**{**fields, "decorator_list": []})]).body[:BODY]
+        was, now = (release.shape(use.module, use.qualname) for release in (pair.old, pair.new))
+        if now is not None and now.body == own and (was is None or was.body != own):
+            return Verdict("fixed", "upstream has exactly this code now", now.name)
+    return found
 
 
 def with_diffs(report: Report, text: Callable[[str, str, str], str | None]) -> Report:
     """Add a diff to each cell whose name changed; ``text`` returns the source of a name in a release."""
-    rows = [replace(row, cells=tuple(_with_diff(row.use, cell, text) for cell in row.cells)) for row in report.rows]
-    return replace(report, rows=tuple(rows))
-
-
-def _with_diff(use: Use, cell: Cell, text: Callable[[str, str, str], str | None]) -> Cell:
     import difflib
 
-    if cell.verdict.state in ("same", "absent", "") or use.way in ("import", "call", "read"):
-        return cell
-    was = text(cell.since, use.module, use.qualname)
-    module, _, qualname = cell.verdict.now.partition(":") if cell.verdict.now else (use.module, "", use.qualname)
-    now = text(cell.release, module, qualname)
-    if was is None and now is None:
-        return cell
-    lines = difflib.unified_diff(
-        (was or "").splitlines(keepends=True),
-        (now or "").splitlines(keepends=True),
-        f"vLLM {cell.since}",
-        f"vLLM {cell.release}",
-    )
-    return replace(cell, diff="".join(lines))
+    def with_diff(use: Use, cell: Cell) -> Cell:
+        if cell.verdict.state in ("same", "absent", "") or use.way in ("import", "call", "read"):
+            return cell
+        module, _, qualname = cell.verdict.now.partition(":") if cell.verdict.now else (use.module, "", use.qualname)
+        was, now = text(cell.since, use.module, use.qualname), text(cell.release, module, qualname)
+        if was is None and now is None:
+            return cell
+        old, new = ((each or "").splitlines(keepends=True) for each in (was, now))
+        return replace(cell, diff="".join(difflib.unified_diff(old, new, f"vLLM {cell.since}", f"vLLM {cell.release}")))
+
+    rows = [replace(row, cells=tuple(with_diff(row.use, cell) for cell in row.cells)) for row in report.rows]
+    return replace(report, rows=tuple(rows))
 
 
 def modules_of(packages: Iterable[PackageUses]) -> list[str]:
     """List the modules that an audit will read, so that a remote source can fetch them together."""
     names = [(use.module, use.qualname.split(".")) for package in packages for use in package.uses]
     # A name that is imported from a package may be a module, too.
-    return list(
-        dict.fromkeys(
-            ".".join([module, *parts[:done]]).strip(".") for module, parts in names for done in range(len(parts) + 1)
-        )
-    )
+    paths = (".".join([module, *parts[:done]]) for module, parts in names for done in range(len(parts) + 1))
+    return list(dict.fromkeys(path.strip(".") for path in paths))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -15,9 +15,8 @@ from vllm_graft.patching.checks import ENUMS
 
 SAME: Final = Verdict("same")
 
+# The compiled modules of vLLM: ``_C``, ``_moe_C``, ``_C_stable_libtorch``.
 _COMPILED: Final = re.compile(r"^vllm\.(\w+\.)?([a-z0-9_]*_C(_\w+)?|cumem_allocator|spinloop|_rust_\w+)\.")
-"""The compiled modules of vLLM: ``_C``, ``_moe_C``, ``_C_stable_libtorch``."""
-
 _KINDS: Final = {"FunctionDef": "a plain function", "AsyncFunctionDef": "a coroutine function"}
 
 
@@ -25,7 +24,7 @@ class ReleaseFacts:
     """Answers the tests around a use for one release; ``outcomes`` holds the conditions evaluated so far."""
 
     def __init__(self, release: Release) -> None:
-        self._release = release
+        self.release = release
         self._standings: dict[UseGuard, Standing] = {}
         self.outcomes: dict[Condition, Outcome] = {}
         self.version = release.version.partition("+")[0]
@@ -33,51 +32,51 @@ class ReleaseFacts:
     def has(self, module: str, qualname: str) -> bool | None:
         """Return whether a name exists; None where it would not be found if it did."""
         use = Use("import", module, qualname, "", 0)
-        if find_shape(self._release, use) is not None:
+        if find_shape(self.release, use) is not None:
             return True
         return None if _unread(use) else False
 
     def attribute(self, module: str, qualname: str, name: str) -> bool | None:
         """Return whether a class or module has an attribute; None where the owner itself is missing."""
         owner = Use("import", module, qualname, "", 0)
-        found = find_shape(self._release, owner) if module != "vllm" or qualname else None
+        found = find_shape(self.release, owner) if module != "vllm" or qualname else None
+        if found is not None and found.kind in METHODS:
+            # A function has what every function has, and what a decorator may set; not the mark of a patch.
+            may_have = found.opaque and (name == "__wrapped__" or not name.startswith("_"))
+            return True if hasattr(find_shape, name) else None if may_have else False
         if self.has(module, f"{qualname}.{name}".strip(".")):
             return True
         if found is None or found.kind not in ("class", "module"):
             return None
-        known = self._release.attributes(found.module, found.qualname) or frozenset()
-        if name in known or self._release.shape(f"{found.module}.{name}", "") is not None:
+        known = self.release.attributes(found.module, found.qualname) or frozenset()
+        if name in known or self.release.shape(f"{found.module}.{name}", "") is not None:
             return True
-        return None if found.qualname and self._release.outside(found.module, found.qualname) else False
+        return None if found.qualname and self.release.outside(found.module, found.qualname) else False
 
     def takes(self, module: str, qualname: str, parameter: str) -> bool | None:
         """Return whether a function or the constructor of a class has a parameter; None where that is not known."""
-        found = find_shape(self._release, Use("import", module, qualname, "", 0))
+        found = find_shape(self.release, Use("import", module, qualname, "", 0))
         if found is None or found.opaque:
             return None
         signatures = alternatives(found.signature) if found.kind in METHODS else None
         if found.kind == "class":
-            signatures = list(self._release.constructor(found.module, found.qualname) or ())
+            signatures = list(self.release.constructor(found.module, found.qualname) or ())
         if not signatures or len(signatures) > 1:
             return None
         return any(token.removeprefix("kw ").removesuffix("=").lstrip("/*") == parameter for token in signatures[0])
 
     def standing(self, guard: UseGuard) -> Standing:
         """Return what a guard makes of the code behind it in this release."""
-        if not guard:
-            return "runs"
-        if guard not in self._standings:
-            self._standings[guard] = self._evaluate(guard)
-        return self._standings[guard]
-
-    def _evaluate(self, guard: UseGuard) -> Standing:
-        outcomes = [condition.outcome(self) for condition in guard.conditions]
-        stopped = [one for one in outcomes if one.runs is False]
-        if stopped:
-            return "unmet" if all(one.asked for one in stopped) else "skipped"
-        if guard.caught:
-            return "caught"
-        return "unsure" if any(one.runs is None for one in outcomes) else "runs"
+        if guard and guard not in self._standings:
+            outcomes = [condition.outcome(self) for condition in guard.conditions]
+            stopped = [one for one in outcomes if one.runs is False]
+            found: Standing = "unsure" if any(one.runs is None for one in outcomes) else "runs"
+            if stopped:
+                found = "unmet" if all(one.asked for one in stopped) else "skipped"
+            elif guard.caught:
+                found = "caught"
+            self._standings[guard] = found
+        return self._standings[guard] if guard else "runs"
 
     def runs(self, branches: Sequence[Branch], line: int) -> bool:
         """Return whether a line is certain to be reached once the function around it is called."""
@@ -134,6 +133,11 @@ class ReleasePair:
         elsewhere = next((name for name in use.alternatives if self.new_facts.has(*name)), None)
         if elsewhere is not None:
             return Verdict("", f"{':'.join(elsewhere)} is in its place")
+        if use.way == "import" and find_owner(self.new, use) is None:
+            # ``try: from new import C; except ImportError: from old import C``, and later ``C.attribute``.
+            owner = next((name for name in use.owners if self.new_facts.has(*name)), None)
+            if owner is not None:
+                return Verdict("", f"{':'.join(owner)} is in the place of {use.container or use.module}")
         if stands == "runs":
             return found
         if stands == "unmet" and (not use.changes_vllm or found.state == "absent"):
@@ -158,33 +162,36 @@ class ReleasePair:
         if use.way == "add" and use.patch is not None and now is not None and not is_on_demand(use):
             return Verdict("grown", f"upstream has a {now.kind} of this name", now.name)
         if was is None:
-            return self._new_name(use, now)
+            if now is None:
+                return Verdict("absent")
+            if use.way == "override" and use.attribute in self.new.abstract(use.module, use.container or use.module):
+                return Verdict("same", "upstream asks for it now")
+            if use.way in ("add", "override"):
+                return Verdict("grown", f"upstream has a {now.kind} of this name now", now.name)
+            return Verdict("same", "it is new")
         if now is None:
-            return SAME if self._inherits_from_outside(use) else self._lost(use, was)
+            added = use.way == "add" and (not use.qualname or find_owner(self.new, use) is not None)
+            return SAME if added else self._lost(use, was)
         return self._compare(use, was, now)
 
-    def _new_name(self, use: Use, now: Shape | None) -> Verdict:
-        if now is None:
-            return Verdict("absent")
-        if use.way == "override" and use.attribute in self.new.abstract(use.module, use.container or use.module):
-            return Verdict("same", "upstream asks for it now")
-        if use.way in ("add", "override"):
-            return Verdict("grown", f"upstream has a {now.kind} of this name now", now.name)
-        return Verdict("same", "it is new")
-
-    def _inherits_from_outside(self, use: Use) -> bool:
-        """Return whether a class has a new base outside vLLM, which may define what it no longer does itself."""
-        found = [find_owner(release, use) for release in (self.old, self.new)]
-        was, now = found
-        if was is None or now is None or was.kind != "class" or now.kind != "class":
-            return False
-        return bool(self.new.outside(now.module, now.qualname) - self.old.outside(was.module, was.qualname))
-
     def _lost(self, use: Use, was: Shape) -> Verdict:
-        now = find_moved(was, self.old, self.new)
-        if now is not None:
-            return Verdict("moved", f"it is {now.name} now", now.name)
-        if use.qualname and find_owner(self.new, use) is None:
+        """Judge a name that the new release does not have where it was."""
+        before, after = (find_owner(release, use) for release in (self.old, self.new))
+        if before is not None and after is not None and before.kind == after.kind == "class":
+            # A new base outside vLLM may define what the class no longer does itself.
+            outside = (self.new.outside(after.module, after.qualname), self.old.outside(before.module, before.qualname))
+            if outside[0] - outside[1]:
+                return SAME
+        if was.qualname:
+            # It may be in a module that did not have it before.
+            first, _, rest = was.qualname.partition(".")
+            known = {shape.module for shape in self.old.elsewhere(first)}
+            fresh = [shape for shape in self.new.elsewhere(first) if shape.module not in known]
+            found = [self.new.shape(shape.module, was.qualname) for shape in fresh] if rest else fresh
+            alike = [shape for shape in found if shape is not None and shape.kind == was.kind]
+            for moved in [shape for shape in alike if shape.body == was.body] or alike:
+                return Verdict("moved", f"it is {moved.name} now", moved.name)
+        if use.qualname and after is None:
             return Verdict("gone", f"so is {replace(use, qualname=use.container).name}, which it was part of")
         return Verdict("gone")
 
@@ -214,12 +221,17 @@ class ReleasePair:
 
 def find_shape(release: Release, use: Use) -> Shape | None:
     """Find what a release has where a use points; a name may turn out to be a module, or to be in one."""
-    for module, rest in _splits(release, use):
-        found = release.shape(module, ".".join(rest))
-        if found is None and use.way not in ("add", "override"):
-            found = _value(release, module, rest)
+    for module, parts in _splits(release, use):
+        found = release.shape(module, ".".join(parts))
         if found is not None:
             return found
+        # A value or function may have it as an attribute, which vLLM's source does not show.
+        for count in range(len(parts) - 1, 0, -1) if use.way not in ("add", "override") else ():
+            owner = release.shape(module, ".".join(parts[:count]))
+            if owner is not None and owner.kind not in ("class", "module"):
+                return Shape(owner.module, owner.qualname, owner.kind)
+            if owner is not None:
+                break
     return None
 
 
@@ -266,15 +278,6 @@ def _splits(release: Release, use: Use) -> Iterator[tuple[str, Sequence[str]]]:
         yield module, parts
 
 
-def _value(release: Release, module: str, parts: Sequence[str]) -> Shape | None:
-    """Find the value or function that a name is an attribute of: vLLM's source does not show its attributes."""
-    for count in range(len(parts) - 1, 0, -1):
-        found = release.shape(module, ".".join(parts[:count]))
-        if found is not None:
-            return Shape(found.module, found.qualname, found.kind) if found.kind not in ("class", "module") else None
-    return None
-
-
 def _unread(use: Use) -> str:
     """Explain why a name may exist without being found; empty where it would be found."""
     whole = f"{use.module}.{use.qualname}."
@@ -283,19 +286,22 @@ def _unread(use: Use) -> str:
     return "it is compiled, and only Python is read" if _COMPILED.search(whole) else ""
 
 
-def adds(use: Use, base: Release, known: Sequence[ReleaseFacts] = ()) -> bool:
+def adds(use: Use, base: ReleaseFacts, known: Sequence[ReleaseFacts] = ()) -> bool:
     """Return whether an assignment adds a name that its class or module does not have in the release it is for.
 
-    If one of the ``known`` releases has the name, and the assignment is made there, it replaces what is gone.
+    If the base or one of the ``known`` releases has the name, and the assignment is made there, it replaces what is
+    gone; behind ``if not hasattr(...)`` it is made elsewhere only.
     """
     # A hook of vllm-graft's without a mark adds a missing name; one that calls the original does not.
     auto = use.patch is None or (not use.patch.marked and use.way == "replace")
     if use.way not in ("replace", "wrap") or not auto:
         return False
-    if find_owner(base, use) is None or find_shape(base, use) is not None:
+    if use.qualname and find_owner(base.release, use) is None:
         return False
-    having = (facts for facts in known if facts.has(use.module, use.qualname))
-    return not any(facts.standing(use.guard) not in ("skipped", "unmet") for facts in having)
+    having = [facts for facts in (base, *known) if find_shape(facts.release, use) is not None]
+    if base in having and (use.patch is not None or base.standing(use.guard) != "unmet"):
+        return False
+    return bool(use.qualname or having) and all(facts.standing(use.guard) in ("skipped", "unmet") for facts in having)
 
 
 def is_dynamic(release: Release, use: Use) -> bool:
@@ -318,40 +324,20 @@ def may_inherit(release: Release, use: Use) -> bool:
     return special or use.attribute in (known or ()) or bool(outside)
 
 
-def find_moved(was: Shape, old: Release, new: Release) -> Shape | None:
-    """Find a name that is no longer where it was, in a module that did not have it before."""
-    if not was.qualname:
-        return None
-    first, _, rest = was.qualname.partition(".")
-    known = {shape.module for shape in old.elsewhere(first)}
-    fresh = [shape for shape in new.elsewhere(first) if shape.module not in known]
-    found = [new.shape(shape.module, was.qualname) for shape in fresh] if rest else fresh
-    alike = [shape for shape in found if shape is not None and shape.kind == was.kind]
-    same = [shape for shape in alike if shape.body == was.body]
-    return next(iter(same or alike), None)
-
-
 def signature_change(old: Sequence[str], new: Sequence[str]) -> tuple[Literal["extended", "broken"], str]:
     """Tell whether a signature only has new optional parameters, and describe the change in words."""
-    added = [one for one in new if one not in old]
-    removed = [one for one in old if one not in new]
-    words = _describe({_parameter(one): one for one in added}, {_parameter(one): one for one in removed})
-    optional = all(one.endswith("=") or one.startswith("*") for one in added)
-    if not removed and optional and [one for one in new if one in old] == list(old):
-        return "extended", words
-    return "broken", words or "its parameters stand in another order"
-
-
-def _describe(added: Mapping[str, str], removed: Mapping[str, str]) -> str:
+    added = {_parameter(one): one for one in new if one not in old}
+    removed = {_parameter(one): one for one in old if one not in new}
     said = [f"{name} is new" for name in added if name not in removed]
     said += [f"{name} is gone" for name in removed if name not in added]
-    for name in added:
-        if name in removed:
-            default = added[name].endswith("=") - removed[name].endswith("=")
-            said.append(
-                f"{name} has {'a' if default > 0 else 'no'} default now" if default else f"{name} is passed otherwise"
-            )
-    return ", ".join(said)
+    for name in (name for name in added if name in removed):
+        default = added[name].endswith("=") - removed[name].endswith("=")
+        changed = f"has {'a' if default > 0 else 'no'} default now" if default else "is passed otherwise"
+        said.append(f"{name} {changed}")
+    optional = all(one.endswith("=") or one.startswith("*") for one in new if one not in old)
+    if not removed and optional and [one for one in new if one in old] == list(old):
+        return "extended", ", ".join(said)
+    return "broken", ", ".join(said) or "its parameters stand in another order"
 
 
 def _parameter(token: str) -> str:

@@ -157,7 +157,8 @@ def _against(args: argparse.Namespace, library: Library) -> list[Release]:
     if args.matrix:
         return [library.release(version) for version in library.catalogue.releases]
     names = args.against or [library.catalogue.releases[-1]]
-    return list({(release := library.release(name)).version: release for name in names}.values())
+    found = {(release := library.release(name)).version: release for name in names}
+    return sorted(found.values(), key=lambda release: _numbers(release.version))
 
 
 def _base(

@@ -327,11 +327,16 @@ class _Arguments:
             yield f"it has no place for '**{upstream.any_named}'"
         if not upstream.any_positional:
             needed = [each for each in self.positional[len(upstream.positional) :] if each.default is Parameter.empty]
-            yield from (f"it needs {each.name!r}, which vLLM does not pass" for each in needed)
+            by_keyword = {each.name for each in upstream.keyword_only}
+            unknown = [each for each in needed if each.name not in by_keyword or each.name not in self.named]
+            yield from (f"it needs {each.name!r}, which vLLM does not pass" for each in unknown)
         if not upstream.any_named:
             needed = [each for each in self.keyword_only if each.default is Parameter.empty]
             unnamed = [each for each in needed if each.name not in upstream.named]
             yield from (f"it needs {each.name!r}, which vLLM does not pass" for each in unnamed)
+        optional = {each.name for each in upstream.named.values() if each.default is not Parameter.empty}
+        needed = [each for each in self.named.values() if each.default is Parameter.empty and each.name in optional]
+        yield from (f"it needs {each.name!r}, which upstream's callers may leave out" for each in needed)
 
 
 def _name_of(kind: inspect._ParameterKind, parameters: Sequence[Parameter]) -> str:

@@ -10,12 +10,10 @@
 The same code reads the installed vLLM, a source tree, a wheel, and the packages of plugins.
 
 locate.py       find_spec(): a module's file by its name, without importing the packages above it
-parse.py        decode a file's bytes and parse its text
-origins.py      where modules are read from: Installed, Tree, Wheel, SearchPath
+origins.py      where modules are read from, and how: Installed, Tree, Wheel, SearchPath
 scopes.py       the names that a module or class body binds, and the statements that bind them
 modules.py      SourceModule: one module, parsed; Definition: a name in it with its text
-walk.py         the way from a name to its definition: through re-exports and base classes
-finder.py       Finder and find(): the definition of a name
+finder.py       Finder and find(): the definition of a name, through re-exports and base classes
 fingerprint.py  Fingerprint: hashes of a definition's signature and body
 """
 

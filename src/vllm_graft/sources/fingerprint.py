@@ -41,10 +41,16 @@ class Fingerprint:
     @classmethod
     def of(cls, nodes: Sequence[ast.AST]) -> Fingerprint:
         """Compute the fingerprint of a definition: one node, or several for a property or the branches of an ``if``."""
-        return cls(
-            _hash(signature(nodes)),
-            _hash(part for node in nodes for part in _body(node)),
-        )
+        parts: list[object] = []
+        for node in nodes:
+            if isinstance(node, Function):
+                defaults = [*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)]
+                parts += [node.decorator_list, defaults, _statements(node.body)]
+            elif isinstance(node, ast.ClassDef):
+                parts += [[*node.decorator_list, *node.bases, *node.keywords], _statements(node.body)]
+            else:
+                parts.append(node.value if isinstance(node, ast.Assign | ast.AnnAssign) else node)
+        return cls(_hash(signature(nodes)), _hash(text for part in parts for text in _tree(part)))
 
 
 def signature(nodes: Sequence[ast.AST]) -> tuple[str, ...]:
@@ -87,55 +93,32 @@ def each_parameter(taken: ast.arguments) -> Iterator[tuple[str, str, ast.expr | 
         yield "**", taken.kwarg.arg, None
 
 
-def _body(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, Function):
-        yield from _tree(node.decorator_list)
-        yield from _tree([*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)])
-        yield from _tree(_statements(node.body))
-    elif isinstance(node, ast.ClassDef):
-        yield from _tree([*node.decorator_list, *node.bases, *node.keywords])
-        yield from _tree(_statements(node.body))
-    elif isinstance(node, ast.Assign | ast.AnnAssign):
-        yield from _tree(node.value)
-    else:
-        yield from _tree(node)
-
-
 def _tree(value: object) -> Iterator[str]:
+    """Write a syntax tree, without parts that are empty: releases of Python write those differently."""
     if isinstance(value, list):
         yield "["
         for one in value:
             yield from _tree(one)
         yield "]"
     elif isinstance(value, ast.AST):
-        yield f"{type(_plain(value)).__name__}("
-        for name, part in _fields(_plain(value)):
+        if isinstance(value, ast.AnnAssign) and value.value is not None:
+            # An assignment with an annotation counts as one without.
+            value = ast.Assign(targets=[value.target], value=value.value)
+        yield f"{type(value).__name__}("
+        for name in value._fields:
+            part = getattr(value, name, None)
+            if name in _UNCOUNTED or part is None or part == []:
+                continue
+            if name == "body" and isinstance(part, list):
+                part = _statements(part, documented=isinstance(value, Function | ast.ClassDef))
+            elif name == "values" and isinstance(value, ast.JoinedStr):
+                # CPython 3.12.1 has empty constants in the format of a placeholder where others have none.
+                part = [one for one in value.values if not (isinstance(one, ast.Constant) and one.value == "")]
             yield name
             yield from _tree(part)
         yield ")"
     else:
         yield repr(value)
-
-
-def _plain(node: ast.AST) -> ast.AST:
-    """Return an assignment with an annotation as one without."""
-    if isinstance(node, ast.AnnAssign) and node.value is not None:
-        return ast.Assign(targets=[node.target], value=node.value)
-    return node
-
-
-def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """Yield the parts of a node that count, without empty ones, which releases of Python write differently."""
-    for name in node._fields:
-        part = getattr(node, name, None)
-        if name in _UNCOUNTED or part is None or part == []:
-            continue
-        if name == "body" and isinstance(part, list):
-            part = _statements(part, documented=isinstance(node, Function | ast.ClassDef))
-        elif name == "values" and isinstance(node, ast.JoinedStr):
-            # CPython 3.12.1 has empty constants in the format of a placeholder where others have none.
-            part = [one for one in node.values if not (isinstance(one, ast.Constant) and one.value == "")]
-        yield name, part
 
 
 def _statements(body: Sequence[ast.AST], *, documented: bool = True) -> list[ast.AST]:

@@ -11,8 +11,7 @@ from typing import Final, Literal
 
 from vllm_graft.sources.fingerprint import Fingerprint, Function
 from vllm_graft.sources.locate import specs
-from vllm_graft.sources.origins import ModuleText
-from vllm_graft.sources.parse import parse
+from vllm_graft.sources.origins import ModuleText, parse
 from vllm_graft.sources.scopes import Imported, Namespace, Scope, absolute, bindings, decorators, dotted, imported
 
 Kind = Literal["function", "classmethod", "staticmethod", "property", "class", "value"]
@@ -62,8 +61,19 @@ class SourceModule:
         """The names that only ``__getattr__`` provides: they are no attributes of the module object."""
         if "__getattr__" in self.scope:
             # Such a module loads names on demand, and declares them under TYPE_CHECKING or in a table.
-            declared = bindings([node for node in self.body if isinstance(node, ast.If)], declared=True)
-            loaded = {**_lazy_names(self.body, name.partition(".")[0]), **declared}
+            loaded: Scope = {}
+            for node in self.body:
+                value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+                if isinstance(value, ast.Dict):
+                    for key, held in zip(map(_text, value.keys), map(_text, value.values), strict=True):
+                        # A table may name the module of each, as that of ``vllm.transformers_utils.configs`` does.
+                        inside = held.startswith(f"{name.partition('.')[0]}.") and ":" not in held
+                        if key.isidentifier():
+                            loaded[key] = [ast.ImportFrom(held, [ast.alias(key)], 0) if inside else node]
+                elif isinstance(value, ast.List | ast.Tuple) and "__all__" in map(dotted, getattr(node, "targets", ())):
+                    for key in filter(None, map(_text, value.elts)):
+                        loaded.setdefault(key, [node])
+            loaded |= bindings([node for node in self.body if isinstance(node, ast.If)], declared=True)
             self.on_demand = frozenset(loaded.keys() - self.scope.keys())
             self.scope = {**loaded, **self.scope}
         self.stars = [
@@ -123,7 +133,19 @@ class ScopeEntry:
     @property
     def kind(self) -> Kind:
         """The kind of what the name stands for."""
-        return _kind(self.nodes[-1] if self.cls is None else self.cls, in_class="." in self.qualname)
+        node = self.nodes[-1] if self.cls is None else self.cls
+        if isinstance(node, ast.ClassDef):
+            return "class"
+        if not isinstance(node, Function):
+            return "value"
+        marks = decorators(node)
+        if marks & {"property", "cached_property", "setter", "getter", "deleter"}:
+            return "property"
+        if "." not in self.qualname:
+            return "function"
+        if "classmethod" in marks or node.name in ("__init_subclass__", "__class_getitem__"):
+            return "classmethod"
+        return "staticmethod" if "staticmethod" in marks or node.name == "__new__" else "function"
 
     def inside(self, attribute: str) -> ScopeEntry | None:
         """Return a name that the class itself defines, without its bases."""
@@ -132,40 +154,17 @@ class ScopeEntry:
 
     def definition(self, inherited: bool) -> Definition:
         """Return the definition with its text and fingerprint."""
+        spans = [(_first_line(node), getattr(node, "end_lineno", None) or _first_line(node)) for node in self.nodes]
         return Definition(
             module=self.module.name,
             qualname=self.qualname,
             kind=self.kind,
             path=self.module.file.path,
-            line=_first_line(self.nodes[0]),
-            text="".join(line for node in self.nodes for line in self._lines(node)),
+            line=spans[0][0],
+            text="".join(line for first, last in spans for line in self.module.lines[first - 1 : last]),
             inherited=inherited,
             nodes=tuple(self.nodes),
         )
-
-    def _lines(self, node: ast.AST) -> list[str]:
-        first = _first_line(node)
-        return self.module.lines[first - 1 : getattr(node, "end_lineno", None) or first]
-
-
-def _lazy_names(body: list[ast.stmt], package: str) -> Scope:
-    """Return the names that a module with a ``__getattr__`` lists in ``__all__`` or as keys of a table.
-
-    A table may name the module of each, as that of ``vllm.transformers_utils.configs`` does.
-    """
-    found: Scope = {}
-    for node in body:
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if isinstance(value, ast.Dict):
-            for key, held in zip(value.keys, value.values, strict=True):
-                origin = _text(held)
-                if (name := _text(key)).isidentifier():
-                    inside = origin.startswith(f"{package}.") and ":" not in origin
-                    found[name] = [ast.ImportFrom(origin, [ast.alias(name)], 0) if inside else node]
-        elif isinstance(value, ast.List | ast.Tuple) and "__all__" in map(dotted, getattr(node, "targets", ())):
-            for name in filter(None, map(_text, value.elts)):
-                found.setdefault(name, [node])
-    return found
 
 
 def _text(node: ast.expr | None) -> str:
@@ -178,21 +177,6 @@ def _first_line(node: ast.AST) -> int:
     return min([line, *(one.lineno for one in decorators)])
 
 
-def _kind(node: ast.AST, *, in_class: bool) -> Kind:
-    if isinstance(node, ast.ClassDef):
-        return "class"
-    if not isinstance(node, Function):
-        return "value"
-    marks = decorators(node)
-    if marks & {"property", "cached_property", "setter", "getter", "deleter"}:
-        return "property"
-    if not in_class:
-        return "function"
-    if "classmethod" in marks or node.name in ("__init_subclass__", "__class_getitem__"):
-        return "classmethod"
-    return "staticmethod" if "staticmethod" in marks or node.name == "__new__" else "function"
-
-
 @dataclass(frozen=True, slots=True)
 class Missing:
     """A module that cannot be imported, and the reason."""
@@ -200,8 +184,8 @@ class Missing:
     why: str
 
 
+# Names by which a package takes finding its modules into its own hands.
 _FINDING: Final = frozenset({"__path__", "modules", "meta_path", "path_hooks"})
-"""Names by which a package takes finding its modules into its own hands."""
 
 
 def read_module(name: str, path: Sequence[str] | None = None) -> SourceModule | Missing | None:

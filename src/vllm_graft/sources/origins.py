@@ -1,8 +1,11 @@
-"""Where modules are read from: this interpreter, a search path, a folder, or a wheel. None is imported."""
+"""Sources of modules: this interpreter, a search path, a folder, or a wheel. None is imported."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import struct
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +18,41 @@ from typing import Final, Protocol
 from vllm_graft import versions
 from vllm_graft.errors import ConfigError
 from vllm_graft.sources.locate import find_spec, source_of
-from vllm_graft.sources.parse import decode, read_text
+
+# The most bytes of one source file: the largest of vLLM 0.32 has 0.3 MB.
+LARGEST: Final = 64 << 20
+
+
+def read_text(path: Path) -> str | None:
+    """Return the text of a regular file; None for a pipe, a device, and what is too large or cannot be read."""
+    try:
+        # A pipe or /dev/zero would be read for ever.
+        if not path.is_file() or path.stat().st_size > LARGEST:
+            return None
+        return decode(path.read_bytes())
+    except OSError:
+        return None
+
+
+def decode(data: bytes) -> str:
+    """Return source text in the encoding that it declares, with ``\\n`` as line end; bad bytes are replaced."""
+    try:
+        return importlib.util.decode_source(data)
+    except (SyntaxError, UnicodeDecodeError, LookupError):
+        return data.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def parse(text: str) -> ast.Module:
+    """Parse source text without the compiler's warnings; SyntaxError or ValueError where it cannot be parsed."""
+    try:
+        with warnings.catch_warnings():
+            # Invalid escape sequences in a plugin are its author's affair.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return ast.parse(text)
+    except (RecursionError, MemoryError) as error:
+        # The parser's stack is limited: a sum of ten thousand terms is valid Python and still too deep.
+        raise SyntaxError("it is nested too deeply") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +78,12 @@ class Source(Protocol):
     @property
     def version(self) -> str:
         """The release of vLLM in this source; empty where it does not state one."""
-        ...
 
     def read(self, module: str) -> ModuleText | None:
         """Read a module by its dotted name; None where there is none with a source."""
-        ...
 
     def modules(self) -> Iterable[str]:
         """Return the dotted names of all modules of ``vllm`` that have a source, sorted."""
-        ...
 
 
 def module_of(path: str) -> str | None:
@@ -142,8 +176,8 @@ class Tree:
         return sorted({name for name, _ in _files_below(self.folder / "vllm", "vllm")})
 
 
+# The exceptions that reading a member of a damaged archive may raise.
 DAMAGE: Final = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, struct.error)
-"""The exceptions that reading a member of a damaged archive may raise."""
 
 
 class Wheel:
@@ -151,15 +185,24 @@ class Wheel:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        where = str(path)
         if path.is_char_device() or path.is_fifo():
             # zipfile would read it to its end, which may never come.
-            raise ConfigError("it is not a regular file", where=str(path), fix="name a file that ends in .whl")
+            raise ConfigError("it is not a regular file", where=where, fix="name a file that ends in .whl")
         try:
             self._archive = zipfile.ZipFile(path)
         except FileNotFoundError as error:
-            raise ConfigError("there is no such file", where=str(path), fix="name a file that ends in .whl") from error
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-            raise self._unusable(error) from error
+            raise ConfigError("there is no such file", where=where, fix="name a file that ends in .whl") from error
+        except OSError as error:
+            what = f"it cannot be read: {error.strerror or error}"
+            raise ConfigError(what, where=where, fix="name a readable file") from error
+        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            with path.open("rb") as file:
+                is_archive = file.read(4) == b"PK\x03\x04"
+            what, fix = "it is not a wheel", "name a file that ends in .whl"
+            if is_archive:
+                what, fix = f"the wheel is cut short or damaged: {error}", "download it again"
+            raise ConfigError(what, where=where, fix=fix) from error
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -193,13 +236,3 @@ class Wheel:
             raise ConfigError(
                 f"the wheel is damaged at {name}: {error}", where=str(self.path), fix="download it again"
             ) from error
-
-    def _unusable(self, error: Exception) -> ConfigError:
-        where = str(self.path)
-        if isinstance(error, OSError):
-            return ConfigError(f"it cannot be read: {error.strerror or error}", where=where, fix="name a readable file")
-        with self.path.open("rb") as file:
-            is_archive = file.read(4) == b"PK\x03\x04"
-        if is_archive:
-            return ConfigError(f"the wheel is cut short or damaged: {error}", where=where, fix="download it again")
-        return ConfigError("it is not a wheel", where=where, fix="name a file that ends in .whl")

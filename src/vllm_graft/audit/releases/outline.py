@@ -1,4 +1,4 @@
-"""What the audit keeps of a module: each name with its kind, signature and body, each class with its attributes.
+"""The outline of a module for the audit: each name with its kind, signature and body, each class with its attributes.
 
 Of a class it also keeps how its constructor comes about. A field is written like a parameter of a signature: ``name``,
 ``name=`` with a default, ``kw name`` by keyword only. Its type follows behind a colon where that is a configuration
@@ -20,36 +20,28 @@ from vllm_graft.sources.fingerprint import Fingerprint, Function, signature
 from vllm_graft.sources.modules import ScopeEntry, SourceModule
 from vllm_graft.sources.scopes import dotted
 
+# The digits of a body's fingerprint that are compared: 32 bits, because they make up most of the catalogue.
 BODY: Final = 8
-"""How many digits of a body's fingerprint are compared: 32 bits, because they make up most of the catalogue."""
-
+# Marks a method that a subclass has to define, and a class whose metaclass enforces that.
 ABSTRACT: Final = "A"
-"""Marks a method that a subclass has to define, and a class whose metaclass enforces that."""
-
+# Marks a decorator or metaclass that may change the arguments that a definition shows.
 OPAQUE: Final = "?"
-"""Marks a decorator or metaclass that may change the arguments that a definition shows."""
-
+# Marks a generator function, or an ``async def`` that is one.
 GENERATOR: Final = "*"
-"""Marks a generator function, or an ``async def`` that is one."""
-
+# Marks an ``async def`` that ``asynccontextmanager`` makes a plain function of.
 MANAGER: Final = "&"
-"""Marks an ``async def`` that ``asynccontextmanager`` makes a plain function of."""
-
+# Marks a function that a decorator may make another kind of function of: a plain one of a coroutine.
 WRAPPED: Final = "~"
-"""Marks a function that a decorator may make another kind of function of: a plain one of a coroutine."""
-
+# Marks a class whose ``__init__`` is generated from its fields.
 DATACLASS: Final = "d"
-"""Marks a class whose ``__init__`` is generated from its fields."""
-
+# Marks a pydantic dataclass that ignores unknown keywords.
 LENIENT: Final = "l"
-"""Marks a pydantic dataclass that ignores unknown keywords."""
-
+# Marks a class whose fields are passed by keyword only.
 KEYWORDS: Final = "k"
-"""Marks a class whose fields are passed by keyword only."""
-
+# Marks ``support_torch_compile``, whose constructor also takes ``vllm_config`` and ``prefix``.
 COMPILED: Final = "t"
-"""Marks ``support_torch_compile``, whose constructor also takes ``vllm_config`` and ``prefix``."""
 
+# Decorators that leave the parameters as they are: Python's, torch's and vLLM's own.
 _TRANSPARENT: Final = frozenset(
     {
         "abstractmethod", "asynccontextmanager", "cache", "cached", "classmethod", "contextmanager", "compile",
@@ -63,7 +55,6 @@ _TRANSPARENT: Final = frozenset(
         "assume_constant_result", "allow_in_graph", "logtime", "fault_tolerant_wrapper",
     }
 )  # fmt: skip
-"""Decorators that leave the parameters as they are: Python's, torch's and vLLM's own."""
 
 _DATACLASSES: Final = frozenset({"dataclass", "config"})
 _FIELD_CALLS: Final = frozenset({"field", "Field"})
@@ -123,22 +114,40 @@ def entry(place: ScopeEntry) -> OutlineEntry:
         bases = tuple(base or "?" for base in place.bases)
         # A named tuple or struct shows by its bases, which may be in another module.
         listed = fields(cls) if DATACLASS in marks or bases else ()
-        return OutlineEntry("class", bases, tuple(sorted(_set_on_self(cls))), marks, listed)
+        return OutlineEntry("class", bases, tuple(sorted(set(_set_on_self(cls)))), marks, listed)
     if place.kind == "value":
         return OutlineEntry("value")
     body = Fingerprint.of(place.nodes).body[:BODY]
-    marks = function_marks(place.nodes) + _kind_mark(place.nodes[-1])
+    marks, node = function_marks(place.nodes), place.nodes[-1]
+    made = kind_in_source(node) if isinstance(node, Function) else "plain"
+    if made is None:
+        marks += WRAPPED
+    elif made in ("generator", "async generator"):
+        marks += GENERATOR
+    elif made == "plain" and isinstance(node, ast.AsyncFunctionDef):
+        marks += MANAGER
     return OutlineEntry(place.kind, signature(place.nodes), (body,), marks)
 
 
-def _kind_mark(node: ast.AST) -> str:
-    """Return the mark of the kind of function that a definition makes, where its statement does not show it."""
-    made = kind_in_source(node) if isinstance(node, Function) else "plain"
-    if made is None:
-        return WRAPPED
-    if made in ("generator", "async generator"):
-        return GENERATOR
-    return MANAGER if made == "plain" and isinstance(node, ast.AsyncFunctionDef) else ""
+def _set_on_self(cls: ast.ClassDef) -> Iterator[str]:
+    """Yield the attributes that a class's methods set on their first parameter."""
+    for method in cls.body:
+        if not isinstance(method, Function) or not method.args.args:
+            continue
+        first = method.args.args[0].arg
+        registers = {
+            f"{first}.{name}" for name in ("register_buffer", "register_parameter", "register_module", "add_module")
+        }
+        for node in ast.walk(method):
+            given: list[ast.expr] = []
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) == first:
+                yield node.attr
+            elif isinstance(node, ast.Call) and (called := dotted(node.func)) in registers:
+                # ``self.register_buffer("name", ...)`` of a torch module.
+                given = node.args[:1]
+            elif isinstance(node, ast.Call) and called == "setattr" and node.args and dotted(node.args[0]) == first:
+                given = node.args[1:2]
+            yield from (one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
 def kind_of_function(definition: str, marks: str) -> FunctionKind | None:
@@ -154,51 +163,43 @@ def function_marks(nodes: Sequence[ast.AST]) -> str:
     """Return the marks of a function, a method or several alternatives of one."""
     functions = [node for node in nodes if isinstance(node, Function)]
     names = {_last(one) for node in functions for one in node.decorator_list}
-    opaque = len(functions) < len(nodes) or any(not _is_transparent(name) for name in names)
+    unknown = {name for name in names - _TRANSPARENT if not name.startswith("register")}
+    opaque = len(functions) < len(nodes) or unknown
     return (ABSTRACT if names & {"abstractmethod", "abstractproperty"} else "") + (OPAQUE if opaque else "")
 
 
 def class_marks(cls: ast.ClassDef, module: SourceModule, *, alone: bool = True) -> str:
     """Return the marks of a class statement; one that is not alone is one of several meanings of the name."""
     marks = "" if alone else OPAQUE
-    for one in cls.decorator_list:
-        last = _last(one)
-        if last in _DATACLASSES:
-            marks += _dataclass_marks(one, module)
-        elif last == "support_torch_compile":
+    for decorator in cls.decorator_list:
+        last = _last(decorator)
+        given = {one.arg: one.value for one in decorator.keywords} if isinstance(decorator, ast.Call) else {}
+        if last == "support_torch_compile":
             marks += COMPILED
-        elif not _is_transparent(last):
-            marks += OPAQUE
+        elif last not in _DATACLASSES:
+            marks += "" if last in _TRANSPARENT or last.startswith("register") else OPAQUE
+        elif not _is_constant(given.get("init"), False):
+            first = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator).partition(".")[0]
+            pydantic = any(one.module.partition(".")[0] == "pydantic" for one in module.imports(first))
+            config = given.get("config")
+            pairs: list[tuple[object, ast.expr]] = []
+            if isinstance(config, ast.Call):
+                pairs = [(one.arg, one.value) for one in config.keywords]
+            elif isinstance(config, ast.Dict):
+                keys = (key.value if isinstance(key, ast.Constant) else None for key in config.keys)
+                pairs = list(zip(keys, config.values, strict=True))
+            extras = (one.value for name, one in pairs if name == "extra" and isinstance(one, ast.Constant))
+            extra = str(next(extras, ""))
+            # vLLM's own ``config`` forbids unknown keywords; pydantic's dataclass ignores them unless told otherwise.
+            lenient = (pydantic and extra != "forbid") or (last == "config" and extra in ("allow", "ignore"))
+            marks += DATACLASS + (LENIENT if lenient else "")
+            marks += KEYWORDS if _is_constant(given.get("kw_only"), True) else ""
     for keyword in cls.keywords:
         if keyword.arg == "metaclass":
             marks += ABSTRACT if _last(keyword.value) == "ABCMeta" else OPAQUE
         elif keyword.arg == "kw_only" and _is_constant(keyword.value, True):
             marks += KEYWORDS
     return "".join(dict.fromkeys(marks))
-
-
-def _dataclass_marks(decorator: ast.expr, module: SourceModule) -> str:
-    given = {one.arg: one.value for one in decorator.keywords} if isinstance(decorator, ast.Call) else {}
-    if _is_constant(given.get("init"), False):
-        return ""
-    first = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator).partition(".")[0]
-    pydantic = any(one.module.partition(".")[0] == "pydantic" for one in module.imports(first))
-    extra = _extra(given.get("config"))
-    # vLLM's own ``config`` forbids unknown keywords; pydantic's dataclass ignores them unless told otherwise.
-    lenient = (pydantic and extra != "forbid") or (_last(decorator) == "config" and extra in ("allow", "ignore"))
-    keywords = KEYWORDS if _is_constant(given.get("kw_only"), True) else ""
-    return DATACLASS + (LENIENT if lenient else "") + keywords
-
-
-def _extra(config: ast.expr | None) -> str:
-    """Return what a pydantic configuration says of unknown keywords."""
-    pairs: list[tuple[object, ast.expr]] = []
-    if isinstance(config, ast.Call):
-        pairs = [(one.arg, one.value) for one in config.keywords]
-    elif isinstance(config, ast.Dict):
-        keys = (key.value if isinstance(key, ast.Constant) else None for key in config.keys)
-        pairs = list(zip(keys, config.values, strict=True))
-    return next((str(one.value) for name, one in pairs if name == "extra" and isinstance(one, ast.Constant)), "")
 
 
 def fields(cls: ast.ClassDef) -> tuple[str, ...]:
@@ -217,17 +218,16 @@ def fields(cls: ast.ClassDef) -> tuple[str, ...]:
             if _is_constant(given.get("init"), False):
                 continue
             prefix = "kw " if keywords or _is_constant(given.get("kw_only"), True) else ""
-            has_default = node.value is not None if call is None else _field_has_default(call, given)
+            if call is None:
+                has_default = node.value is not None
+            else:
+                # pydantic's ``Field(...)`` marks a field without a default.
+                first = [*call.args[:1], given.get("default")]
+                required = any(isinstance(one, ast.Constant) and one.value is ... for one in first)
+                has_default = not required and bool(call.args or given.keys() & {"default", "default_factory"})
             config = next(iter(configs(node.annotation)), "")
             found.append(f"{prefix}{node.target.id}{'=' if has_default else ''}{':' if config else ''}{config}")
     return tuple(found)
-
-
-def _field_has_default(call: ast.Call, given: dict[str | None, ast.expr]) -> bool:
-    # pydantic's ``Field(...)`` marks a field without a default.
-    if any(isinstance(one, ast.Constant) and one.value is ... for one in (*call.args[:1], given.get("default"))):
-        return False
-    return bool(call.args) or "default" in given or "default_factory" in given
 
 
 def configs(annotation: ast.expr) -> list[str]:
@@ -250,34 +250,6 @@ def _evaluated(annotation: ast.expr) -> ast.expr:
         except SyntaxError:
             return annotation
     return annotation
-
-
-def _set_on_self(cls: ast.ClassDef) -> set[str]:
-    """Return the attributes that a class's methods set on their first parameter."""
-    found: set[str] = set()
-    for method in cls.body:
-        if not isinstance(method, Function) or not method.args.args:
-            continue
-        first = method.args.args[0].arg
-        for node in ast.walk(method):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) == first:
-                found.add(node.attr)
-            elif isinstance(node, ast.Call):
-                found.update(_set_by_call(node, first))
-    return found
-
-
-def _set_by_call(node: ast.Call, first: str) -> Iterator[str]:
-    """Yield the name in ``self.register_buffer("name", ...)`` of a torch module and ``setattr(self, "name", ...)``."""
-    called = dotted(node.func)
-    registers = {f"{first}.register_{what}" for what in ("buffer", "parameter", "module")} | {f"{first}.add_module"}
-    if called in registers:
-        given = node.args[:1]
-    elif called == "setattr" and node.args and dotted(node.args[0]) == first:
-        given = node.args[1:2]
-    else:
-        return
-    yield from (one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
 def mentions(text: str) -> Counter[str]:
@@ -327,10 +299,6 @@ def methods(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             yield from (one.name for one in node.body if isinstance(one, Function))
-
-
-def _is_transparent(name: str) -> bool:
-    return name in _TRANSPARENT or name.startswith("register")
 
 
 def _last(node: ast.expr) -> str:

@@ -30,7 +30,7 @@ from html.parser import HTMLParser
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -52,38 +52,32 @@ class PipSettings:
     @classmethod
     def read(cls) -> PipSettings:
         """Read pip's files, as pip itself lists them, and the environment, which takes precedence."""
-        names = ("index-url", "extra-index-url", "no-index", "proxy", "cert")
-        environment = {name: os.environ.get(f"PIP_{name.upper().replace('-', '_')}", "") for name in names}
-        values = {**_from_files(), **{name: value for name, value in environment.items() if value}}
-        if values.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        values = dict(_from_files())
+        for name in ("index-url", "extra-index-url", "no-index", "proxy", "cert"):
+            values[name] = os.environ.get(f"PIP_{name.upper().replace('-', '_')}") or values.get(name, "")
+        if values["no-index"].lower() in ("1", "true", "yes", "on"):
             return cls(())
-        main = values.get("index-url") or _default_index()
-        return cls((main, *values.get("extra-index-url", "").split()), values.get("proxy", ""), values.get("cert", ""))
+        main = values["index-url"] or _default_index()
+        return cls((main, *values["extra-index-url"].split()), values["proxy"], values["cert"])
 
 
 def _from_files() -> Mapping[str, str]:
-    """Return what ``pip config list`` prints; empty where there is no pip to run."""
+    """Return what ``pip config list`` prints, of several sections the last; empty where there is no pip to run."""
+    found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
     for command in ([sys.executable, "-m", "pip"], ["pip"]):
         try:
             done = subprocess.run([*command, "config", "list"], capture_output=True, text=True, timeout=30, check=False)
         except (OSError, subprocess.TimeoutExpired):
             continue
+        for line in done.stdout.splitlines() if done.returncode == 0 else ():
+            name, _, value = line.partition("=")
+            section, _, key = name.partition(".")
+            if section in found:
+                with contextlib.suppress(ValueError, SyntaxError):
+                    value = str(ast.literal_eval(value))
+                found[section][key] = value
         if done.returncode == 0:
-            return _parsed(done.stdout)
-    return {}
-
-
-def _parsed(listed: str) -> dict[str, str]:
-    found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
-    for line in listed.splitlines():
-        name, _, value = line.partition("=")
-        section, _, key = name.partition(".")
-        if section not in found:
-            continue
-        try:
-            found[section][key] = str(ast.literal_eval(value))
-        except (ValueError, SyntaxError):
-            found[section][key] = value
+            break
     return {key: value for section in _SECTIONS for key, value in found[section].items()}
 
 
@@ -102,9 +96,8 @@ def _default_index() -> str:
 OnBytes = Callable[[int], None]
 """Called with the number of bytes that arrived."""
 
+# The pause between two attempts.
 PAUSE_S = 0.5
-"""The pause between two attempts."""
-
 _CHUNK: Final = 1 << 17
 _TIMEOUT_S: Final = 60.0
 _log = logging.getLogger(__name__)
@@ -129,13 +122,11 @@ class HttpClient(Protocol):
     @property
     def indexes(self) -> Sequence[str]:
         """The package indexes that the user has set, in the order to ask them."""
-        ...
 
     def get(
         self, url: str, headers: Mapping[str, str], *, want: int = 200, heard: OnBytes = lambda count: None
     ) -> HttpResponse:
         """Request once. The body is read only where the status is ``want``: another may come with a wheel of 300 MB."""
-        ...
 
 
 def client() -> HttpClient:
@@ -187,7 +178,12 @@ class PlainClient:
 
     def __init__(self, settings: PipSettings) -> None:
         self.indexes: Sequence[str] = settings.indexes
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=_tls(settings.cert))]
+        try:
+            context = ssl.create_default_context(cafile=settings.cert or None)
+        except (OSError, ssl.SSLError) as error:
+            what = f"the certificates cannot be read: {error}"
+            raise ConfigError(what, where=settings.cert, fix="correct PIP_CERT") from error
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
         if settings.proxy:
             handlers.append(urllib.request.ProxyHandler({"http": settings.proxy, "https": settings.proxy}))
         self._opener = urllib.request.build_opener(*handlers)
@@ -203,7 +199,15 @@ class PlainClient:
         if scheme not in ("http", "https"):
             raise ServerUnreachable(f"{scheme or 'no scheme'} is not http, https or file")
         request = urllib.request.Request(without_password(url), headers={"User-Agent": "vllm-graft", **_plain(headers)})
-        if word := self._authorization(urlsplit(url)):
+        address = urlsplit(url)
+        host = address.netloc.rpartition("@")[2]
+        holder = address if address.username else self._passwords.get(host, address)
+        user, password = unquote(holder.username or ""), unquote(holder.password or "")
+        if not user:
+            with contextlib.suppress(OSError, netrc.NetrcParseError):
+                found = netrc.netrc().authenticators(address.hostname or "")
+                user, password = (found[0], found[2] or "") if found else ("", "")
+        if word := (f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""):
             # A redirect to another host must not carry it along.
             request.add_unredirected_header("Authorization", word)
         try:
@@ -216,16 +220,6 @@ class PlainClient:
                 return HttpResponse(error.code, {key.lower(): value for key, value in error.headers.items()})
         except (OSError, ValueError, HTTPException) as error:
             raise ServerUnreachable(_reason(error)) from error
-
-    def _authorization(self, url: SplitResult) -> str:
-        host = url.netloc.rpartition("@")[2]
-        holder = url if url.username else self._passwords.get(host, url)
-        user, password = unquote(holder.username or ""), unquote(holder.password or "")
-        if not user:
-            with contextlib.suppress(OSError, netrc.NetrcParseError):
-                found = netrc.netrc().authenticators(url.hostname or "")
-                user, password = (found[0], found[2] or "") if found else ("", "")
-        return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""
 
 
 def retry_once(ask: Callable[[], HttpResponse]) -> HttpResponse:
@@ -291,13 +285,6 @@ def _from_disk(url: str, headers: Mapping[str, str], want: int) -> HttpResponse:
         body = file.read(last - first + 1)
     span = f"bytes {first}-{first + len(body) - 1}/{path.stat().st_size}"
     return HttpResponse(206, {"content-range": span}, body)
-
-
-def _tls(cert: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=cert or None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"the certificates cannot be read: {error}", where=cert, fix="correct PIP_CERT") from error
 
 
 def _reason(error: BaseException) -> str:
@@ -399,10 +386,23 @@ class PackageIndex:
     def wheel(self, version: str) -> WheelLink:
         """Return a wheel of a release, preferably for Linux on x86-64: the Python files of all are the same."""
         wanted = parsed(version)
-        links = [link for link in self._links if _is(link, wanted)]
+        found = [(link, Version(link.version)) for link in self._links]
+        links = [
+            (link.yanked, offered != wanted, not ("linux" in link.filename and "x86_64" in link.filename), link)
+            for link, offered in found
+            if offered == wanted or (wanted.local is None and Version(offered.public) == wanted)
+        ]
         if not links:
-            raise self._absent(wanted)
-        return min(links, key=lambda link: _reluctance(link, wanted))
+            versions = self.versions() or self.versions(pre=True)
+            what = f"there is no wheel of vLLM {wanted}"
+            if versions:
+                what += f"; the nearest is {nearest(wanted, versions)}, the newest {versions[-1]}"
+            if self._failures:
+                what += f"; {len(self._failures)} of {len(self.client.indexes)} indexes did not answer: "
+                what += "; ".join(f"{failure.where}: {failure.what}" for failure in self._failures)
+            where = " ".join(without_password(url) for url in self.client.indexes)
+            raise ConfigError(what, where=where, fix="name one of these, or add an index with PIP_EXTRA_INDEX_URL")
+        return min(links, key=lambda each: (*each[:3], each[3].size is None, each[3].filename))[3]
 
     @cached_property
     def _links(self) -> list[WheelLink]:
@@ -443,17 +443,6 @@ class PackageIndex:
         self._lacking.append(refused)
         return iter(())
 
-    def _absent(self, wanted: Version) -> ConfigError:
-        versions = self.versions() or self.versions(pre=True)
-        what = f"there is no wheel of vLLM {wanted}"
-        if versions:
-            what += f"; the nearest is {nearest(wanted, versions)}, the newest {versions[-1]}"
-        if self._failures:
-            what += f"; {len(self._failures)} of {len(self.client.indexes)} indexes did not answer: "
-            what += "; ".join(f"{failure.where}: {failure.what}" for failure in self._failures)
-        where = " ".join(without_password(url) for url in self.client.indexes)
-        return ConfigError(what, where=where, fix="name one of these, or add an index with PIP_EXTRA_INDEX_URL")
-
 
 def by_hand(version: str = "") -> str:
     """Return the next step that always works."""
@@ -493,19 +482,14 @@ def nearest(wanted: Version, versions: list[str]) -> str:
     return min(versions, key=distance)
 
 
-def _is(link: WheelLink, wanted: Version) -> bool:
-    offered = Version(link.version)
-    return offered == wanted or (wanted.local is None and Version(offered.public) == wanted)
-
-
-def _reluctance(link: WheelLink, wanted: Version) -> tuple[bool, bool, bool, bool, str]:
-    linux = "linux" in link.filename and "x86_64" in link.filename
-    return (link.yanked, Version(link.version) != wanted, not linux, link.size is None, link.filename)
-
-
 def _links(answer: HttpResponse, url: str) -> Iterator[WheelLink]:
     text = answer.body.decode("utf-8", errors="replace")
-    rows = _from_json(text, url) if "json" in answer.headers.get("content-type", "") else _from_html(text)
+    if "json" in answer.headers.get("content-type", ""):
+        rows = _from_json(text, url)
+    else:
+        page = _Anchors()
+        page.feed(text)
+        rows = ((urljoin(page.base, each["href"] or ""), None, "data-yanked" in each) for each in page.found)
     for address, size, yanked in rows:
         target = without_password(urljoin(url, address))
         filename = unquote(urlsplit(target).path.rpartition("/")[2])
@@ -531,13 +515,6 @@ def _from_json(text: str, where: str) -> Iterator[tuple[str, int | None, bool]]:
             where=where,
             fix=f"set PIP_INDEX_URL to another index, or {by_hand()}",
         ) from error
-
-
-def _from_html(text: str) -> Iterator[tuple[str, int | None, bool]]:
-    page = _Anchors()
-    page.feed(text)
-    for attributes in page.found:
-        yield urljoin(page.base, attributes["href"] or ""), None, "data-yanked" in attributes
 
 
 class _Anchors(HTMLParser):

@@ -1,4 +1,4 @@
-"""What the audit asks of one release of vLLM: how a name is defined, what a class has, who calls a method."""
+"""One release of vLLM and its answers: the definition of a name, the attributes of a class, the calls of a method."""
 
 from __future__ import annotations
 
@@ -19,37 +19,31 @@ from vllm_graft.audit.releases.outline import (
     kind_of_function,
 )
 from vllm_graft.patching.functions import FunctionKind
+from vllm_graft.sources.finder import Walk
 from vllm_graft.sources.modules import Kind
-from vllm_graft.sources.walk import Walk
 
+# Other projects' code that vLLM carries; the catalogue leaves it out.
 NOT_OURS: Final = "vllm.third_party"
-"""Other projects' code that vLLM carries; the catalogue leaves it out."""
-
+# The kind of a name that a module of vLLM imports from elsewhere, such as ``torch`` or ``time``.
 FOREIGN: Final = "name of another package"
-"""The kind of a name that a module of vLLM imports from elsewhere, such as ``torch`` or ``time``."""
-
+# The kinds that can be called.
 METHODS: Final = ("function", "classmethod", "staticmethod")
-"""The kinds that can be called."""
 
+# Bases from outside vLLM that have no constructor.
 _PLAIN: Final = frozenset({"ABC", "Generic", "Protocol", "object"})
-"""Bases from outside vLLM that have no constructor."""
-
+# Bases whose metaclass refuses to instantiate a class with abstract methods.
 _DEMANDING: Final = frozenset({"ABC", "Protocol"})
-"""Bases whose metaclass refuses to instantiate a class with abstract methods."""
-
+# Bases whose generated constructors may accept more than the annotated fields.
 _CHECKED: Final = frozenset({"BaseModel", "RootModel", "BaseSettings", "TypedDict"})
-"""Bases whose generated constructors may accept more than the annotated fields."""
-
+# Keywords that ``support_torch_compile`` adds to a constructor.
 _COMPILE_KEYWORDS: Final = ("kw vllm_config=", "kw prefix=")
-"""Keywords that ``support_torch_compile`` adds to a constructor."""
-
 Signature = tuple[str, ...]
 """Parameters as ``sources.fingerprint.signature`` writes them, without the kind of definition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How one name is defined in one release.
+    """The definition of one name in one release.
 
     module, qualname:  where it is defined, which may be another place than the one looked up
     kind:              function, classmethod, staticmethod, property, class, value, module, or ``FOREIGN``
@@ -84,7 +78,7 @@ class Release(ABC):
 
     version: str
 
-    def __init__(self, walk: Walk[Any, Any]) -> None:
+    def __init__(self, walk: Walk[Any]) -> None:
         self._walk = walk
         self._shapes: dict[tuple[str, str], Shape | None] = {}
         self._attributes: dict[tuple[str, str], frozenset[str] | None] = {}
@@ -121,19 +115,19 @@ class Release(ABC):
     def shape(self, module: str, qualname: str) -> Shape | None:
         """Return how a name is defined, None where it is missing; a module where ``qualname`` is empty."""
         key = module, qualname
-        if key not in self._shapes:
-            self._shapes[key] = self._find_shape(module, qualname)
-        return self._shapes[key]
-
-    def _find_shape(self, module: str, qualname: str) -> Shape | None:
+        if key in self._shapes:
+            return self._shapes[key]
+        shape: Shape | None = None
         if not qualname:
-            return Shape(module, "", "module") if self._module_names(module) is not None else None
-        found = self._walk.find(module, qualname)
-        if found is not None:
-            return self._shape_of(*found)
-        if inner := self._walk.module_at(module, qualname):
-            return Shape(inner, "", "module")
-        return Shape(module, qualname, FOREIGN) if self._walk.leads_out(module, qualname) else None
+            shape = Shape(module, "", "module") if self._module_names(module) is not None else None
+        elif (found := self._walk.find(module, qualname)) is not None:
+            shape = self._shape_of(*found)
+        elif inner := self._walk.module_at(module, qualname):
+            shape = Shape(inner, "", "module")
+        elif self._walk.leads_out(module, qualname):
+            shape = Shape(module, qualname, FOREIGN)
+        self._shapes[key] = shape
+        return shape
 
     def _shape_of(self, item: Any, inherited: bool = False) -> Shape:
         entry = self._entry(item)
@@ -145,38 +139,25 @@ class Release(ABC):
             item.module.name, item.qualname, entry.kind, entry.first, entry.second[0], inherited, opaque, function
         )
 
-    def _class(self, module: str, qualname: str) -> Any:
-        """Return the class of a name; None where it is something else, or missing."""
-        found = self._walk.find(module, qualname)
-        return found[0] if found is not None and self._entry(found[0]).kind == "class" else None
-
     def attributes(self, module: str, qualname: str) -> frozenset[str] | None:
         """Return the attributes of a class, those set on ``self`` included; without a class, a module's names."""
         key = module, qualname
         if key not in self._attributes:
-            self._attributes[key] = self._find_attributes(module, qualname)
+            names = self._module_names(module) if not qualname else None
+            if classes := self._order(module, qualname) if qualname else []:
+                above = [item for item in self._walk.line(classes[0]) if self._entry(item).kind == "class"]
+                names = (name for item in above for name in (*self._entry(item).second, *self._names(item)))
+            self._attributes[key] = frozenset(names) if names is not None else None
         return self._attributes[key]
-
-    def _find_attributes(self, module: str, qualname: str) -> frozenset[str] | None:
-        if not qualname:
-            names = self._module_names(module)
-            return frozenset(names) if names is not None else None
-        cls = self._class(module, qualname)
-        if cls is None:
-            return None
-        classes = [item for item in self._walk.line(cls) if self._entry(item).kind == "class"]
-        return frozenset(name for item in classes for name in (*self._entry(item).second, *self._names(item)))
 
     def lineage(self, module: str, qualname: str) -> list[str]:
         """Return a class and its bases in vLLM in the order of Python's lookup, each as "module:Class"."""
-        cls = self._class(module, qualname)
-        order = self._order(cls) if cls is not None else []
+        order = self._order(module, qualname)
         return [f"{item.module.name}:{item.qualname}" for item in order if not isinstance(item, str)]
 
     def outside(self, module: str, qualname: str) -> frozenset[str]:
         """Return what may provide attributes unseen: bases from outside vLLM, and ``__getattr__``."""
-        cls = self._class(module, qualname)
-        order = self._order(cls) if cls is not None else []
+        order = self._order(module, qualname)
         found = {_last(one) for one in order if isinstance(one, str)} - _PLAIN
         if any(not isinstance(one, str) and one.inside("__getattr__") is not None for one in order):
             found.add("__getattr__")
@@ -184,8 +165,7 @@ class Release(ABC):
 
     def abstract(self, module: str, qualname: str) -> frozenset[str]:
         """Return the methods that a subclass of a class has to define before it can be instantiated."""
-        cls = self._class(module, qualname)
-        order = self._order(cls) if cls is not None else []
+        order = self._order(module, qualname)
         if not any(
             _last(one) in _DEMANDING if isinstance(one, str) else ABSTRACT in self._entry(one).marks for one in order
         ):
@@ -201,8 +181,7 @@ class Release(ABC):
 
     def config(self, module: str, qualname: str, attribute: str) -> Shape | None:
         """Return the configuration class that an attribute of a class is annotated with."""
-        cls = self._class(module, qualname)
-        for one in self._order(cls) if cls is not None else ():
+        for one in self._order(module, qualname):
             for field in () if isinstance(one, str) else self._entry(one).fields:
                 name, _, kind = field.removeprefix("kw ").partition(":")
                 if name.removesuffix("=") == attribute:
@@ -211,46 +190,43 @@ class Release(ABC):
 
     def constructor(self, module: str, qualname: str) -> tuple[Signature, ...] | None:
         """Return the signatures that a construction has to fit, without ``self``; None where they are not known."""
-        cls = self._class(module, qualname)
-        if cls is None:
+        order = self._order(module, qualname)
+        if not order:
             return None
         found: list[Signature] = []
-        order = self._order(cls)
+        outside = {_last(one) for one in order if isinstance(one, str)}
         compiled = any(COMPILED in self._entry(one).marks for one in order if not isinstance(one, str))
         for one in order:
             if isinstance(one, str):
                 if _last(one) not in _PLAIN:
                     return None
                 continue
-            if OPAQUE in self._entry(one).marks:
-                return None
+            entry, written = self._entry(one), one.inside("__init__")
             maker = one.inside("__new__")
             made = self._parameters(maker) if maker is not None else ()
-            own = self._initializer(one, order)
-            if made is None or own is None:
+            # The ``__init__`` of the class itself, written or generated.
+            own: Sequence[Signature] | None = ()
+            if written is not None:
+                own = self._parameters(written)
+            elif "NamedTuple" in map(_last, one.bases):
+                own = [tuple(_untyped(field) for field in entry.fields)]
+            elif outside & _CHECKED:
+                own = None
+            elif "Struct" in outside or DATACLASS in entry.marks:
+                own = [self._generated(order, struct="Struct" in outside)]
+            if OPAQUE in entry.marks or made is None or own is None:
                 return None
             found += made
+            for signature in own:
+                # ``support_torch_compile`` adds keywords, unless the signature has them.
+                known = set(map(_parameter_name, signature))
+                more = [one for one in _COMPILE_KEYWORDS if compiled and _parameter_name(one) not in known]
+                end = len(signature) - any(token.startswith("**") for token in signature)
+                found.append((*signature[:end], *more, *signature[end:]))
             if own:
-                more = _COMPILE_KEYWORDS if compiled else ()
-                return (*found, *(_with_keywords(signature, more) for signature in own))
+                return tuple(found)
         # ``object`` takes no arguments; the constructor that a protocol puts in its place takes any.
-        protocol = any(isinstance(one, str) and _last(one) == "Protocol" for one in order)
-        return tuple(found) or (None if protocol else ((),))
-
-    def _initializer(self, cls: Any, order: Sequence[Any]) -> Sequence[Signature] | None:
-        """Return the ``__init__`` of the class itself, written or generated: none, one, or None where it is unknown."""
-        own = cls.inside("__init__")
-        if own is not None:
-            return self._parameters(own)
-        outside = {_last(one) for one in order if isinstance(one, str)}
-        entry = self._entry(cls)
-        if "NamedTuple" in map(_last, cls.bases):
-            return [tuple(_untyped(field) for field in entry.fields)]
-        if outside & _CHECKED:
-            return None
-        if "Struct" in outside or DATACLASS in entry.marks:
-            return [self._generated(order, struct="Struct" in outside)]
-        return ()
+        return tuple(found) or (None if "Protocol" in outside else ((),))
 
     def _generated(self, order: Sequence[Any], *, struct: bool) -> Signature:
         """Return the parameters generated from the fields of a class and its bases; a name keeps its first place."""
@@ -275,14 +251,16 @@ class Release(ABC):
         found = alternatives(entry.first)
         return [found[0][1:]] if len(found) == 1 else None
 
-    def _order(self, item: Any) -> list[Any]:
-        """Return the class and its bases in the order of Python's lookup."""
-        key = item.module.name, item.qualname
+    def _order(self, module: str, qualname: str) -> list[Any]:
+        """Return a class and its bases in the order of Python's lookup; empty where the name is no class."""
+        key = module, qualname
         if key not in self._orders:
-            self._orders[key] = self._linearize(item, ())
+            found = self._walk.find(module, qualname)
+            is_class = found is not None and self._entry(found[0]).kind == "class"
+            self._orders[key] = self._linear(found[0], ()) if found is not None and is_class else []
         return self._orders[key]
 
-    def _linearize(self, item: Any, below: tuple[Any, ...]) -> list[Any]:
+    def _linear(self, item: Any, below: tuple[Any, ...]) -> list[Any]:
         """Return Python's C3 order; where the classes have none, each class stands before what is above it."""
         # A base may be a value, such as the result of a function: then only its name is known.
         bases = [
@@ -290,7 +268,7 @@ class Release(ABC):
             for one in self._walk.bases(item)
         ]
         above = [one for one in bases if one not in below]
-        lines = [[one] if isinstance(one, str) else self._linearize(one, (*below, item)) for one in above]
+        lines = [[one] if isinstance(one, str) else self._linear(one, (*below, item)) for one in above]
         lines = [line for line in [*lines, above] if line]
         found = [item]
         while lines:
@@ -310,14 +288,6 @@ def alternatives(tokens: Sequence[str]) -> list[Signature]:
         elif found:
             found[-1].append(token)
     return [tuple(each) for each in found]
-
-
-def _with_keywords(signature: Signature, more: Iterable[str]) -> Signature:
-    """Return a signature with keywords that it may have already, before a ``**`` at its end."""
-    known = set(map(_parameter_name, signature))
-    new = [one for one in more if _parameter_name(one) not in known]
-    end = len(signature) - any(token.startswith("**") for token in signature)
-    return (*signature[:end], *new, *signature[end:])
 
 
 def _parameter_name(token: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from functools import cached_property
 
 from vllm_graft.audit.releases.outline import CallSite, OutlineEntry, call_sites, entry
 from vllm_graft.audit.releases.release import METHODS, Release, Shape
 from vllm_graft.sources.finder import Finder
 from vllm_graft.sources.modules import Definition, ScopeEntry, SourceModule
-from vllm_graft.sources.origins import ModuleText, Source
+from vllm_graft.sources.origins import Source
 
 
 class SourceRelease(Release):
@@ -20,7 +20,8 @@ class SourceRelease(Release):
     def __init__(self, source: Source, version: str = "") -> None:
         self.source = source
         self.version = version or source.version
-        self._finder = Finder(_VllmOnly(source))
+        # An installed torch belongs to no release.
+        self._finder = Finder(source, within="vllm")
         self._entries: dict[int, tuple[ScopeEntry, OutlineEntry]] = {}
         self._calls: dict[str, list[tuple[str, CallSite]]] = {}
         super().__init__(self._finder.walk)
@@ -45,14 +46,18 @@ class SourceRelease(Release):
 
     def definers(self, method: str) -> list[str]:
         """Return every class that defines a method, as "module:Class"."""
-        modules = self._modules_with(r"^[ \t]+(?:async )?def ", method)
-        places = [place for module in modules for place in _classes(module)]
-        inside = ((place, place.inside(method)) for place in places)
-        return [
-            f"{place.module.name}:{place.qualname}"
-            for place, inner in inside
-            if inner is not None and inner.kind in METHODS
-        ]
+        found: list[str] = []
+        for module in self._modules_with(r"^[ \t]+(?:async )?def ", method):
+            left = [place for name in module.scope if (place := module.place(name)) is not None]
+            for place in left:
+                if place.cls is not None:
+                    inner = place.inside(method)
+                    if inner is not None and inner.kind in METHODS:
+                        found.append(f"{module.name}:{place.qualname}")
+                    # Classes inside come after all around them.
+                    nested = (place.inside(name) for name in module.class_scope(place.cls))
+                    left += [one for one in nested if one is not None]
+        return found
 
     def calls(self, method: str) -> list[CallSite]:
         """Return vLLM's own calls of a method that show what they pass."""
@@ -97,34 +102,8 @@ class SourceRelease(Release):
         return {name: file.text for name, file in files.items() if file is not None}
 
 
-class _VllmOnly:
-    """A source restricted to vLLM: an installed torch belongs to no release."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.modules = source.modules
-
-    @property
-    def version(self) -> str:
-        return self._source.version
-
-    def read(self, module: str) -> ModuleText | None:
-        return self._source.read(module) if module.partition(".")[0] == "vllm" else None
-
-
 def fetch(source: object, modules: Iterable[str]) -> None:
     """Announce modules to a remote source, so that it downloads them together."""
     ahead = getattr(source, "fetch", None)
     if ahead is not None:
         ahead(modules)
-
-
-def _classes(module: SourceModule) -> Iterator[ScopeEntry]:
-    """Yield the classes of a module, and those inside them."""
-    left = [place for name in module.scope if (place := module.place(name)) is not None]
-    while left:
-        place = left.pop(0)
-        if place.cls is not None:
-            yield place
-            inner = (place.inside(name) for name in module.class_scope(place.cls))
-            left += [one for one in inner if one is not None]

@@ -15,6 +15,7 @@ import re
 import time
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -39,17 +40,15 @@ from vllm_graft.audit.releases.package_index import (
 )
 from vllm_graft.errors import ConfigError
 from vllm_graft.files import cache_folder, replace_file
-from vllm_graft.sources.origins import DAMAGE, ModuleText, Source, Tree, module_of
-from vllm_graft.sources.parse import decode
+from vllm_graft.sources.origins import DAMAGE, ModuleText, Source, Tree, decode, module_of
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that arrived, and with their total."""
 
+# The bytes at the end that are requested first: the directory of a wheel of vLLM has 0.6 MB.
 TAIL: Final = 768 << 10
-"""The bytes at the end that are requested first: the directory of a wheel of vLLM has 0.6 MB."""
-
+# Members with a smaller gap are requested together: a request takes as long as the transfer of the gap.
 GAP: Final = 256 << 10
-"""Members with a smaller gap are requested together: a request takes as long as the transfer of the gap."""
 
 
 class ByteSpan(NamedTuple):
@@ -207,7 +206,8 @@ class RemoteWheel:
 
         def ask() -> HttpResponse:
             self.requests += 1
-            answer = self._client.get(self.url, headers, want=206, heard=heard)
+            self._http = self._http or client()
+            answer = self._http.get(self.url, headers, want=206, heard=heard)
             self.bytes += len(answer.body)
             announced = answer.headers.get("content-length", "")
             if answer.status == 206 and announced.isdigit() and len(answer.body) < int(announced):
@@ -222,14 +222,6 @@ class RemoteWheel:
                 where=without_password(self.url),
                 fix=f"check the network and try again, or {by_hand(self.version)}",
             ) from error
-        self._check(answer, first, end)
-        return answer.body
-
-    @cached_property
-    def _client(self) -> HttpClient:
-        return self._http or client()
-
-    def _check(self, answer: HttpResponse, first: int, end: int) -> None:
         if answer.status == 200:
             raise ConfigError(
                 "the server gives the wheel only as a whole, not by ranges",
@@ -249,6 +241,7 @@ class RemoteWheel:
             raise self._damaged(f"it has {said[2]} bytes instead of {self._size}")
         if len(answer.body) != end - first:
             raise self._damaged(f"{len(answer.body)} bytes came instead of {end - first}")
+        return answer.body
 
     def _damaged(self, what: str) -> ConfigError:
         return ConfigError(
@@ -294,9 +287,6 @@ class _Ranged(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._at
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         if base + offset < 0:
@@ -311,9 +301,8 @@ class _Ranged(io.RawIOBase):
         return data
 
 
+# The file with the number and size of a tree's files when it was unpacked.
 MARK: Final = "whole.json"
-"""The file with the number and size of a tree's files when it was unpacked."""
-
 _FORMAT: Final = 1
 _LEFT_OVER_S: Final = 3600
 _NAMED: Final = 5
@@ -332,15 +321,15 @@ def open_release(
     if is_whole(tree):
         return Tree(tree, number)
     kept = CachedWheel(number, offline=offline, progress=progress, index=index)
-    kept.open()
+    # The release has to exist: its modules are asked for.
+    kept.modules()
     return kept
 
 
 def cached_versions() -> list[str]:
     """Return the releases that have something in the cache, oldest first."""
-    folders = [*cache_folder().glob("sources/*"), *cache_folder().glob("wheels/*")]
     found: set[Version] = set()
-    for folder in folders:
+    for folder in (*cache_folder().glob("sources/*"), *cache_folder().glob("wheels/*")):
         with contextlib.suppress(InvalidVersion):
             found.add(Version(folder.name))
     return [str(version) for version in sorted(found)]
@@ -381,10 +370,6 @@ class CachedWheel:
         self._wheel: RemoteWheel | None = None
         self._online = False
 
-    def open(self) -> None:
-        """Make sure that the release exists and its modules are known; ConfigError where it is not available."""
-        self._known()
-
     def modules(self) -> list[str]:
         """Return the dotted names of all modules of ``vllm``, sorted."""
         return self._known().modules()
@@ -404,9 +389,8 @@ class CachedWheel:
     def fetch(self, modules: Iterable[str]) -> None:
         """Cache modules in few requests; cached ones cost nothing, unknown names are skipped."""
         known = ((name, self._known().member(name)) for name in modules)
-        missing = [name for name, member in known if member is not None and self._content(member) is None]
-        for _ in self._fetched(missing) if missing else ():
-            pass
+        if missing := [name for name, member in known if member is not None and self._content(member) is None]:
+            deque(self._fetched(missing), maxlen=0)
 
     def _fetched(self, modules: list[str]) -> Iterator[tuple[str, bytes]]:
         """Yield modules from the server, each after it was cached."""
@@ -430,38 +414,22 @@ class CachedWheel:
             return self._wheel
         if self._offline:
             raise self._missing([])
-        link = self._index.wheel(self.version)
-        kept = self._directory()
-        if kept is not None and kept.url == link.filename and link.size in (None, kept.size):
-            size: int | None = kept.size
-            directory: ByteSpan | None = kept.directory
-        else:
-            size, directory = link.size, None
+        link, kept = self._index.wheel(self.version), self._directory()
+        if kept is not None and (kept.url != link.filename or link.size not in (None, kept.size)):
+            kept = None
+        size, directory = (kept.size, kept.directory) if kept is not None else (link.size, None)
+        http, progress = self._index.client, self._progress
         wheel = RemoteWheel(
-            link.url,
-            version=self.version,
-            size=size,
-            http=self._index.client,
-            directory=directory,
-            progress=self._progress,
+            link.url, version=self.version, size=size, http=http, directory=directory, progress=progress
         )
         if directory is None:
-            self._keep_directory(link.filename, wheel)
+            # A line that says what the directory is of, and the end of the wheel as it is.
+            first, data = wheel.directory
+            head = {"format": _FORMAT, "filename": link.filename, "size": wheel.size, "first": first}
+            line = json.dumps({**head, "crc": zlib.crc32(data)}).encode()
+            self._write(self.folder / "directory", line + b"\n" + data)
         self._wheel, self._online = wheel, True
         return wheel
-
-    # The directory: a line that says what it is of, and the end of the wheel as it is.
-
-    def _keep_directory(self, filename: str, remote: RemoteWheel) -> None:
-        end = remote.directory
-        head = {
-            "format": _FORMAT,
-            "filename": filename,
-            "size": remote.size,
-            "first": end.first,
-            "crc": zlib.crc32(end.data),
-        }
-        self._write(self.folder / "directory", json.dumps(head).encode() + b"\n" + end.data)
 
     def _directory(self) -> RemoteWheel | None:
         """Return the cached directory as a wheel without an address; None where there is none that can be used."""
@@ -511,13 +479,10 @@ class CachedWheel:
         return folder
 
     def _missing(self, modules: list[str]) -> ConfigError:
+        what = f"vLLM {self.version} is not kept here"
         if modules:
             more = f" and {len(modules) - _NAMED} more" if len(modules) > _NAMED else ""
             what = f"of vLLM {self.version}, these modules are not kept: {', '.join(modules[:_NAMED])}{more}"
-        else:
-            what = f"vLLM {self.version} is not kept here"
-        return ConfigError(
-            f"{what}, and --offline asks no server",
-            where=str(self.folder),
-            fix="run it once without --offline, or name a wheel of that release instead",
-        )
+        what += ", and --offline asks no server"
+        fix = "run it once without --offline, or name a wheel of that release instead"
+        return ConfigError(what, where=str(self.folder), fix=fix)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
 from typing import Final, Literal, get_args
@@ -39,7 +39,7 @@ DiffPart = Literal["head", "hunk", "added", "removed", "context"]
 
 
 def parts(diff: str) -> Iterator[tuple[DiffPart, list[str]]]:
-    """Runs of lines of one kind, in order. What stands before the first hunk is its head."""
+    """Yield runs of lines of one kind, in order. What stands before the first hunk is its head."""
     for part, run in itertools.groupby(_told(diff), key=lambda pair: pair[0]):
         yield part, [line for _, line in run]
 
@@ -54,17 +54,11 @@ def _told(diff: str) -> Iterator[tuple[DiffPart, str]]:
     # Only a newline ends a line of a diff: splitlines() would also cut at a form feed within one.
     lines = diff.removesuffix("\n").split("\n") if diff else []
     inside = not any(line.startswith("@@") for line in lines)
+    signs: dict[str, DiffPart] = {"@@": "hunk", "+": "added", "-": "removed"}
     for line in lines:
         inside = inside or line.startswith("@@")
-        yield _part(line) if inside else "head", line
-
-
-def _part(line: str) -> DiffPart:
-    if line.startswith("@@"):
-        return "hunk"
-    if line.startswith("+"):
-        return "added"
-    return "removed" if line.startswith("-") else "context"
+        part: DiffPart = next((part for sign, part in signs.items() if line.startswith(sign)), "context")
+        yield part if inside else "head", line
 
 
 _RULES: Final = """
@@ -143,13 +137,11 @@ def style() -> str:
     return f"{variables(':root')}{_RULES}{tones}"
 
 
+# The number of releases that fit a desktop's width; with more the matrix scrolls, and its head cannot stay in view.
 _FITS: Final = 8
-"""The number of releases that fit a desktop's width; with more the matrix scrolls, and its head cannot stay in view."""
-
 _ELEMENTS: Final[dict[DiffPart, str]] = {"head": "i", "hunk": "b", "added": "ins", "removed": "del", "context": "span"}
+# The number of places of one finding that are in view; more are folded.
 _LISTED: Final = 3
-"""The number of places of one finding that are in view; more are folded."""
-
 _LEVELS: Final[dict[Level, str]] = {"error": "error", "warning": "warning", "info": "note"}
 _TONES: Final[dict[Level, str]] = {"error": "bad", "warning": "body", "info": "none"}
 
@@ -157,56 +149,54 @@ _TONES: Final[dict[Level, str]] = {"error": "bad", "warning": "body", "info": "n
 def html(report: Report, title: str = "vLLM audit", when: str = "") -> str:
     """Return the page. ``when`` is the time of the audit, in words: a renderer has no clock."""
     first, rest = summary(report)
+    numbers = Counter(finding.level for finding in findings(report))
+    chips = [
+        f'<li class="{tone}">{_text(count(numbers[level], _LEVELS[level]))}</li>' for level, tone in _TONES.items()
+    ]
+    lines = [
+        f'<dt><b class="w {word.tone}">{word.short or "blank"}</b></dt><dd>The name {_text(word.says)}.</dd>'
+        for word in WORDS.values()
+    ]
+    read = []
+    for one in report.packages:
+        base = f", made for vLLM {one.base}" if one.base else ""
+        files = f", {count(one.files, 'file')} read" if one.files else ""
+        read.append(_text(f"{one.package} {one.version}".strip() + base + files))
+    read += [_text(when)] if when else []
+    packages = f'<p class="soft">{"<br>".join(read)}</p>' if read else ""
     pieces = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         f"<title>{_text(title)}</title>\n<style>\n{style()}\n</style>\n</head>\n<body>",
-        f"<header>\n<h1>{_text(title)}</h1>\n{_packages(report, when)}\n</header>",
+        f"<header>\n<h1>{_text(title)}</h1>\n{packages}\n</header>",
         f'<p class="lead"><strong>{_text(first)}</strong>{_text(rest)}</p>',
-        _levels(findings(report)),
+        f'<ul class="chips" aria-label="findings">{"".join(chips)}</ul>',
         *_findings(findings(report)),
         *_matrix(report),
-        _legend(),
+        f'<h2 id="legend">What the words mean</h2>\n<dl class="l">\n{chr(10).join(lines)}\n</dl>',
         "</body>\n</html>\n",
     ]
     return "\n".join(filter(None, pieces))
 
 
-def _packages(report: Report, when: str) -> str:
-    lines = []
-    for one in report.packages:
-        base = f", made for vLLM {one.base}" if one.base else ""
-        files = f", {count(one.files, 'file')} read" if one.files else ""
-        lines.append(_text(f"{one.package} {one.version}".strip() + base + files))
-    lines += [_text(when)] if when else []
-    return f'<p class="soft">{"<br>".join(lines)}</p>' if lines else ""
-
-
-def _levels(found: list[Finding]) -> str:
-    """Write the number of findings at each level."""
-    numbers = Counter(finding.level for finding in found)
-    chips = [
-        f'<li class="{tone}">{_text(count(numbers[level], _LEVELS[level]))}</li>' for level, tone in _TONES.items()
-    ]
-    return f'<ul class="chips" aria-label="findings">{"".join(chips)}</ul>'
-
-
-def _chips(report: Report) -> str:
-    """Write the number of cells with each verdict."""
-    found = state_counts(report)
-    shown = [(word, found[state]) for state, word in WORDS.items() if found[state]]
-    chips = [
-        f'<li class="{word.tone}">{number:,} {word.short if word.tone != "ok" else "unchanged"}</li>'
-        for word, number in shown
-        if word.short
-    ]
-    return f'<ul class="chips" aria-label="verdicts">{"".join(chips)}</ul>' if chips else ""
-
-
 def _matrix(report: Report) -> Iterator[str]:
     if not report.rows or not report.releases:
         return
-    yield f'<h2 id="matrix">Uses and releases</h2>\n{_chips(report)}'
+    # The number of cells with each verdict.
+    numbers = state_counts(report)
+    chips = [
+        f'<li class="{word.tone}">{numbers[state]:,} {word.short if word.tone != "ok" else "unchanged"}</li>'
+        for state, word in WORDS.items()
+        if numbers[state] and word.short
+    ]
+    verdicts = f'<ul class="chips" aria-label="verdicts">{"".join(chips)}</ul>' if chips else ""
+    yield f'<h2 id="matrix">Uses and releases</h2>\n{verdicts}'
+    # The releases, and the number of rows that need attention in each.
+    head = f'<th scope="col"><small>{_text(comparison(report))}</small></th>'
+    for release in report.releases:
+        words = f"{attention_count(report, release):,} of {len(report.rows):,}"
+        head += f'<th scope="col">{_text(release)}<small>{words}</small></th>'
+    fits = " fits" if len(report.releases) <= _FITS else ""
     found = groups(report)
     number = 0
     for group in found:
@@ -215,61 +205,59 @@ def _matrix(report: Report) -> Iterator[str]:
         for rows, folded in ((group.changed, ""), ([*group.unchanged, *group.unjudged], group.folded)):
             if not rows:
                 continue
-            lines = [_row(report, alike, f"r{place}") for place, alike in enumerate(_merged(report, rows), number + 1)]
+            # The rows of one name are one, where each release has the same verdict wherever the name is used.
+            merged: dict[object, list[ReportRow]] = {}
+            for row in rows:
+                declared = row.use.patch.name if row.use.patch is not None else ""
+                said = tuple((cell.since, cell.release, cell.verdict) for cell in cells(report, row))
+                merged.setdefault((row.use.name, declared, said), []).append(row)
+            lines = [_row(report, alike, f"r{place}") for place, alike in enumerate(merged.values(), number + 1)]
             number += len(lines)
-            table = _table(report, lines)
+            table = (
+                f'<div class="matrix{fits}" tabindex="0" role="region" aria-labelledby="matrix">\n<table>\n'
+                f"<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n{chr(10).join(lines)}\n</tbody>\n</table>\n</div>"
+            )
             yield f'<details class="rest"><summary>{folded}</summary>{table}</details>' if folded else table
-
-
-def _table(report: Report, lines: list[str]) -> str:
-    fits = " fits" if len(report.releases) <= _FITS else ""
-    return (
-        f'<div class="matrix{fits}" tabindex="0" role="region" aria-labelledby="matrix">\n<table>\n'
-        f"<thead>\n<tr>{_head(report)}</tr>\n</thead>\n<tbody>\n{chr(10).join(lines)}\n</tbody>\n</table>\n</div>"
-    )
-
-
-def _merged(report: Report, rows: Sequence[ReportRow]) -> list[list[ReportRow]]:
-    """Group the rows of one name, where each release has the same verdict wherever the name is used."""
-    found: dict[object, list[ReportRow]] = {}
-    for row in rows:
-        declared = row.use.patch.name if row.use.patch is not None else ""
-        said = tuple((cell.since, cell.release, cell.verdict) for cell in cells(report, row))
-        found.setdefault((row.use.name, declared, said), []).append(row)
-    return list(found.values())
-
-
-def _head(report: Report) -> str:
-    """Write the releases, and the number of rows that need attention in each."""
-    counts = {release: f"{attention_count(report, release):,} of {len(report.rows):,}" for release in report.releases}
-    columns = [f'<th scope="col">{_text(release)}<small>{words}</small></th>' for release, words in counts.items()]
-    return f'<th scope="col"><small>{_text(comparison(report))}</small></th>{"".join(columns)}'
 
 
 def _row(report: Report, alike: list[ReportRow], anchor: str) -> str:
     """Write one name, and all places that use it."""
-    row = alike[0]
+    row, patch = alike[0], alike[0].use.patch
     module, colon, name = short_name(row.use).rpartition(":")
     title = f"<span>{_broken(module + colon)}</span><b>{_broken(name)}</b>"
-    found = [(f"{anchor}-{index}", cell) for index, cell in enumerate(cells(report, row), 1)]
-    words = "".join(_cell(cell, anchor) for anchor, cell in found)
-    changes = "".join(_verdict(cell, anchor) for anchor, cell in found if _opens(cell))
-    place = f"{row.use.way} in {_text(row.use.where)}{_owner(row.use)}" if len(alike) == 1 else _places(alike)
-    listed = [f"<li>{each.use.way} in {_text(each.use.where)}{_owner(each.use)}</li>" for each in alike[1:] and alike]
-    more = f"<ul>{''.join(listed)}</ul>" if listed else ""
+    words = changes = ""
+    for index, cell in enumerate(cells(report, row), 1):
+        verdict, word = cell.verdict, WORDS[cell.verdict.state]
+        # There may be more to say of a cell than its word does.
+        opens = verdict.state != ""
+        if verdict.state in ("same", "absent"):
+            opens = bool(cell.diff or verdict.detail or verdict.now)
+        if opens:
+            words += f'<td><a class="{word.tone}" href="#{anchor}-{index}">{word.short}</a></td>'
+            changes += _verdict(cell, f"{anchor}-{index}")
+        elif word.short:
+            words += f'<td><span class="{word.tone}">{word.short}</span></td>'
+        else:
+            words += f'<td title="{_text(verdict.detail)}"></td>' if verdict.detail else "<td></td>"
+    listed = [f"{each.use.way} in {_text(each.use.where)}{_owner(each.use)}" for each in alike]
+    place, more = listed[0], ""
+    if len(alike) > 1:
+        ways = ", ".join(dict.fromkeys(each.use.way for each in alike))
+        files = count(len({each.use.file for each in alike}), "file")
+        place = _text(f"{ways} in {count(len(alike), 'place')}, {files}")
+        more = f"<ul>{''.join(f'<li>{each}</li>' for each in listed)}</ul>"
     if changes or more:
-        verdicts = f'<div class="v">{_declared(row.use) if changes else ""}{changes}{more}</div>'
-        place = f"<details><summary>{place}</summary>{verdicts}</details>"
+        said = {}
+        if patch is not None and changes:
+            said = {"for vLLM": patch.vllm, "why": patch.why, "upstream": patch.upstream}
+            said["remove when"] = patch.remove_when
+        declared = "; ".join(f"{key} {value}" for key, value in said.items() if value)
+        declared = f'<p class="soft">{_text(declared)}</p>' if declared else ""
+        place = f'<details><summary>{place}</summary><div class="v">{declared}{changes}{more}</div></details>'
     return (
         f'<tr id="{anchor}"><th scope="row">{title}</th>{words}</tr>\n'
-        f'<tr class="m"><td colspan="{len(found) + 1}"><div>{place}</div></td></tr>'
+        f'<tr class="m"><td colspan="{len(report.releases) + 1}"><div>{place}</div></td></tr>'
     )
-
-
-def _places(alike: list[ReportRow]) -> str:
-    ways = ", ".join(dict.fromkeys(row.use.way for row in alike))
-    files = count(len({row.use.file for row in alike}), "file")
-    return _text(f"{ways} in {count(len(alike), 'place')}, {files}")
 
 
 def _broken(name: str) -> str:
@@ -277,44 +265,13 @@ def _broken(name: str) -> str:
     return re.sub("([.:])", r"\1<wbr>", _text(name))
 
 
-def _opens(cell: Cell) -> bool:
-    """Return whether there is more to say of a cell than its word does."""
-    verdict = cell.verdict
-    if verdict.state in ("same", "absent"):
-        return bool(cell.diff or verdict.detail or verdict.now)
-    return verdict.state != ""
-
-
-def _cell(cell: Cell, anchor: str) -> str:
-    word = WORDS[cell.verdict.state]
-    if _opens(cell):
-        return f'<td><a class="{word.tone}" href="#{anchor}">{word.short}</a></td>'
-    if word.short:
-        return f'<td><span class="{word.tone}">{word.short}</span></td>'
-    return f'<td title="{_text(cell.verdict.detail)}"></td>' if cell.verdict.detail else "<td></td>"
-
-
 def _owner(use: Use) -> str:
     owner = use.patch.name if use.patch else use.owner
     return (f", {_text(owner)}" if owner else "") + (", guarded" if use.guarded else "")
 
 
-def _declared(use: Use) -> str:
-    """Return what the patch says of itself."""
-    if use.patch is None:
-        return ""
-    said = {
-        "for vLLM": use.patch.vllm,
-        "why": use.patch.why,
-        "upstream": use.patch.upstream,
-        "remove when": use.patch.remove_when,
-    }
-    words = "; ".join(f"{key} {value}" for key, value in said.items() if value)
-    return f'<p class="soft">{_text(words)}</p>' if words else ""
-
-
 def _verdict(cell: Cell, anchor: str) -> str:
-    """One verdict in full. The anchor is within what opens: only then does a link to it open it."""
+    """Write one verdict in full. The anchor is within what opens: only then does a link to it open it."""
     verdict = cell.verdict
     word = WORDS[verdict.state]
     step = f"{cell.since} → {cell.release}" if cell.since else cell.release
@@ -341,26 +298,22 @@ def _findings(found: list[Finding]) -> Iterator[str]:
     if not found:
         return
     yield f'<h2 id="findings">{_text(count(len(found), "finding"))}</h2>'
-    numbered = list(enumerate(_alike(found), 1))
-    told = [_finding(number, one, *more) for number, (one, *more) in numbered if one.level != "info"]
-    notes = [_finding(number, one, *more) for number, (one, *more) in numbered if one.level == "info"]
-    if told:
-        yield f'<ul class="f">\n{chr(10).join(told)}\n</ul>'
-    if notes:
-        title = _text(count(sum(finding.level == "info" for finding in found), _LEVELS["info"]))
-        yield f'<details class="rest"><summary>{title}</summary><ul class="f">\n{chr(10).join(notes)}\n</ul></details>'
-
-
-def _alike(found: list[Finding]) -> Iterator[tuple[Finding, list[str], list[str]]]:
-    """Yield each finding once, with all that releases say of it, and all places that they say it of."""
+    # Each finding once, with all that releases say of it, and all places that they say it of.
     places: dict[Finding, list[str]] = {}
     for finding in found:
         places.setdefault(replace(finding, where=""), []).append(finding.where)
     said: dict[tuple[Finding, tuple[str, ...]], list[str]] = {}
     for finding, wheres in places.items():
         said.setdefault((replace(finding, what=""), tuple(wheres)), []).append(finding.what)
-    for (finding, found_at), whats in said.items():
-        yield finding, whats, [where for where in dict.fromkeys(found_at) if where]
+    told, notes = list[str](), list[str]()
+    for number, ((finding, found_at), whats) in enumerate(said.items(), 1):
+        listed = [where for where in dict.fromkeys(found_at) if where]
+        (notes if finding.level == "info" else told).append(_finding(number, finding, whats, listed))
+    if told:
+        yield f'<ul class="f">\n{chr(10).join(told)}\n</ul>'
+    if notes:
+        title = _text(count(sum(finding.level == "info" for finding in found), _LEVELS["info"]))
+        yield f'<details class="rest"><summary>{title}</summary><ul class="f">\n{chr(10).join(notes)}\n</ul></details>'
 
 
 def _finding(number: int, finding: Finding, whats: list[str], places: list[str]) -> str:
@@ -375,14 +328,6 @@ def _finding(number: int, finding: Finding, whats: list[str], places: list[str])
         f'<b class="w {_TONES[finding.level]}">{finding.level}</b> <code>{_text(finding.subject)}</code>'
         f"{said}{where}{fix}</li>"
     )
-
-
-def _legend() -> str:
-    lines = [
-        f'<dt><b class="w {word.tone}">{word.short or "blank"}</b></dt><dd>The name {_text(word.says)}.</dd>'
-        for word in WORDS.values()
-    ]
-    return f'<h2 id="legend">What the words mean</h2>\n<dl class="l">\n{chr(10).join(lines)}\n</dl>'
 
 
 def _prose(words: str) -> str:

@@ -10,7 +10,6 @@ from typing import Final
 from vllm_graft.audit.model import Cell, Report, ReportRow
 from vllm_graft.audit.render.presentation import (
     WORDS,
-    PackageRows,
     cells,
     count,
     findings,
@@ -24,17 +23,15 @@ from vllm_graft.audit.render.presentation import (
 )
 from vllm_graft.findings import Finding
 
+# The most characters that GitHub takes in a comment.
 LIMIT: Final = 65_536
-"""The most characters that GitHub takes in a comment."""
-
+# The most lines of one diff.
 DIFF_LINES: Final = 200
-"""The most lines of one diff."""
 
+# Room kept for the note on what was left out.
 _NOTE: Final = 300
-"""Room kept for the note on what was left out."""
-
+# The most characters of one name or sentence.
 _LONGEST: Final = 300
-"""The most characters of one name or sentence."""
 
 
 def markdown(report: Report, limit: int = LIMIT) -> str:
@@ -46,10 +43,15 @@ def markdown(report: Report, limit: int = LIMIT) -> str:
     pieces = [f"**{_plain(first)}**{_plain(rest)}"]
     room = limit - len(pieces[0]) - _NOTE
     tables, rows = _tables(report, room // 2)
-    room -= _size(tables)
+    room -= sum(len(piece) + 2 for piece in tables)
     said, unsaid = _fit([_finding(each) for each in findings(report)], room // 2)
-    room -= _size(said)
-    diffs, closed = _fit([_diff(row, cell) for row, cell in _diffs(report)], room)
+    room -= sum(len(piece) + 2 for piece in said)
+    # Every cell with a diff that needs attention, the worst first.
+    changed = [row for group in groups(report) for row in group.changed]
+    found = [(row, cell) for row in changed for cell in cells(report, row) if cell.diff]
+    shown = [(row, cell) for row, cell in found if needs_attention(row.use, cell.verdict.state)]
+    shown.sort(key=lambda pair: weight(pair[1].verdict.state), reverse=True)
+    diffs, closed = _fit([_diff(row, cell) for row, cell in shown], room)
     pieces += [*tables, "\n".join(said), *diffs]
     left = [count(number, thing) for number, thing in ((rows, "row"), (unsaid, "finding"), (closed, "diff")) if number]
     if left:
@@ -68,24 +70,24 @@ def _fit(pieces: Sequence[str], room: int) -> tuple[list[str], int]:
     return taken, len(pieces) - len(taken)
 
 
-def _size(pieces: Sequence[str]) -> int:
-    return sum(len(piece) + 2 for piece in pieces)
-
-
 def _tables(report: Report, room: int) -> tuple[list[str], int]:
     """Return the matrix of each package, and how many rows were left out."""
     found = groups(report)
     tables, missing = [], 0
     for group in found:
         head = [f"### {_plain(group.title)}\n"] if len(found) > 1 else []
-        head += [
-            "| target | " + " | ".join(map(_cell, report.releases)) + " |",
-            "|---|" + ":-:|" * len(report.releases),
-        ]
-        rows, cut = _fit([_row(report, row) for row in group.changed], room - _size(head))
+        head.append("| target | " + " | ".join(map(_cell, report.releases)) + " |")
+        head.append("|---|" + ":-:|" * len(report.releases))
+        size = sum(len(piece) + 2 for piece in head)
+        rows, cut = _fit([_row(report, row) for row in group.changed], room - size)
         missing += cut
         table = "\n".join([*head, *rows] if rows else head[:-2])
-        folded = _folded(group)
+        folded = ""
+        if group.folded:
+            names = [f"- {_code(short_name(row.use))} {row.use.way}" for row in [*group.unchanged, *group.unjudged]]
+            shown, more = _fit(names, 8_000)
+            shown += [f"- and {more:,} more"] if more else []
+            folded = f"<details><summary>{group.folded}</summary>\n\n" + "\n".join(shown) + "\n\n</details>"
         tables += [each for each in (table, folded) if each and len(each) < room]
         room -= len(table) + len(folded) + 4
     return tables, missing
@@ -97,27 +99,10 @@ def _row(report: Report, row: ReportRow) -> str:
     return f"| {_cell(_code(short_name(row.use)))}{where} | " + " | ".join(words) + " |"
 
 
-def _folded(group: PackageRows) -> str:
-    if not group.folded:
-        return ""
-    names = [f"- {_code(short_name(row.use))} {row.use.way}" for row in [*group.unchanged, *group.unjudged]]
-    shown, cut = _fit(names, 8_000)
-    shown += [f"- and {cut:,} more"] if cut else []
-    return f"<details><summary>{group.folded}</summary>\n\n" + "\n".join(shown) + "\n\n</details>"
-
-
 def _finding(finding: Finding) -> str:
     where = f" ({_code(finding.where)})" if finding.where else ""
     fix = f". Next: {_prose(finding.fix)}" if finding.fix else ""
     return f"- **{_plain(finding.code)}** {finding.level}: {_code(finding.subject)}: {_prose(finding.what)}{where}{fix}"
-
-
-def _diffs(report: Report) -> list[tuple[ReportRow, Cell]]:
-    """Return every cell with a diff that needs attention, the worst first."""
-    rows = [row for group in groups(report) for row in group.changed]
-    found = [(row, cell) for row in rows for cell in cells(report, row) if cell.diff]
-    shown = [(row, cell) for row, cell in found if needs_attention(row.use, cell.verdict.state)]
-    return sorted(shown, key=lambda pair: weight(pair[1].verdict.state), reverse=True)
 
 
 def _diff(row: ReportRow, cell: Cell) -> str:

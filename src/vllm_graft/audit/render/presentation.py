@@ -1,4 +1,4 @@
-"""What every renderer shares: the word and colour of each state, the order of rows, and the summary."""
+"""The parts that all renderers share: the word and colour of each state, the order of rows, and the summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tone = Literal["ok", "body", "sig", "bad", "idle", "news", "none"]
 
 @dataclass(frozen=True, slots=True)
 class StateWord:
-    """How one state is shown.
+    """The presentation of one state.
 
     short:  a word or a sign that fits a cell of a matrix
     tone:   its colour
@@ -65,49 +65,35 @@ def count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-ColourPair = tuple[str, str]
-"""A colour of text and the one behind it."""
-
-LIGHT: Final[Mapping[Tone, ColourPair]] = {
-    "ok": ("#2f6b41", "#e9f4ec"),
-    "body": ("#775100", "#fdf0cf"),
-    "sig": ("#7c3d00", "#fbd9a5"),
-    "bad": ("#9c1c14", "#fbd3ce"),
-    "idle": ("#57309c", "#e8dff8"),
-    "news": ("#0a4f8c", "#d6e9fb"),
-    "none": ("#68707a", "#f4f5f6"),
-}
-DARK: Final[Mapping[Tone, ColourPair]] = {
-    "ok": ("#86c596", "#15261a"),
-    "body": ("#e6bd66", "#332a12"),
-    "sig": ("#ffc078", "#553310"),
-    "bad": ("#ffaaa1", "#561e1b"),
-    "idle": ("#cbb2ff", "#31244e"),
-    "news": ("#8ecaf9", "#14344f"),
-    "none": ("#949ca6", "#1b1e22"),
-}
-
-PAPER: Final[Mapping[str, ColourPair]] = {
+COLOURS: Final[Mapping[str, tuple[str, str]]] = {
     "ink": ("#1c2024", "#e4e7eb"),
     "soft": ("#5c646e", "#98a1ac"),
     "paper": ("#ffffff", "#121417"),
     "line": ("#e3e6e9", "#2a2e34"),
     "link": ("#0a58a8", "#8ecaf9"),
+    "ok": ("#2f6b41", "#86c596"),
+    "ok-bg": ("#e9f4ec", "#15261a"),
+    "body": ("#775100", "#e6bd66"),
+    "body-bg": ("#fdf0cf", "#332a12"),
+    "sig": ("#7c3d00", "#ffc078"),
+    "sig-bg": ("#fbd9a5", "#553310"),
+    "bad": ("#9c1c14", "#ffaaa1"),
+    "bad-bg": ("#fbd3ce", "#561e1b"),
+    "idle": ("#57309c", "#cbb2ff"),
+    "idle-bg": ("#e8dff8", "#31244e"),
+    "news": ("#0a4f8c", "#8ecaf9"),
+    "news-bg": ("#d6e9fb", "#14344f"),
+    "none": ("#68707a", "#949ca6"),
+    "none-bg": ("#f4f5f6", "#1b1e22"),
 }
-"""The rest of the page: for light screens first, then for dark ones."""
+"""Each colour for light screens, then for dark ones: of the page, of each tone's text, and behind it."""
 
 
 def variables(selector: str) -> str:
     """Write rules that set the colours as variables: ``--body`` for text, ``--body-bg`` behind it, ``--ink``."""
-    light = _declarations(LIGHT, 0)
-    dark = _declarations(DARK, 1)
-    return f"{selector}{{{light}}}\n@media (prefers-color-scheme:dark){{{selector}{{{dark}}}}}"
-
-
-def _declarations(tones: Mapping[Tone, ColourPair], screen: int) -> str:
-    parts = [f"--{name}:{pair[screen]}" for name, pair in PAPER.items()]
-    parts += [f"--{tone}:{text};--{tone}-bg:{behind}" for tone, (text, behind) in tones.items()]
-    return ";".join(parts)
+    screens = [";".join(f"--{name}:{pair[screen]}" for name, pair in COLOURS.items()) for screen in (0, 1)]
+    light, dark = (f"{selector}{{{declared}}}" for declared in screens)
+    return f"{light}\n@media (prefers-color-scheme:dark){{{dark}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +120,7 @@ class PackageRows:
     def folded(self) -> str:
         """The number of rows that need no attention, in words; empty if none."""
         absent = sum(any(cell.verdict.state == "absent" for cell in row.cells) for row in self.unchanged)
-        numbers = {
-            "unchanged": len(self.unchanged) - absent,
-            "absent": absent,
-            "not judged": len(self.unjudged),
-        }
+        numbers = {"unchanged": len(self.unchanged) - absent, "absent": absent, "not judged": len(self.unjudged)}
         return ", ".join(f"{number:,} {words}" for words, number in numbers.items() if number)
 
 
@@ -218,7 +200,7 @@ def summary(report: Report) -> tuple[str, str]:
 
 
 def printable(words: str) -> str:
-    """Text from elsewhere with a space for each line end and control character."""
+    """Return text from elsewhere with a space for each line end and control character."""
     return "".join(each if each.isprintable() else " " for each in words)
 
 

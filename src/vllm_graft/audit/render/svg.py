@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from typing import Final, get_args
 from xml.sax.saxutils import escape
 
@@ -19,15 +18,16 @@ from vllm_graft.audit.render.presentation import (
     worst_first_rows,
 )
 
+# Width of the names.
 _LABEL: Final = 410
-"""Width of the names."""
-
 _CELL: Final = 66
 _LINE: Final = 27
 _HEAD: Final = 44
 _EDGE: Final = 16
+# The middle of the first cell.
+_CENTRE: Final = _EDGE + _LABEL + _CELL // 2
+# Width of a character of a name: no font of a picture is certain, so names are cut with some room to spare.
 _CHARACTER: Final = 7.25
-"""Width of a character of a name: no font of a picture is certain, so names are cut with some room to spare."""
 
 _STYLE: Final = """
 text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:var(--ink)}
@@ -43,7 +43,7 @@ def svg(report: Report, rows: int = 8, caption: str = "") -> str:
     """
     shown = _sample(report, rows)
     width = max(2 * _EDGE + _LABEL + _CELL * len(report.releases), 560)
-    body = [_text(release, _centre(index), 28, "c s") for index, release in enumerate(report.releases)]
+    body = [_text(release, _CENTRE + index * _CELL, 28, "c s") for index, release in enumerate(report.releases)]
     for index, row in enumerate(shown):
         body += _row(report, row, _HEAD + index * _LINE)
     below = _HEAD + len(shown) * _LINE + 26
@@ -54,7 +54,13 @@ def svg(report: Report, rows: int = 8, caption: str = "") -> str:
     body += [_text(line, _EDGE, below + 19 * number, "t") for number, line in enumerate(said)]
     below += 19 * len(said) + 4
     body += [_text(line, _EDGE, below, "k s") for line in tones]
-    return _picture(body, width, below + (16 if tones else 0), " ".join(said))
+    height = below + (16 if tones else 0)
+    colours = "".join(f".{tone}{{fill:var(--{tone})}}.{tone}-bg{{fill:var(--{tone}-bg)}}" for tone in get_args(Tone))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'role="img">\n<title>{_escape(" ".join(said))}</title>\n<style>{variables("svg")}{_STYLE}{colours}</style>\n'
+        f'<rect class="paper" width="{width}" height="{height}" rx="8"/>\n' + "\n".join(body) + "\n</svg>\n"
+    )
 
 
 def _sample(report: Report, rows: int) -> list[ReportRow]:
@@ -67,7 +73,10 @@ def _sample(report: Report, rows: int) -> list[ReportRow]:
 
 
 def _row(report: Report, row: ReportRow, top: int) -> list[str]:
-    module, colon, name = _short(short_name(row.use)).rpartition(":")
+    # A name that does not fit its column loses its beginning.
+    whole, most = short_name(row.use), int((_LABEL - 8) / _CHARACTER)
+    whole = whole if len(whole) <= most else f"…{whole[len(whole) - most + 1 :]}"
+    module, colon, name = whole.rpartition(":")
     pieces = [
         f'<text x="{_EDGE}" y="{top + 17}"><tspan class="s">{_escape(module + colon)}</tspan>'
         f'<tspan class="q">{_escape(name)}</tspan></text>'
@@ -78,18 +87,8 @@ def _row(report: Report, row: ReportRow, top: int) -> list[str]:
             continue
         left = _EDGE + _LABEL + index * _CELL + 2
         pieces.append(f'<rect class="{word.tone}-bg" x="{left}" y="{top + 2}" width="{_CELL - 4}" height="21" rx="3"/>')
-        pieces.append(_text(word.short, _centre(index), top + 17, f"c {word.tone}"))
+        pieces.append(_text(word.short, _CENTRE + index * _CELL, top + 17, f"c {word.tone}"))
     return pieces
-
-
-def _short(name: str) -> str:
-    """Return a name that fits its column: a long one loses its beginning."""
-    most = int((_LABEL - 8) / _CHARACTER)
-    return name if len(name) <= most else f"…{name[len(name) - most + 1 :]}"
-
-
-def _centre(index: int) -> int:
-    return _EDGE + _LABEL + index * _CELL + _CELL // 2
 
 
 def _text(words: str, x: int, y: int, names: str) -> str:
@@ -98,12 +97,3 @@ def _text(words: str, x: int, y: int, names: str) -> str:
 
 def _escape(words: str) -> str:
     return escape(printable(words))
-
-
-def _picture(body: Sequence[str], width: int, height: int, title: str) -> str:
-    tones = "".join(f".{tone}{{fill:var(--{tone})}}.{tone}-bg{{fill:var(--{tone}-bg)}}" for tone in get_args(Tone))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'role="img">\n<title>{_escape(title)}</title>\n<style>{variables("svg")}{_STYLE}{tones}</style>\n'
-        f'<rect class="paper" width="{width}" height="{height}" rx="8"/>\n' + "\n".join(body) + "\n</svg>\n"
-    )

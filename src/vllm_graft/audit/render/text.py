@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from vllm_graft.audit.model import Report, ReportRow
-from vllm_graft.audit.render.presentation import WORDS, PackageRows, cells, groups, one_line, short_name, summary
+from vllm_graft.audit.render.presentation import WORDS, cells, groups, one_line, short_name, summary
 
+# The fewest characters in which a name can be told from others.
 _LEAST: Final = 24
-"""The fewest characters in which a name can be told from others."""
 
 
 def text(report: Report, width: int, *, every: bool = False) -> str:
@@ -23,28 +23,8 @@ def text(report: Report, width: int, *, every: bool = False) -> str:
     shown = [group.rows if every else group.changed for group in found]
     rows = [_row(report, row) for part in shown for row in part]
     head = ["TARGET", "WAY", *report.releases, "WHERE"]
-    widths = _widths([head, *rows], width)
-    lines = [_line(head, widths)] if rows else []
-    for group, part in zip(found, shown, strict=True):
-        if len(found) > 1:
-            lines.append(f"{one_line(group.title)}:")
-        lines += [_line(_row(report, row), widths) for row in part]
-        lines += [] if every else _folded(group)
-    return "\n".join([*lines, "".join(summary(report))])
-
-
-def _folded(group: PackageRows) -> list[str]:
-    return [f"{'and ' if group.changed else ''}{group.folded}"] if group.folded else []
-
-
-def _row(report: Report, row: ReportRow) -> list[str]:
-    words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
-    return [one_line(short_name(row.use)), row.use.way, *words, one_line(row.use.where)]
-
-
-def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the width of each column; names come before places, and places that would be too narrow are dropped."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # Names come before places, and places that would be too narrow are dropped.
+    widths = [max(map(len, column)) for column in zip(*[head, *rows], strict=True)]
     room = width - sum(widths[1:-1]) - 2 * (len(widths) - 1)
     if widths[0] + widths[-1] > room:
         widths[-1] = min(widths[-1], max(room - widths[0], _LEAST))
@@ -52,15 +32,26 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
             widths[-1] = 0
             room += 2
         widths[0] = min(widths[0], max(room - widths[-1], _LEAST))
-    return widths
+    lines = [_line(head, widths)] if rows else []
+    for group, part in zip(found, shown, strict=True):
+        if len(found) > 1:
+            lines.append(f"{one_line(group.title)}:")
+        lines += [_line(_row(report, row), widths) for row in part]
+        if group.folded and not every:
+            lines.append(f"{'and ' if group.changed else ''}{group.folded}")
+    return "\n".join([*lines, "".join(summary(report))])
+
+
+def _row(report: Report, row: ReportRow) -> list[str]:
+    words = [WORDS[cell.verdict.state].short for cell in cells(report, row)]
+    return [one_line(short_name(row.use)), row.use.way, *words, one_line(row.use.where)]
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(_end(each, width).ljust(width) for each, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _end(words: str, width: int) -> str:
-    """Return the end of a text, where names differ, if all of it does not fit."""
-    if len(words) <= width:
-        return words
-    return f"…{words[len(words) - width + 1 :]}" if width else ""
+    """Return a row; of a text that does not fit the end, where names differ."""
+    columns: list[str] = []
+    for words, width in zip(row, widths, strict=True):
+        if len(words) > width:
+            words = f"…{words[len(words) - width + 1 :]}" if width else ""
+        columns.append(words.ljust(width))
+    return "  ".join(columns).rstrip()

@@ -12,10 +12,9 @@ From the outside in:
 distribution.py  locate(): a package's files, its version, and the releases of vLLM that it requires
 source_file.py   one file: its text, its syntax tree and the name of its module
 syntax.py        syntax trees: the names that a function binds, and functions whose bodies are parsed on demand
-package.py       PackageReader: walks the files in the order of their imports and turns what was found into uses
+package.py       PackageReader: walks files in the order of their imports, and the functions that may concern vLLM
 walker.py        Walker: statements, expressions and class statements, with scopes and branches as Python has them
 walk_state.py    where a walk is, and what it has found in a file
-relevance.py     which functions may concern vLLM and are walked
 values.py        what an expression may stand for, and scopes
 resolver.py      Resolver: an expression to its values, through imports, aliases and attributes
 guards.py        tests and handlers around code, and whether they let it run in a release

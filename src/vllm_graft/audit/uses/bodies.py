@@ -1,4 +1,4 @@
-"""What the body of a use leans on besides the name itself: attributes of the object, keywords of what it calls."""
+"""The dependencies of a use's body besides the name itself: attributes of the object, keywords of what it calls."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vllm_graft.audit.uses.syntax import CHILDLESS, children, first_parameter, n
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 
+# The usual names of an original that a patch has saved.
 _ORIGINAL: Final = re.compile(r"(^|_)(orig|origin|original|call|wrapped|old|prev|previous|upstream|super)(_|$)")
-"""How what was there before is called where it has been kept."""
 
 
+# The attribute of a syntax tree that keeps what its function holds.
 _KNOWN: Final = "graft_contents"
-"""The attribute of a syntax tree that keeps what its function holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _BodyContents:
 
 @dataclass(frozen=True, slots=True)
 class BodyDependencies:
-    """What a body depends on, each with its first line.
+    """The dependencies of a body, each with its first line.
 
     attributes:  what it reads from the object it is given, without what the package itself puts there
     keywords:    what it passes by name to the function that it wraps or overrides
@@ -60,7 +60,8 @@ def body_dependencies(use: Use) -> BodyDependencies:
     if use.body is None:
         return BodyDependencies()
     held = body_contents(use.body)
-    read = held.called if is_class_method(use.body) else () if _is_decorated(use.body, "staticmethod") else held.read
+    marks = {dotted(one) for one in use.body.decorator_list} if isinstance(use.body, Function) else set()
+    read = held.called if "classmethod" in marks else () if "staticmethod" in marks else held.read
     attributes = _first_lines(_attributes(use, held, read)) if use.container else {}
     passed = ((word, line) for name, word, line in held.passed if name in ("", use.attribute))
     return BodyDependencies(attributes, _first_lines(passed))
@@ -68,38 +69,14 @@ def body_dependencies(use: Use) -> BodyDependencies:
 
 def is_class_method(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:
     """Return whether a function gets its class instead of an object."""
-    return _is_decorated(body, "classmethod")
-
-
-def _is_decorated(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, decorator: str) -> bool:
-    return isinstance(body, Function) and any(dotted(one) == decorator for one in body.decorator_list)
+    return isinstance(body, Function) and any(dotted(one) == "classmethod" for one in body.decorator_list)
 
 
 def body_contents(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyContents:
     """Search a function once: several rules need the result, and a long function takes milliseconds."""
     known: _BodyContents | None = body.__dict__.get(_KNOWN)
-    if known is None:
-        known = body.__dict__[_KNOWN] = _search(body)
-    return known
-
-
-def _first_lines(found: Iterable[tuple[str, int]]) -> dict[str, int]:
-    lines: dict[str, int] = {}
-    for name, line in sorted(found, key=lambda pair: pair[1]):
-        lines.setdefault(name, line)
-    return lines
-
-
-def _attributes(use: Use, held: _BodyContents, read: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Yield the attributes read from the first parameter, without those that the body tests for beforehand."""
-    for name, line in read:
-        magic = name.startswith("__") and name.endswith("__")
-        own = name in use.own or name in held.stored or name in held.asked
-        if not own and not magic and not _ORIGINAL.search(name.lower()):
-            yield name, line
-
-
-def _search(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyContents:
+    if known is not None:
+        return known
     first = first_parameter(body)
     read: list[tuple[str, int]] = []
     passed: list[tuple[str, str, int]] = []
@@ -128,7 +105,25 @@ def _search(body: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> _BodyC
             if node.keywords and (to := _original(node.func)) is not None:
                 passed += [(to, one.arg, one.value.lineno) for one in node.keywords if one.arg]
     on_class = tuple(_called_on_class(body, first)) if is_class_method(body) else ()
-    return _BodyContents(tuple(read), frozenset(stored), frozenset(asked), frozenset(assigned), tuple(passed), on_class)
+    sets = (frozenset(stored), frozenset(asked), frozenset(assigned))
+    known = body.__dict__[_KNOWN] = _BodyContents(tuple(read), *sets, tuple(passed), on_class)
+    return known
+
+
+def _first_lines(found: Iterable[tuple[str, int]]) -> dict[str, int]:
+    lines: dict[str, int] = {}
+    for name, line in sorted(found, key=lambda pair: pair[1]):
+        lines.setdefault(name, line)
+    return lines
+
+
+def _attributes(use: Use, held: _BodyContents, read: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Yield the attributes read from the first parameter, without those that the body tests for beforehand."""
+    for name, line in read:
+        magic = name.startswith("__") and name.endswith("__")
+        own = name in use.own or name in held.stored or name in held.asked
+        if not own and not magic and not _ORIGINAL.search(name.lower()):
+            yield name, line
 
 
 def _called_on_class(body: ast.AST, first: str) -> Iterator[tuple[str, int]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from vllm_graft.audit.model import Use
 from vllm_graft.audit.uses.bodies import body_contents
 from vllm_graft.audit.uses.values import LocalDef, Name, Value, Values, local_defs, vllm_names
-from vllm_graft.audit.uses.walk_state import FileUses, MethodCall, Subclass
+from vllm_graft.audit.uses.walk_state import FileUses
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 
@@ -24,14 +25,14 @@ class OwnAttributes:
         self._founds = founds
         for found in founds:
             for one in found.assignments:
-                names = self._targets.setdefault(_class_around(one.target), set())
+                names = self._targets.setdefault(one.target.owner, set())
                 names.add(one.target.qualname.rpartition(".")[2])
                 for own in local_defs(one.value):
                     names.update(_stored(own))
 
     def of_target(self, target: Name) -> frozenset[str]:
         """Return the names that patches set on the class around a target and on its instances."""
-        return frozenset(self._targets.get(_class_around(target), ()))
+        return frozenset(self._targets.get(target.owner, ()))
 
     def of_class(self, cls: LocalDef) -> frozenset[str]:
         """Return the names that a class of the package and its own bases define, and those that their methods set."""
@@ -45,10 +46,6 @@ class OwnAttributes:
         classes = [self.of_class(one.cls) for each in self._founds for one in each.subclasses]
         objects = [each.stored | each.spelled for each in self._founds]
         return frozenset().union(*classes, *self._targets.values(), *objects)
-
-
-def _class_around(target: Name) -> Name:
-    return Name(target.module, target.qualname.rpartition(".")[0])
 
 
 def _defined(cls: LocalDef, seen: tuple[LocalDef, ...]) -> Iterator[str]:
@@ -68,76 +65,51 @@ def _stored(own: LocalDef) -> frozenset[str]:
     return body_contents(own.function).set if own.function is not None else frozenset()
 
 
+# Bases from elsewhere that have none of the methods vLLM's classes are asked for.
 _BARE: Final = frozenset({"abc.ABC", "typing.Generic", "typing.Protocol", "builtins.object", "torch.nn.Module"})
-"""Bases from elsewhere that have none of the methods vLLM's classes are asked for."""
 
 
 class ClassHierarchy:
     """The classes of one package, deriving from each other and from vLLM's."""
 
     def __init__(self, founds: Sequence[FileUses]) -> None:
-        self._normal: dict[LocalDef, tuple[Name, ...]] = {}
+        self.targets: dict[LocalDef, tuple[Name, ...]] = {}
         self._derived: set[LocalDef] = set()
         self._sealed: dict[tuple[LocalDef, bool], bool] = {}
-        self._made = {above for found in founds for cls in found.made for above in (cls, *_above(cls, ()))}
+        self.made = {above for found in founds for cls in found.made for above in (cls, *_above(cls, ()))}
         for found in founds:
             for one in found.subclasses:
-                self._normal[one.cls] = (*self._normal.get(one.cls, ()), one.target)
+                self.targets[one.cls] = (*self.targets.get(one.cls, ()), one.target)
                 self._derived.update(own for base in one.cls.bases for own in local_defs(base))
 
     def calls(self, found: FileUses, ownership: OwnAttributes) -> Iterator[Use]:
         """Yield the calls on ``self`` and ``super()`` that go to a method of vLLM's."""
         for called in found.methods:
-            if not self.is_sealed(called.cls):
+            method = called.method
+            if not self.is_sealed(called.cls) or (not called.above and method in ownership.of_class(called.cls)):
                 continue
-            owners = list(self._owners(called))
-            if owners and (called.above or called.method not in ownership.of_class(called.cls)):
-                first, *rest = ((name.module, f"{name.qualname}.{called.method}") for name in owners)
-                yield Use(
-                    "call",
-                    *first,
-                    found.file.shown,
-                    called.line,
-                    owner=called.owner,
-                    guard=called.guard,
-                    arguments=called.arguments,
-                    bound=True,
-                    owners=tuple(rest),
-                    above=called.above,
-                )
+            # The classes of vLLM that may have the method, in the order that Python looks through them.
+            owners: list[tuple[str, str]] = []
+            for one in _above(called.cls, ()):
+                if isinstance(one, Name) and one.is_vllm:
+                    owners.append((one.module, f"{one.qualname}.{method}"))
+                elif isinstance(one, LocalDef) and one.inside is not None and method in one.inside.names:
+                    break
+            if owners:
+                use = called.use(found.file.shown, *owners[0])
+                yield replace(use, bound=True, owners=tuple(owners[1:]), above=called.above)
 
     def constructions(self, found: FileUses) -> Iterator[Use]:
         """Yield the calls of the package's own classes that reach the constructor of a class of vLLM as they are."""
         for called in found.constructions:
-            target = self._constructor(called.cls) if not (called.method and called.cls in self._derived) else None
-            if target is not None:
-                yield Use(
-                    "call",
-                    target.module,
-                    target.qualname,
-                    found.file.shown,
-                    called.line,
-                    owner=called.owner,
-                    guard=called.guard,
-                    arguments=called.arguments,
-                )
-
-    def _constructor(self, cls: LocalDef) -> Name | None:
-        """Return the class of vLLM whose constructor gets the arguments of a class of the package unchanged."""
-        if not self.is_sealed(cls):
-            return None
-        above = list(_above(cls, ()))
-        names = [one for one in above if isinstance(one, Name) and one.is_vllm]
-        own = [cls, *(one for one in above if isinstance(one, LocalDef))]
-        return names[0] if len(set(names)) == 1 and all(map(_passes_arguments, own)) else None
-
-    def _owners(self, called: MethodCall) -> Iterator[Name]:
-        """Yield the classes of vLLM that may have the method, in the order that Python looks through them."""
-        for one in _above(called.cls, ()):
-            if isinstance(one, Name) and one.is_vllm:
-                yield one
-            elif isinstance(one, LocalDef) and one.inside is not None and called.method in one.inside.names:
-                return
+            if (called.method and called.cls in self._derived) or not self.is_sealed(called.cls):
+                continue
+            above = list(_above(called.cls, ()))
+            names = {one for one in above if isinstance(one, Name) and one.is_vllm}
+            own = [called.cls, *(one for one in above if isinstance(one, LocalDef))]
+            if len(names) == 1 and all(map(_passes_arguments, own)):
+                (target,) = names
+                yield called.use(found.file.shown, target.module, target.qualname)
 
     def is_sealed(self, cls: LocalDef, *, choices: bool = False) -> bool:
         """Return whether all bases of a class are known: one from elsewhere may have what vLLM's classes lack.
@@ -153,25 +125,20 @@ class ClassHierarchy:
 
     def is_sealed_below(self, cls: LocalDef) -> bool:
         """Return whether all bases are known of a class and of those that derive from it, one of which ``cls`` is."""
-        family = [cls, *(one for one in self._normal if cls in _above(one, ()))]
-        return all(self.is_sealed(one) and not _has_metaclass(one) for one in family)
-
-    def is_made(self, cls: LocalDef) -> bool:
-        """Return whether the package itself instantiates a class, and so decides on the arguments."""
-        return cls in self._made
+        family = [cls, *(one for one in self.targets if cls in _above(one, ()))]
+        keywords = (one.node.keywords for one in family if isinstance(one.node, ast.ClassDef))
+        return all(map(self.is_sealed, family)) and not any(one.arg == "metaclass" for each in keywords for one in each)
 
     def is_concrete(self, cls: LocalDef) -> bool:
         """Return whether a class is meant to be instantiated: not abstract, without subclasses, all bases known."""
         assert isinstance(cls.node, ast.ClassDef)
-        if cls in self._derived or _is_abstract(cls.node):
+        if cls in self._derived or any(keyword.arg == "metaclass" for keyword in cls.node.keywords):
             return False
+        methods = [one for one in cls.node.body if isinstance(one, Function)]
+        marks = {dotted(mark).rpartition(".")[2] for one in methods for mark in one.decorator_list}
         direct = {one.dotted for base in cls.bases for one in base if isinstance(one, Name)}
-        return self.is_sealed(cls) and direct.isdisjoint({"abc.ABC", "typing.Protocol"})
-
-    def owners(self, subclass: Subclass) -> tuple[tuple[str, str], ...]:
-        """Return the other classes of vLLM that a class derives from, which may define abstract methods."""
-        targets = self._normal.get(subclass.cls, ())
-        return tuple((name.module, name.qualname) for name in targets if name != subclass.target)
+        abstract = marks & {"abstractmethod", "abstractproperty"} or direct & {"abc.ABC", "typing.Protocol"}
+        return not abstract and self.is_sealed(cls)
 
 
 def _above(cls: LocalDef, below: tuple[LocalDef, ...], *, choices: bool = False) -> Iterator[Value | None]:
@@ -191,7 +158,10 @@ def _above(cls: LocalDef, below: tuple[LocalDef, ...], *, choices: bool = False)
 
 
 def _passes_arguments(cls: LocalDef) -> bool:
-    """Return whether a class leaves the arguments of its constructor to its bases: no field, no own constructor."""
+    """Return whether a class leaves the arguments of its constructor to its bases.
+
+    It has no field and no constructor, or only one that calls ``super().__init__(*args, **kwargs)`` with what it gets.
+    """
     node = cls.node
     if not isinstance(node, ast.ClassDef) or node.decorator_list or node.keywords or cls.inside is None:
         return False
@@ -200,37 +170,18 @@ def _passes_arguments(cls: LocalDef) -> bool:
     if "__init__" not in cls.inside.names:
         return True
     own = [one.function for one in local_defs(cls.inside.names["__init__"])]
-    return len(own) == 1 and isinstance(own[0], Function) and _is_passing(own[0])
-
-
-def _is_passing(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Return whether ``__init__(self, *args, **kwargs)`` calls ``super().__init__(*args, **kwargs)``, and only that."""
-    args = node.args
+    if len(own) != 1 or not isinstance(own[0], Function):
+        return False
+    args = own[0].args
     if args.vararg is None or args.kwarg is None or args.kwonlyargs or len([*args.posonlyargs, *args.args]) != 1:
         return False
     names = {args.vararg.arg, args.kwarg.arg}
-    body = [part for statement in node.body for part in ast.walk(statement)]
+    body = [part for statement in own[0].body for part in ast.walk(statement)]
     if sum(isinstance(part, ast.Name) and part.id in names for part in body) != 2:
         return False
     calls = [part for part in body if isinstance(part, ast.Call) and ast.unparse(part.func) == "super().__init__"]
     given = f"super().__init__(*{args.vararg.arg}, **{args.kwarg.arg})"
     return len(calls) == 1 and ast.unparse(calls[0]) == given
-
-
-def _has_metaclass(cls: LocalDef) -> bool:
-    return isinstance(cls.node, ast.ClassDef) and any(one.arg == "metaclass" for one in cls.node.keywords)
-
-
-def _is_abstract(node: ast.ClassDef) -> bool:
-    """Return whether a class has abstract methods of its own, or a metaclass."""
-    if any(keyword.arg == "metaclass" for keyword in node.keywords):
-        return True
-    return any(
-        dotted(mark).rpartition(".")[2] in ("abstractmethod", "abstractproperty")
-        for one in node.body
-        if isinstance(one, Function)
-        for mark in one.decorator_list
-    )
 
 
 def upstream(cls: LocalDef, seen: tuple[LocalDef, ...] = ()) -> Iterator[tuple[Name, Values]]:

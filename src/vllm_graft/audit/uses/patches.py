@@ -9,20 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from vllm_graft.audit.model import PatchDeclaration, Use, Way
-from vllm_graft.audit.uses.resolver import Resolver, dotted_of, entry_of
+from vllm_graft.audit.uses.resolver import Resolver, dotted_of, entries_of
 from vllm_graft.audit.uses.source_file import SourceFile
 from vllm_graft.audit.uses.syntax import first_line, nodes
-from vllm_graft.audit.uses.values import (
-    TOP,
-    LocalDef,
-    MappingValue,
-    Name,
-    Scope,
-    Values,
-    local_defs,
-    texts_in,
-    vllm_names,
-)
+from vllm_graft.audit.uses.values import TOP, LocalDef, MappingValue, Name, Values, local_defs, texts_in, vllm_names
 from vllm_graft.audit.uses.walk_state import Assignment, AttributeSpelling, ClassMember, FileUses, WalkState
 from vllm_graft.errors import ConfigError
 from vllm_graft.patching.functions import ORIGINAL
@@ -31,24 +21,23 @@ from vllm_graft.patching.lock import NAME, Lock, ReviewedHooks
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import dotted
 
+# Attributes of a function whose assignment changes the function.
 _PARTS: Final = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__func__"})
-"""Attributes of a function whose assignment changes the function."""
-
 _SETTERS: Final = frozenset({"builtins.setattr", "builtins.type.__setattr__", "builtins.object.__setattr__"})
 _DELETERS: Final = frozenset({"builtins.delattr", "builtins.type.__delattr__", "builtins.object.__delattr__"})
 _MOCK: Final = ("unittest.mock.patch", "mock.patch", "mocker.patch")
 _WRAPPERS: Final = frozenset(
     {"wrap_function_wrapper", "patch_function_wrapper", "transient_function_wrapper", "wrap_object"}
 )
+# Keywords of ``patch.multiple`` that name no attribute.
 _MULTIPLE: Final = frozenset({"spec", "create", "spec_set", "autospec", "new_callable"})
-"""Keywords of ``patch.multiple`` that name no attribute."""
-
 MARKS: Final[dict[str, Way]] = {"wrap": "wrap", "replace": "replace", "add": "add"}
 _OURS: Final = "VLLMPatch"
+# Parameters by which a replacement gets the original.
 _ORIGINALS: Final = frozenset({"call", "wrapped"})
-"""Parameters by which a replacement gets the original."""
-
 _COPIERS: Final = frozenset({"functools.wraps", "functools.update_wrapper"})
+# The names of the first parameter in the libraries that patch.
+_TARGETS: Final = ("target", "module", "dic", "destination")
 
 
 def record_assignment(
@@ -64,16 +53,10 @@ def record_assignment(
         keys = list(texts_in(state.value(target.slice)))
         for key in keys:
             remember_original(state, key, value)
-        names = _entries(state.value(target.value), keys)
+        names = entries_of(state.value(target.value), keys)
     else:
         return False
     return state.assign(names, target.lineno, expr, way=way, value=value)
-
-
-def _entries(holders: Values, keys: list[str]) -> Values:
-    """Return the entries of ``sys.modules`` and of namespaces that are meant."""
-    found = (entry_of(one, key) for one in holders if isinstance(one, Name) for key in keys)
-    return tuple(entry for entry in found if entry is not None)
 
 
 def attributes(owner: Values, names: list[str]) -> Values:
@@ -89,30 +72,27 @@ def remember_original(state: WalkState, key: str, value: Values) -> None:
         state.found.saved.setdefault(key, set()).add(state.normal(one))
 
 
-def patching_functions(state: WalkState, node: ast.Call, called: Values) -> list[tuple[LocalDef, dict[str, Values]]]:
-    """Return the functions of the package that change an argument of vLLM's, each with the values of its parameters.
+def patching_functions(
+    state: WalkState, node: ast.Call, called: Values
+) -> Iterator[tuple[LocalDef, dict[str, Values]]]:
+    """Yield the functions of the package that change an argument of vLLM's, each with the values of its parameters.
 
     An example is ``def put(cls, value): cls.name = value``. ``called`` is the value of the expression that is called.
     """
-    found = []
     for own in local_defs(called):
-        if isinstance(own.node, Function):
-            given = arguments(state, node, own)
-            upstream = {name for name, value in given.items() if any(vllm_names(value))}
-            if upstream and not upstream.isdisjoint(_changed(own.node)):
-                found.append((own, given))
-    return found
-
-
-def _changed(node: Function) -> set[str]:
-    """Return the names whose attributes a function sets or deletes."""
-    found: set[str] = set()
-    for one in nodes(node):
-        if isinstance(one, ast.Attribute) and not isinstance(one.ctx, ast.Load):
-            found.add(dotted(one.value).partition(".")[0])
-        elif isinstance(one, ast.Call) and one.args and _last(one.func) in ("setattr", "delattr"):
-            found.add(dotted(one.args[0]).partition(".")[0])
-    return found
+        given = arguments(state, node, own) if isinstance(own.node, Function) else {}
+        upstream = {name for name, value in given.items() if any(vllm_names(value))}
+        if not upstream:
+            continue
+        # The names whose attributes the function sets or deletes.
+        changed: set[str] = set()
+        for one in nodes(own.node):
+            if isinstance(one, ast.Attribute) and not isinstance(one.ctx, ast.Load):
+                changed.add(dotted(one.value).partition(".")[0])
+            elif isinstance(one, ast.Call) and one.args and _last(one.func) in ("setattr", "delattr"):
+                changed.add(dotted(one.args[0]).partition(".")[0])
+        if not upstream.isdisjoint(changed):
+            yield own, given
 
 
 def arguments(state: WalkState, node: ast.Call, function: LocalDef) -> dict[str, Values]:
@@ -131,28 +111,21 @@ def compared_copies(state: WalkState, test: ast.expr) -> dict[AttributeSpelling,
     """
     found: dict[AttributeSpelling, Values] = {}
     for one in nodes(test):
-        if isinstance(one, ast.Compare) and len(one.ops) == 1 and isinstance(one.ops[0], (ast.Is, ast.Eq)):
-            for place, other in ((one.left, one.comparators[0]), (one.comparators[0], one.left)):
-                spelled = _attribute_spelling(place)
-                if spelled is None:
+        if not (isinstance(one, ast.Compare) and len(one.ops) == 1 and isinstance(one.ops[0], (ast.Is, ast.Eq))):
+            continue
+        for place, other in ((one.left, one.comparators[0]), (one.comparators[0], one.left)):
+            match place:
+                case ast.Attribute(value=owner, attr=name):
+                    pass
+                case ast.Call(args=[owner, ast.Constant(value=str(name)), *_]) if dotted(place.func) == "getattr":
+                    pass
+                case _:
                     continue
-                # ``request.status == RequestStatus.WAITING`` compares a value; a copy has the name of its original.
-                last = spelled[1]
-                names = tuple(one for one in vllm_names(state.value(other)) if one.qualname.rpartition(".")[2] == last)
-                if names:
-                    found[spelled] = names
+            # ``request.status == RequestStatus.WAITING`` compares a value; a copy has the name of its original.
+            copied = tuple(each for each in vllm_names(state.value(other)) if each.qualname.rpartition(".")[2] == name)
+            if copied:
+                found[dotted(owner), name] = copied
     return found
-
-
-def _attribute_spelling(node: ast.expr) -> AttributeSpelling | None:
-    """Return the owner and name in ``owner.name`` or ``getattr(owner, "name", ...)``."""
-    if isinstance(node, ast.Attribute):
-        return dotted(node.value), node.attr
-    if isinstance(node, ast.Call) and dotted(node.func) == "getattr" and len(node.args) > 1:
-        key = node.args[1]
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            return dotted(node.args[0]), key.value
-    return None
 
 
 def record_call(
@@ -166,27 +139,35 @@ def record_call(
     called = dotted_of(value) or dotted(node.func)
     last = called.rpartition(".")[2]
     method = isinstance(node.func, ast.Attribute)
+    first, second, line = _argument(node, 0, *_TARGETS), _argument(node, 1, "name"), node.lineno
+    replacement = (own,) if own is not None else ()
     if called in _SETTERS or (last == "setattr" and method):
-        owner = _record_setattr(state, node)
+        done = _record_setattr(state, node)
     elif called in _DELETERS or (last == "delattr" and method):
-        owner = _record_setattr(state, node, way="delete")
+        done = _record_setattr(state, node, way="delete")
     elif last in ("setitem", "delitem"):
         # pytest's ``setitem(sys.modules, name, value)``.
-        target = _entries(
-            state.value(_argument(node, 0, "dic")), list(texts_in(state.value(_argument(node, 1, "name"))))
-        )
+        entries = entries_of(state.value(first), list(texts_in(state.value(second))))
         way: Way | None = "delete" if last == "delitem" else None
-        done = state.assign(target, node.lineno, _argument(node, 2, "value"), way=way)
-        owner = [*node.args[:1]] if done else None
+        done = state.assign(entries, line, _argument(node, 2, "value"), way=way)
     elif last in _WRAPPERS:
-        owner = _record_wrapt(state, node, own)
+        # ``wrap_function_wrapper(module, name, wrapper)``; a question mark defers it until the module's import.
+        held = state.value(first)
+        owners: Values = tuple(Name(text.rstrip("?")) for text in texts_in(held)) or held
+        target = attributes(owners, list(texts_in(state.value(second))))
+        done = state.assign(target, line, _argument(node, 2, "wrapper", "factory"), value=replacement, by="first")
     elif called.partition(".")[0] == "gorilla" and last in ("Patch", "patch"):
-        owner = _record_gorilla(state, node, own)
+        # ``Patch(destination, name, obj)``, or ``@patch(destination)`` on a function of that name.
+        names = list(texts_in(state.value(second)))
+        if not names and own is not None and not isinstance(own.node, ast.Lambda):
+            names = [own.node.name]
+        expr = _argument(node, 2, "obj") if own is None else None
+        done = state.assign(attributes(state.value(first), names), line, expr, value=replacement)
     else:
-        owner = _record_mock(state, node, called)
-    if owner is None:
+        done = _record_mock(state, node, called)
+    if not done:
         return None
-    return [one for one in (*node.args, *(keyword.value for keyword in node.keywords)) if one not in owner]
+    return [one for one in (*node.args, *(keyword.value for keyword in node.keywords)) if one is not first]
 
 
 def record_decorator(state: WalkState, decorator: ast.expr, own: LocalDef) -> bool:
@@ -206,10 +187,10 @@ def _argument(node: ast.Call, place: int, *names: str) -> ast.expr | None:
     return next((keyword.value for keyword in node.keywords if keyword.arg in names), None)
 
 
-# Each of these returns the arguments that name the target, or None where the target is not vLLM's.
+# Each of these returns False where the target is not vLLM's.
 
 
-def _record_setattr(state: WalkState, node: ast.Call, *, way: Way | None = None) -> list[ast.expr | None] | None:
+def _record_setattr(state: WalkState, node: ast.Call, *, way: Way | None = None) -> bool:
     """Record ``setattr(owner, name, value)``, and pytest's ``setattr("dotted.name", value)``."""
     owner, name = _argument(node, 0, "target"), _argument(node, 1, "name")
     paths = list(texts_in(state.value(owner)))
@@ -223,57 +204,32 @@ def _record_setattr(state: WalkState, node: ast.Call, *, way: Way | None = None)
         if not target and owner is not None:
             target = tuple(one for text in names for one in state.copies.get((dotted(owner), text), ()))
         value = _argument(node, 2, "value")
-    return [owner] if state.assign(target, node.lineno, None if way == "delete" else value, way=way) else None
+    return state.assign(target, node.lineno, None if way == "delete" else value, way=way)
 
 
-def _record_wrapt(state: WalkState, node: ast.Call, own: LocalDef | None) -> list[ast.expr | None] | None:
-    """Record ``wrap_function_wrapper(module, name, wrapper)``; a question mark defers it until the module's import."""
-    module, name = _argument(node, 0, "target", "module"), _argument(node, 1, "name")
-    held = state.value(module)
-    owners: Values = tuple(Name(text.rstrip("?")) for text in texts_in(held)) or held
-    target = attributes(owners, list(texts_in(state.value(name))))
-    wrapper = _argument(node, 2, "wrapper", "factory")
-    value = (own,) if own is not None else ()
-    return [module] if state.assign(target, node.lineno, wrapper, value=value, by="first") else None
-
-
-def _record_gorilla(state: WalkState, node: ast.Call, own: LocalDef | None) -> list[ast.expr | None] | None:
-    """Record ``Patch(destination, name, obj)``, or ``@patch(destination)`` on a function of that name."""
-    destination, name = _argument(node, 0, "destination"), _argument(node, 1, "name")
-    names = list(texts_in(state.value(name)))
-    if not names and own is not None and not isinstance(own.node, ast.Lambda):
-        names = [own.node.name]
-    target = attributes(state.value(destination), names)
-    expr = _argument(node, 2, "obj") if own is None else None
-    value = (own,) if own is not None else ()
-    return [destination] if state.assign(target, node.lineno, expr, value=value) else None
-
-
-def _record_mock(state: WalkState, node: ast.Call, called: str) -> list[ast.expr | None] | None:
+def _record_mock(state: WalkState, node: ast.Call, called: str) -> bool:
     """Record mock's ``patch``, ``patch.object``, ``patch.multiple`` and ``patch.dict(sys.modules, {...})``."""
     base = next((one for one in _MOCK if called.startswith(one)), None)
-    if base is None or called.removeprefix(base)[:1] not in ("", "."):
-        return None
-    owner = _argument(node, 0, "target")
-    held = state.value(owner)
+    if base is None:
+        return False
+    form, line = called.removeprefix(base), node.lineno
+    held = state.value(_argument(node, 0, "target"))
     spelled = list(texts_in(held))
     owners = _spelled(spelled, whole=True) or held
-    form, line, found = called.removeprefix(base), node.lineno, False
     if form == "":
-        found = state.assign(_spelled(spelled), line, _argument(node, 1, "new"))
-    elif form == ".object":
+        return state.assign(_spelled(spelled), line, _argument(node, 1, "new"))
+    if form == ".object":
         names = list(texts_in(state.value(_argument(node, 1, "attribute"))))
-        found = state.assign(attributes(owners, names), line, _argument(node, 2, "new"))
-    elif form == ".multiple":
+        return state.assign(attributes(owners, names), line, _argument(node, 2, "new"))
+    done: list[bool] = []
+    if form == ".multiple":
         given = [(one.arg, one.value) for one in node.keywords if one.arg and one.arg not in _MULTIPLE]
         done = [state.assign(attributes(owners, [name]), line, value) for name, value in given]
-        found = any(done)
     elif form == ".dict" and (Name("sys", "modules") in held or "sys.modules" in spelled):
         tables = [one for one in state.value(_argument(node, 1, "values")) if isinstance(one, MappingValue)]
         pairs = [(text, value) for table in tables for key, value in table.pairs for text in texts_in(key)]
         done = [state.assign((Name(text),), line, value=value) for text, value in pairs]
-        found = any(done)
-    return [owner] if found else None
+    return any(done)
 
 
 def _spelled(paths: Sequence[str], *, whole: bool = False) -> tuple[Name, ...]:
@@ -302,82 +258,64 @@ def patch_targets(state: WalkState, base: ast.expr) -> Values:
 
 def record_patch_class(state: WalkState, node: ast.ClassDef, target: Values, members: list[ClassMember]) -> None:
     """Record every hook of a patch class."""
-    said = _said(state, node) if any(_is_ours(state, base) for base in node.bases) else None
+    said: PatchDeclaration | None = None
+    for base in node.bases:
+        # Another package may have a class of the name ``VLLMPatch``, too.
+        if isinstance(base, ast.Subscript) and not any(local_defs(state.value(base.value))):
+            named = state.dotted(base.value) or dotted(base.value)
+            if named in (_OURS, f"builtins.{_OURS}") or named.startswith("vllm_graft."):
+                said = _said(state, node)
     for member in members:
-        if _is_hook(member):
-            way, releases = _mark(member)
-            # A hook of several bodies has one for each range of releases.
-            patch = replace(said, releases=releases, marked=way is not None) if said is not None else None
-            _hook(state, target, member, way, patch, said.name if said is not None else node.name)
-
-
-def _is_ours(state: WalkState, base: ast.expr) -> bool:
-    """Return whether a base is vllm-graft's ``VLLMPatch``, and not another package's class of that name."""
-    if not isinstance(base, ast.Subscript) or any(local_defs(state.value(base.value))):
-        return False
-    named = state.dotted(base.value) or dotted(base.value)
-    return named in (_OURS, f"builtins.{_OURS}") or named.startswith("vllm_graft.")
-
-
-def _hook(
-    state: WalkState, target: Values, member: ClassMember, way: Way | None, patch: PatchDeclaration | None, owner: str
-) -> None:
-    before = len(state.found.assignments)
-    expr = member.expr
-    if isinstance(expr, ast.Call) and _last(expr.func) in MARKS and expr.args:
-        # Of ``limit = replace(5)`` the 5.
-        expr = expr.args[0]
-    state.assign(attributes(target, [member.name]), member.line, expr, way=way, value=member.value, by="call")
-    for assignment in state.found.assignments[before:]:
-        assignment.patch = patch
-        assignment.owner = owner if patch is not None else ".".join((*state.owner, owner))
-        assignment.guard = assignment.guard.and_also(member.guard)
+        if member.function is None:
+            is_hook = not (member.name.startswith("__") and member.name.endswith("__"))
+        else:
+            function = member.function.node
+            marks = [dotted(one) for one in function.decorator_list] if isinstance(function, Function) else []
+            # A property's setter belongs to its getter.
+            is_hook = member.name not in BOOKKEEPING and not any(one.startswith(f"{member.name}.") for one in marks)
+        if not is_hook:
+            continue
+        way, releases = _mark(member)
+        # A hook of several bodies has one for each range of releases.
+        patch = replace(said, releases=releases, marked=way is not None) if said is not None else None
+        before = len(state.found.assignments)
+        expr = member.expr
+        if isinstance(expr, ast.Call) and _last(expr.func) in MARKS and expr.args:
+            # Of ``limit = replace(5)`` the 5.
+            expr = expr.args[0]
+        state.assign(attributes(target, [member.name]), member.line, expr, way=way, value=member.value, by="call")
+        for assignment in state.found.assignments[before:]:
+            assignment.patch = patch
+            assignment.owner = patch.name if patch is not None else ".".join((*state.owner, node.name))
+            assignment.guard = assignment.guard.and_also(member.guard)
 
 
 def _said(state: WalkState, node: ast.ClassDef) -> PatchDeclaration:
     """Read the keywords of the class statement, and what ``min_vllm_version`` adds to them."""
-    said = {keyword.arg: next(texts_in(state.value(keyword.value)), "") for keyword in node.keywords}
+    said = {keyword.arg or "": next(texts_in(state.value(keyword.value)), "") for keyword in node.keywords}
     vllm = said.get("vllm", "")
     for one in node.decorator_list:
         if isinstance(one, ast.Call) and one.args and _last(one.func) == "min_vllm_version":
             least = "".join(f">={text}" for text in texts_in(state.value(one.args[0])))
             vllm = ",".join(filter(None, (vllm, least)))
-    return PatchDeclaration(
-        name=said.get("name") or node.name,
-        line=node.lineno,
-        vllm=vllm,
-        locked=any(
-            one.arg == "locked" and isinstance(one.value, ast.Constant) and one.value.value is True
-            for one in node.keywords
-        ),
-        why=said.get("why", ""),
-        upstream=said.get("upstream", ""),
-        remove_when=said.get("remove_when", ""),
-    )
-
-
-def _is_hook(member: ClassMember) -> bool:
-    if member.function is None:
-        return not (member.name.startswith("__") and member.name.endswith("__"))
-    node = member.function.node
-    parts = node.decorator_list if isinstance(node, Function) else []
-    # A property's setter belongs to its getter.
-    return member.name not in BOOKKEEPING and not any(dotted(one).startswith(f"{member.name}.") for one in parts)
+    values = {keyword.arg: keyword.value for keyword in node.keywords}
+    locked = getattr(values.get("locked"), "value", None) is True
+    why, upstream, remove_when = (said.get(name, "") for name in ("why", "upstream", "remove_when"))
+    declared = PatchDeclaration(said.get("name") or node.name, node.lineno, vllm, locked=locked)
+    return replace(declared, why=why, upstream=upstream, remove_when=remove_when)
 
 
 def _mark(member: ClassMember) -> tuple[Way | None, str]:
     """Return the way that a hook is marked with, and the releases that this body is for."""
     own = next(local_defs(member.value), None)
-    given: list[ast.expr] = [member.expr] if member.expr is not None else []
+    given: list[ast.expr] = [member.expr] if isinstance(member.expr, ast.Call) else []
     if own is not None and isinstance(own.node, Function):
         given += own.node.decorator_list
     for one in given:
         way = MARKS.get(_last(one.func if isinstance(one, ast.Call) else one))
-        if way is not None and not (one is member.expr and not isinstance(one, ast.Call)):
+        if way is not None:
             keywords = one.keywords if isinstance(one, ast.Call) else []
-            ranges = [
-                each.value.value for each in keywords if each.arg == "vllm" and isinstance(each.value, ast.Constant)
-            ]
+            ranges = [getattr(each.value, "value", None) for each in keywords if each.arg == "vllm"]
             return way, next((text for text in ranges if isinstance(text, str)), "")
     return None, ""
 
@@ -391,9 +329,16 @@ def use_of(assignment: Assignment, found: FileUses, resolver: Resolver) -> Use:
     owns = list(local_defs(assignment.value)) or list(local_defs(resolver.value(assignment.expr, assignment.scope)))
     for each in owns:
         each.complete()
+    functions = [each for each in owns if each.function is not None]
+    wraps = not assignment.way and (
+        assignment.handed
+        or (assignment.by == "first" and not functions)
+        or (assignment.by == "call" and any("call" in each.defaults for each in functions))
+        or any(_calls_original(each, assignment, found, resolver) for each in functions)
+    )
     own = owns[0] if owns and assignment.way != "delete" else None
     return Use(
-        way=assignment.way or _way(assignment, owns, found, resolver),
+        way=assignment.way or ("wrap" if wraps else "replace"),
         module=assignment.target.module,
         qualname=assignment.target.qualname,
         file=found.file.shown,
@@ -416,72 +361,40 @@ def source(own: LocalDef) -> str:
     return own.file.cut(first, own.node.end_lineno or first)
 
 
-def _way(assignment: Assignment, owns: list[LocalDef], found: FileUses, resolver: Resolver) -> Way:
-    functions = [own for own in owns if own.function is not None]
-    if assignment.handed or (assignment.by == "first" and not functions):
-        return "wrap"
-    if assignment.by == "call" and any("call" in own.defaults for own in functions):
-        return "wrap"
-    reader = _OriginalSearch(assignment, found, resolver)
-    return "wrap" if any(reader.calls(own) for own in functions) else "replace"
-
-
-class _OriginalSearch:
-    """Looks for calls of the original in its replacements."""
-
-    def __init__(self, assignment: Assignment, found: FileUses, resolver: Resolver) -> None:
-        self.target = assignment.target
-        self.attribute = assignment.target.qualname.rpartition(".")[2]
-        self.by = assignment.by
-        self.found = found
-        self.resolver = resolver
-
-    def calls(self, own: LocalDef) -> bool:
-        """Return whether a function visibly calls the original, or passes it on to something that may."""
-        node = own.function
-        if node is None:
-            return False
-        beneath = set(_beneath(node, first=self.by == "first"))
-        scope = own.inside or own.scope
-        for one in ast.walk(node):
-            if isinstance(one, ast.Attribute) and one.attr == f"{ORIGINAL}{self.attribute}":
-                return True
-            if isinstance(one, ast.Call) and self._reaches(one, scope, beneath):
-                return True
+def _calls_original(own: LocalDef, assignment: Assignment, found: FileUses, resolver: Resolver) -> bool:
+    """Return whether a function visibly calls the original, or passes it on to something that may."""
+    node, target, scope = own.function, assignment.target, own.inside or own.scope
+    if node is None:
         return False
-
-    def _reaches(self, call: ast.Call, scope: Scope, beneath: set[str]) -> bool:
-        if self.resolver.dotted(call.func, scope) in _COPIERS:
-            return False
-        given = [call.func, *call.args, *(keyword.value for keyword in call.keywords)]
-        return any(self._is_original(one, scope, beneath) for one in given)
-
-    def _is_original(self, node: ast.expr, scope: Scope, beneath: set[str]) -> bool:
-        if isinstance(node, ast.Name) and node.id in beneath:
-            return True
-        if isinstance(node, ast.Attribute) and self.target in self.found.saved.get(node.attr, ()):
-            return True
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            return self.target in self.found.saved.get(str(node.slice.value), ())
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "__get__":
-            return self._is_original(node.func.value, scope, beneath)
-        return self._same(self.resolver.value(node, scope))
-
-    def _same(self, value: Values) -> bool:
-        """Return whether it is the original, or a method of it such as ``__func__`` or ``__get__``."""
-        here = self.target.dotted
-        return any(
-            isinstance(one, Name) and (one.dotted == here or one.dotted.startswith(f"{here}.__")) for one in value
-        )
-
-
-def _beneath(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, *, first: bool) -> Iterator[str]:
     names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    yield from (name for name in names if name in _ORIGINALS)
-    if first and names:
+    originals = _ORIGINALS.intersection(names)
+    if assignment.by == "first" and names:
         decorators = node.decorator_list if isinstance(node, Function) else []
         bound = names[0] in ("self", "cls") and not any(dotted(one) == "staticmethod" for one in decorators)
-        yield from names[1:2] if bound else names[:1]
+        originals = originals.union(names[1:2] if bound else names[:1])
+
+    def is_original(node: ast.expr) -> bool:
+        match node:
+            case ast.Name(id=name) if name in originals:
+                return True
+            case ast.Attribute(attr=name) if target in found.saved.get(name, ()):
+                return True
+            case ast.Subscript(slice=ast.Constant(value=key)):
+                return target in found.saved.get(str(key), ())
+            case ast.Call(func=ast.Attribute(value=inner, attr="__get__")):
+                return is_original(inner)
+        # The original itself, or a method of it such as ``__func__``.
+        held = [one.dotted for one in resolver.value(node, scope) if isinstance(one, Name)]
+        return any(one == target.dotted or one.startswith(f"{target.dotted}.__") for one in held)
+
+    for one in ast.walk(node):
+        if isinstance(one, ast.Attribute) and one.attr == f"{ORIGINAL}{target.qualname.rpartition('.')[2]}":
+            return True
+        if isinstance(one, ast.Call) and resolver.dotted(one.func, scope) not in _COPIERS:
+            given = [one.func, *one.args, *(keyword.value for keyword in one.keywords)]
+            if any(map(is_original, given)):
+                return True
+    return False
 
 
 class Locks:
@@ -493,17 +406,15 @@ class Locks:
 
     def reviewed(self, file: SourceFile, patch: str, hook: str) -> dict[str, str]:
         """Return the fingerprint of a hook's upstream code in each reviewed release."""
-        seen = self._of(lock_of(file)).get(patch, {}).get(hook, {})
-        return {release: str(fingerprint) for release, fingerprint in seen.items()}
-
-    def _of(self, path: Path) -> Mapping[str, ReviewedHooks]:
+        path = lock_of(file)
         if path not in self._read:
             try:
                 self._read[path] = Lock.read(path).patches
             except ConfigError as error:
                 self.broken.append(error)
                 self._read[path] = {}
-        return self._read[path]
+        seen = self._read[path].get(patch, {}).get(hook, {})
+        return {release: str(fingerprint) for release, fingerprint in seen.items()}
 
 
 def lock_of(file: SourceFile) -> Path:

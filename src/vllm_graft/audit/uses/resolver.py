@@ -1,11 +1,11 @@
-"""What an expression stands for: names followed through imports, aliases, attributes and the usual ways around them."""
+"""Resolve an expression to its values: through imports, aliases, attributes and the usual ways around them."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -23,15 +23,17 @@ from vllm_graft.audit.uses.values import (
     TextValue,
     Value,
     Values,
+    local_defs,
     texts_in,
     union,
 )
 from vllm_graft.sources.fingerprint import Function
-from vllm_graft.sources.scopes import dotted
+from vllm_graft.sources.scopes import decorators, dotted
 
+# Attributes of a function that still stand for the function.
 _SAME: Final = frozenset({"__code__", "__func__", "__wrapped__", "__get__", "fget", "func"})
-"""Attributes of a function that still stand for the function."""
 
+# Calls that give back what they are given first, in some dress.
 _PASSED_ON: Final = frozenset(
     {
         "builtins.classmethod", "builtins.staticmethod", "builtins.property", "functools.cache", "functools.lru_cache",
@@ -41,28 +43,29 @@ _PASSED_ON: Final = frozenset(
         "contextlib.contextmanager",
     }
 )  # fmt: skip
-"""Calls that give back what they are given first, in some dress."""
 
+# Calls that give back what they are given first, with some of its arguments.
 _APPLIED: Final = frozenset({"functools.partial", "functools.partialmethod", "types.MethodType"})
-"""Calls that give back what they are given first, with some of its arguments."""
-
 CONFIG: Final = Name("vllm.config", "VllmConfig")
+# The beginnings of names that are a function's rather than a configuration's.
 VERBS: Final = ("get_", "set_", "is_", "has_", "create_", "make_", "build_", "update_", "from_", "to_", "with_", "_")
-"""How a name begins that is a function's rather than a configuration's."""
-
 _CONFIG_GETTERS: Final = frozenset({"get_current_vllm_config", "get_current_vllm_config_or_none"})
 
+# Class methods of vLLM that return an instance of their class, in every release.
 _MAKERS: Final = frozenset({"from_engine_args", "from_vllm_config", "from_cli_args", "from_optional"})
-"""Class methods of vLLM that return an instance of their class, in every release."""
-
+# Decorators that leave the result of a function as its annotation says.
 _SAME_RESULT: Final = frozenset({"staticmethod", "classmethod", "cache", "lru_cache", "override", "final"})
-"""Decorators that leave the result of a function as its annotation says."""
-
+# Assignments to attributes of ``self``: to one of them, and to several but for the last.
 _SET: Final = re.compile(r"self\.(\w+)[ \t]*(?::[^=\n]*)?[-+*/|&]?=(?!=)[ \t]*(\w*)")
 _SEVERAL: Final = re.compile(r"^[ \t]*((?:self\.\w+[ \t]*,[ \t]*)+)[\w., \t]*=(?!=)", re.MULTILINE)
 _ATTRIBUTE: Final = re.compile(r"self\.(\w+)")
-"""Assignments to attributes of ``self``: to one of them, and to several but for the last."""
 
+# The methods of a dictionary that give its items, by what they take of each pair.
+_VIEWS: Final[Mapping[str, Callable[[tuple[Values, Values]], Values]]] = {
+    "items": lambda pair: (SequenceValue(pair),),
+    "keys": lambda pair: pair[0],
+    "values": lambda pair: pair[1],
+}
 GETTERS: Final = frozenset({"builtins.getattr", "inspect.getattr_static", "gorilla.get_original_attribute"})
 IMPORTERS: Final = frozenset({"importlib.import_module", "builtins.__import__"})
 
@@ -73,19 +76,15 @@ class PackageModules(Protocol):
     @property
     def tops(self) -> Collection[str]:
         """The first words of their names."""
-        ...
 
     def is_module(self, name: str) -> bool:
         """Return whether a name is one of the modules, or of the packages above them."""
-        ...
 
     def follow(self, name: Name) -> Values | None:
         """Return what a name in one of them stands for; None for names of other packages, and for modules."""
-        ...
 
     def scope_of(self, module: str) -> Scope | None:
         """Return the names of one of them; None for modules that are not walked."""
-        ...
 
 
 class Resolver:
@@ -100,17 +99,17 @@ class Resolver:
             ast.Attribute: self._attribute,
             ast.Subscript: self._subscript,
             ast.Call: self._call,
-            ast.Constant: self._constant,
+            ast.Constant: lambda node, scope: (TextValue(node.value),) if isinstance(node.value, str) else (),
             ast.JoinedStr: self._joined,
             ast.BinOp: self._sum,
             ast.IfExp: lambda node, scope: union(self.value(node.body, scope), self.value(node.orelse, scope)),
             ast.BoolOp: self._either,
             ast.NamedExpr: lambda node, scope: self.value(node.value, scope),
-            ast.Tuple: self._many,
-            ast.List: self._many,
-            ast.Set: self._many,
-            ast.Dict: self._table,
-            ast.Await: self._awaited,
+            ast.Tuple: self._sequence,
+            ast.List: self._sequence,
+            ast.Set: self._sequence,
+            ast.Dict: self._mapping,
+            ast.Await: self._call,
             ast.Lambda: lambda node, scope: (self.lambdas[node],) if node in self.lambdas else (),
         }
 
@@ -129,7 +128,7 @@ class Resolver:
 
     def _inside(self, one: Value, name: str) -> Values:
         if isinstance(one, Name):
-            return self._follow(one.inside(name))
+            return self._followed(one.inside(name))
         if isinstance(one, Instance):
             return (Instance(one.cls, (*one.path, name), one.guessed, one.declared),)
         if isinstance(one, Receiver):
@@ -149,7 +148,7 @@ class Resolver:
         """Return the outcome of a test that a method of a class or of its bases stores on its object."""
         if cls.inside is not None and name in cls.inside.tests:
             return cls.inside.tests[name]
-        above = [own for base in cls.bases for own in base if isinstance(own, LocalDef)] if deep else []
+        above = [own for base in cls.bases for own in local_defs(base)] if deep else []
         return next((found for own in above if (found := self._stored_test(own, name, deep - 1))), ())
 
     def _held_instance(self, cls: LocalDef, name: str, deep: int = 4) -> Values:
@@ -164,23 +163,20 @@ class Resolver:
             marks = own.node.decorator_list if own is not None and isinstance(own.node, Function) else []
             is_property = len(marks) == 1 and dotted(marks[0]).rpartition(".")[2] in ("property", "cached_property")
             return own.result if own is not None and is_property else ()
-        above = [own for base in cls.bases for own in base if isinstance(own, LocalDef)] if deep else []
+        above = [own for base in cls.bases for own in local_defs(base)] if deep else []
         found = next((found for own in above if (found := self._held_instance(own, name, deep - 1))), ())
         return found if found and not _assignments(cls)[name] else ()
 
-    def _follow(self, name: Name) -> Values:
-        found = self.modules.follow(name)
-        return (name,) if found is None else found
+    def _followed(self, one: Value) -> Values:
+        """Return what a name of one of the package's own modules stands for there; others stand for themselves."""
+        found = self.modules.follow(one) if isinstance(one, Name) else None
+        return (one,) if found is None else found
 
     def _name(self, node: ast.Name, scope: Scope) -> Values:
         found = scope.find(node.id)
         if found is None:
             return scope.module().starred(node.id) or (Name("builtins", node.id),)
-        if not found:
-            return guessed(node.id)
-        if len(found) == 1:
-            return self._follow(found[0]) if isinstance(found[0], Name) else found
-        return union(*(self._follow(one) if isinstance(one, Name) else (one,) for one in found))
+        return union(*map(self._followed, found)) if found else guessed(node.id)
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Values:
         return self.attribute(self.value(node.value, scope), node.attr) or guessed(node.attr)
@@ -218,46 +214,67 @@ class Resolver:
     def _named(self, node: ast.expr, scope: Scope) -> Values:
         if isinstance(node, ast.Attribute):
             return self.attribute(self._named(node.value, scope), node.attr)
-        found = scope.annotated(node.id) if isinstance(node, ast.Name) else ()
-        return union(*(self._follow(one) if isinstance(one, Name) else (one,) for one in found))
+        return union(*map(self._followed, scope.annotated(node.id) if isinstance(node, ast.Name) else ()))
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Values:
         found: list[Values] = []
         keys = list(texts_in(self.value(node.slice, scope)))
         for one in self.value(node.value, scope):
-            if isinstance(one, Name) and keys:
-                found.append(tuple(entry for key in keys if (entry := entry_of(one, key)) is not None))
-            elif isinstance(one, MappingValue):
+            if isinstance(one, MappingValue):
                 found += [held for key, held in one.pairs if any(text in keys for text in texts_in(key))]
+            else:
+                found.append(entries_of((one,), keys))
         return union(*found)
 
-    def _call(self, node: ast.Call, scope: Scope) -> Values:
+    def _call(self, node: ast.Call | ast.Await, scope: Scope) -> Values:
+        """Resolve a call to what it returns: an instance, what it passes on, or the result that is annotated."""
+        if isinstance(node, ast.Await):
+            called = self.value(node.value.func, scope) if isinstance(node.value, ast.Call) else ()
+            return union(*(self._own_result(own, awaited=True) for own in local_defs(called)))
         called = self.value(node.func, scope)
         found: list[Values] = []
         for one in called:
             if isinstance(one, Name):
-                found.append(self._result(one.dotted, node, scope) or _instance_of(one))
+                found.append(self._result(one.dotted, node, scope) or self._made(one))
             elif isinstance(one, LocalDef):
-                found.append(_returned_function(one) or self._own_result(one, awaited=False))
+                found.append(self._own_result(one, awaited=False))
             elif isinstance(one, Instance) and one.path[-1:] == ("create_engine_config",):
                 found.append((Instance(CONFIG),))
-        if not called:
-            found += [self._decorated(node, scope), self._view(node, scope)]
+        if not called and isinstance(node.func, ast.Call) and len(node.args) == 1:
+            # ``wraps(original)(function)`` and other decorators called by hand.
+            found.append(tuple(local_defs(self.value(node.args[0], scope))))
+        elif not called and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
+            tables = [one for one in self.value(node.func.value, scope) if isinstance(one, MappingValue)]
+            view = _VIEWS[node.func.attr]
+            found.append(tuple(SequenceValue(tuple(map(view, table.pairs))) for table in tables))
         return union(*found)
 
-    def _own_result(self, own: LocalDef, *, awaited: bool) -> Values:
-        """Return what a call of an annotated function of the package returns; a decorator may change that."""
-        node = own.node
-        if not own.result or not isinstance(node, Function) or isinstance(node, ast.AsyncFunctionDef) != awaited:
+    def _made(self, called: Name) -> Values:
+        """Return the instance that a class of vLLM creates, or the configuration that its functions return."""
+        owner, _, last = called.qualname.rpartition(".")
+        if not called.is_vllm or isinstance(called, PartialName):
             return ()
-        marks = {
-            dotted(one.func if isinstance(one, ast.Call) else one).rpartition(".")[2] for one in node.decorator_list
-        }
-        return own.result if marks <= _SAME_RESULT else ()
+        if called.qualname in _CONFIG_GETTERS:
+            return (Instance(CONFIG),)
+        if last in _MAKERS and is_class(owner):
+            return (Instance(called.owner),)
+        return (Instance(called),) if is_class(called.qualname) else ()
 
-    def _awaited(self, node: ast.Await, scope: Scope) -> Values:
-        called = self.value(node.value.func, scope) if isinstance(node.value, ast.Call) else ()
-        return union(*(self._own_result(one, awaited=True) for one in called if isinstance(one, LocalDef)))
+    def _own_result(self, own: LocalDef, *, awaited: bool) -> Values:
+        """Return what a function of the package returns: an inner function, or what its annotation says.
+
+        A decorator may change the latter.
+        """
+        node = own.node
+        if not isinstance(node, Function):
+            return ()
+        if own.inside is not None and not awaited:
+            returned = (own.inside.names.get(name, ()) for name in returned_names(node))
+            if inner := tuple(one for value in returned for one in local_defs(value)):
+                return inner
+        if not own.result or isinstance(node, ast.AsyncFunctionDef) != awaited:
+            return ()
+        return own.result if decorators(node) <= _SAME_RESULT else ()
 
     def _result(self, called: str, node: ast.Call, scope: Scope) -> Values:
         """Return what a call of a known function returns."""
@@ -276,8 +293,11 @@ class Resolver:
             return tuple(Name(text) for text in texts_in(self.value(first, scope)))
         if called == "typing.cast" and len(node.args) > 1:
             return self.declared(first, scope) or self.value(node.args[1], scope)
-        if called == "builtins.super" and not node.args and (cls := scope.method()) is not None:
-            return (ParentMethods(cls),)
+        if called == "builtins.super":
+            # ``super(Base, self)`` looks above the class that it names.
+            named = [one for one in self.value(first, scope) if isinstance(one, LocalDef)] if first is not None else []
+            cls = scope.method()
+            return tuple(map(ParentMethods, named or ([cls] if cls is not None and first is None else [])))
         if called == "builtins.zip":
             rows = zip(*(items_of(self.value(one, scope)) for one in node.args), strict=False)
             return (SequenceValue(tuple((SequenceValue(row),) for row in rows)),)
@@ -295,28 +315,6 @@ class Resolver:
             return names if whole else [name.partition(".")[0] for name in names]
         package = list(texts_in(self.value(node.args[1] if len(node.args) > 1 else given.get("package"), scope)))
         return [f"{package[0]}{name}" if name.startswith(".") and package else name for name in names]
-
-    def _decorated(self, node: ast.Call, scope: Scope) -> Values:
-        """Resolve ``wraps(original)(function)`` and other decorators called by hand."""
-        if not isinstance(node.func, ast.Call) or len(node.args) != 1:
-            return ()
-        return tuple(one for one in self.value(node.args[0], scope) if isinstance(one, LocalDef))
-
-    def _view(self, node: ast.Call, scope: Scope) -> Values:
-        """Resolve ``items()``, ``keys()`` and ``values()`` of a dictionary that the source spells out."""
-        if not isinstance(node.func, ast.Attribute):
-            return ()
-        tables = [one for one in self.value(node.func.value, scope) if isinstance(one, MappingValue)]
-        pick: dict[str, Callable[[tuple[Values, Values]], Values]] = {
-            "items": lambda pair: (SequenceValue(pair),),
-            "keys": lambda pair: pair[0],
-            "values": lambda pair: pair[1],
-        }
-        chosen = pick.get(node.func.attr)
-        return () if chosen is None else tuple(SequenceValue(tuple(map(chosen, table.pairs))) for table in tables)
-
-    def _constant(self, node: ast.Constant, scope: Scope) -> Values:
-        return (TextValue(node.value),) if isinstance(node.value, str) else ()
 
     def _joined(self, node: ast.JoinedStr, scope: Scope) -> Values:
         parts = [""]
@@ -338,10 +336,10 @@ class Resolver:
         spelled = bool(found[0]) and all(isinstance(one, TextValue) and one.text for one in found[0])
         return found[0] if isinstance(node.op, ast.Or) and spelled else union(*found)
 
-    def _many(self, node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Values:
+    def _sequence(self, node: ast.Tuple | ast.List | ast.Set, scope: Scope) -> Values:
         return (SequenceValue(tuple(self.value(one, scope) for one in node.elts)),)
 
-    def _table(self, node: ast.Dict, scope: Scope) -> Values:
+    def _mapping(self, node: ast.Dict, scope: Scope) -> Values:
         pairs = zip(node.keys, node.values, strict=True)
         return (MappingValue(tuple((self.value(key, scope), self.value(held, scope)) for key, held in pairs)),)
 
@@ -354,7 +352,7 @@ def dotted_of(value: Values) -> str:
     return ""
 
 
-def guessed(name: str) -> Values:
+def guessed(name: str) -> tuple[Instance, ...]:
     """Guess a variable or attribute by vLLM's usual names where nothing else tells: ``model_config``."""
     if name == "vllm_config":
         return (Instance(CONFIG, (), guessed=True),)
@@ -366,26 +364,6 @@ def is_class(qualname: str) -> bool:
     """Return whether a name is written as vLLM writes names of classes."""
     last = qualname.rpartition(".")[2].lstrip("_")
     return last[:1].isupper() and not (last.isupper() and "_" in last)
-
-
-def _instance_of(called: Name) -> Values:
-    """Return the instance that a class of vLLM creates, or the configuration that its functions return."""
-    if not called.is_vllm or isinstance(called, PartialName):
-        return ()
-    if called.qualname in _CONFIG_GETTERS:
-        return (Instance(CONFIG),)
-    owner, _, last = called.qualname.rpartition(".")
-    if last in _MAKERS and is_class(owner):
-        return (Instance(Name(called.module, owner)),)
-    return (Instance(called),) if is_class(called.qualname) else ()
-
-
-def _returned_function(maker: LocalDef) -> Values:
-    """Return the inner function that a function of the package returns."""
-    if not isinstance(maker.node, Function) or maker.inside is None:
-        return ()
-    names = returned_names(maker.node)
-    return tuple(one for name in names for one in maker.inside.names.get(name, ()) if isinstance(one, LocalDef))
 
 
 def _assignments(cls: LocalDef) -> Counter[str]:
@@ -400,12 +378,15 @@ def _assignments(cls: LocalDef) -> Counter[str]:
     return inside.assigned
 
 
-def entry_of(holder: Name, key: str) -> Name | None:
-    """Return what an entry of ``sys.modules`` or of a namespace stands for; None for other holders."""
-    if holder.dotted == "sys.modules":
-        return Name(key)
-    above, _, last = holder.qualname.rpartition(".")
-    return Name(holder.module, above).inside(key) if last == "__dict__" else None
+def entries_of(holders: Values, keys: Sequence[str]) -> Values:
+    """Return what entries of ``sys.modules`` and of namespaces stand for; other holders have none."""
+    found: list[Name] = []
+    for holder in holders:
+        if isinstance(holder, Name) and holder.dotted == "sys.modules":
+            found += map(Name, keys)
+        elif isinstance(holder, Name) and holder.qualname.rpartition(".")[2] == "__dict__":
+            found += map(holder.owner.inside, keys)
+    return tuple(found)
 
 
 def items_of(value: Values) -> list[Values]:

@@ -24,9 +24,8 @@ _WORD: Final = re.compile(rb"\bvllm\b(?!-)")
 _IMPORT: Final = re.compile(rb"^[ \t]*(?:from|import)[ \t][^\n(]*(?:\([^)]*\))?", re.MULTILINE)
 _TESTS: Final = frozenset({"test", "tests"})
 _TEST_FILE: Final = re.compile(r"test_.*\.py|.*_test\.py")
+# The number of texts that are cached: the functions of a file are walked one after the other.
 _TEXTS: Final = 64
-"""How many texts are kept: the functions of a file are walked one after the other."""
-
 _SKIPPED: Final = frozenset({"node_modules", "build", "__pycache__", "venv"})
 
 
@@ -82,11 +81,9 @@ class SourceFile:
     def tree(self) -> ast.Module:
         """Its syntax tree without the bodies of functions; SyntaxError or ValueError where it has none."""
         tree = parse(self.text)
-        outlined = outline(tree, self)
-        self.stored = outlined.stored
-        self._functions = outlined.functions
+        self._functions, self.stored, imports = outline(tree, self)
         found: set[str] = set()
-        for node in outlined.imports:
+        for node in imports:
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names)
             else:
@@ -134,7 +131,14 @@ def upwards(name: str) -> Iterator[str]:
 
 def files_below(folder: Path, base: Path) -> list[SourceFile]:
     """Return the Python files in a folder, without hidden and built ones and without vLLM's own package."""
-    return [source_file(path, base) for path in _paths(folder)]
+    found: list[SourceFile] = []
+    for path in sorted(folder.iterdir()):
+        skipped = path.name.startswith(".") or path.name in _SKIPPED
+        if path.is_file() and path.suffix == ".py":
+            found.append(source_file(path, base))
+        elif path.is_dir() and not path.is_symlink() and not skipped and not is_vllm(path):
+            found += files_below(path, base)
+    return found
 
 
 def is_test(inside: PurePath) -> bool:
@@ -150,18 +154,7 @@ def source_file(path: Path, base: Path) -> SourceFile:
     return SourceFile(path, inside.as_posix(), ".".join(parts))
 
 
-def _paths(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix == ".py":
-            yield path
-            continue
-        skipped = path.name.startswith(".") or path.name in _SKIPPED
-        if path.is_dir() and not path.is_symlink() and not skipped and not is_vllm(path):
-            yield from _paths(path)
-
-
 def is_vllm(folder: Path) -> bool:
     """Return whether it is the package of vLLM itself; a plugin may have a subpackage of that name."""
-    return (
-        folder.name == "vllm" and (folder / "__init__.py").is_file() and not (folder.parent / "__init__.py").is_file()
-    )
+    above = folder.parent / "__init__.py"
+    return folder.name == "vllm" and (folder / "__init__.py").is_file() and not above.is_file()

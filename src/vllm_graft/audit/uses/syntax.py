@@ -11,7 +11,6 @@ import ast
 import functools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
@@ -22,28 +21,28 @@ if TYPE_CHECKING:
     from vllm_graft.audit.uses.source_file import SourceFile
 
 
+# Statements that no other stands in.
 _SIMPLE: Final = frozenset(
     {
         ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Raise, ast.Assert, ast.Delete, ast.Import,
         ast.ImportFrom, ast.Pass, ast.Break, ast.Continue, ast.Global, ast.Nonlocal,
     }
 )  # fmt: skip
-"""Statements that no other stands in."""
 
 
+# Nodes without nodes below them but contexts: more than half of a tree, so that skipping them is worth the test.
 CHILDLESS: Final = frozenset({ast.Name, ast.Constant, ast.alias})
-"""Nodes without nodes below them but contexts: more than half of a tree, so that skipping them is worth the test."""
 
+# Fields with texts, numbers, contexts and operators.
 _NO_PARTS: Final = frozenset(
     {
         "arg", "asname", "attr", "conversion", "ctx", "id", "is_async", "kind", "kwd_attrs", "level", "module", "name",
         "op", "ops", "rest", "simple", "tag", "type_comment",
     }
 )  # fmt: skip
-"""Fields with texts, numbers, contexts and operators."""
 
+# Nodes with other things in the fields where others have nodes.
 _NO_NODES: Final = frozenset({ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal})
-"""Nodes with other things in the fields where others have nodes."""
 
 
 class _PartsByKind(dict[type[ast.AST], tuple[str, ...]]):
@@ -127,9 +126,7 @@ def local_names(node: Function | ast.Lambda | ast.If) -> set[str]:
     if isinstance(node, ast.Lambda):
         return set()
     known: frozenset[str] | None = node.__dict__.get("locals")
-    if known is not None:
-        return set(known)
-    return _bound_by(statements(node.body))
+    return set(known) if known is not None else _bound_by(statements(node.body))
 
 
 def _bound_by(body: Iterable[ast.stmt]) -> set[str]:
@@ -157,10 +154,10 @@ def _returned(body: Iterable[ast.stmt]) -> tuple[str, ...]:
     return tuple(value.id for value in values if isinstance(value, ast.Name))
 
 
+# Statements that bind no name themselves, and are most of all.
 _UNBINDING: Final = frozenset(
     {ast.Expr, ast.Return, ast.If, ast.Raise, ast.Assert, ast.While, ast.Pass, ast.Break, ast.Continue, ast.Delete}
 )
-"""Statements that bind no name themselves, and are most of all."""
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
@@ -185,30 +182,27 @@ def _bound(node: ast.stmt) -> Iterator[str]:
                 yield one.name
 
 
-_SINGLE_TARGET: Final = (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)
-
-
 def _targets(node: ast.stmt) -> Sequence[ast.AST]:
     if isinstance(node, ast.Assign):
         return node.targets
-    if isinstance(node, _SINGLE_TARGET):
+    if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
         return [node.target]
     if isinstance(node, (ast.With, ast.AsyncWith)):
         return [item.optional_vars for item in node.items if item.optional_vars is not None]
     return [case.pattern for case in node.cases] if isinstance(node, ast.Match) else []
 
 
+# The number of bodies that are cached.
 _BODIES: Final = 48
-"""How many bodies are kept."""
 
 
 _IMPORTS: Final = frozenset({ast.Import, ast.ImportFrom})
+# Statements that may give an attribute a value.
 _STORING: Final = frozenset(
     {
         ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Delete,
     }
 )  # fmt: skip
-"""Statements that may give an attribute a value."""
 
 
 class Outline:
@@ -251,8 +245,8 @@ class AsyncFunctionDef(Outline, ast.AsyncFunctionDef):
     __slots__ = ()
 
 
+# Statements with a scope of their own.
 _SCOPES: Final = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, FunctionDef, AsyncFunctionDef, ast.ClassDef})
-"""Statements with a scope of their own."""
 
 
 def parse(text: str) -> ast.Module:
@@ -263,20 +257,13 @@ def parse(text: str) -> ast.Module:
         return ast.parse(text)
 
 
-@dataclass(frozen=True, slots=True)
-class FileOutline:
-    """A file's functions, the attributes that their bodies set, and all import statements of the file.
+def outline(
+    tree: ast.Module, file: SourceFile
+) -> tuple[list[Function], frozenset[str], list[ast.Import | ast.ImportFrom]]:
+    """Take the bodies of functions out of a tree.
 
-    functions:  the outlines
+    Return the outlines of its functions, the attributes that their bodies set, and all import statements of the file.
     """
-
-    functions: list[Function]
-    stored: frozenset[str]
-    imports: list[ast.Import | ast.ImportFrom]
-
-
-def outline(tree: ast.Module, file: SourceFile) -> FileOutline:
-    """Take the bodies of functions out of a tree."""
     functions: list[Function] = []
     stored: set[str] = set()
     imports: list[ast.Import | ast.ImportFrom] = []
@@ -293,23 +280,18 @@ def outline(tree: ast.Module, file: SourceFile) -> FileOutline:
                         imports.append(cast("ast.Import | ast.ImportFrom", one))
                     elif type(one) in _STORING:
                         stored.update(_stored(one))
-                block[place] = _outline_of(node, file, own)
+                kind = FunctionDef if isinstance(node, ast.FunctionDef) else AsyncFunctionDef
+                found: Function = kind(name=node.name, args=node.args, body=[], decorator_list=[])
+                found.__dict__ = {name: value for name, value in node.__dict__.items() if name != "body"}
+                opens = any(type(one) in _SCOPES or type(one) is ast.Global for one in own)
+                found.__dict__.update(file=file, locals=frozenset(_bound_by(own)), returned=_returned(own), opens=opens)
+                block[place] = found
                 functions.append(cast("Function", block[place]))
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 imports.append(node)
             else:
                 left += blocks(node)
-    return FileOutline(functions, frozenset(stored), imports)
-
-
-def _outline_of(node: Function, file: SourceFile, body: Sequence[ast.stmt]) -> Function:
-    """Return the outline of a function; ``body`` are its statements, without those of functions and classes in it."""
-    kind = FunctionDef if isinstance(node, ast.FunctionDef) else AsyncFunctionDef
-    found: Function = kind(name=node.name, args=node.args, body=[], decorator_list=[])
-    found.__dict__ = {name: value for name, value in node.__dict__.items() if name != "body"}
-    opens = any(type(one) in _SCOPES or type(one) is ast.Global for one in body)
-    found.__dict__.update(file=file, locals=frozenset(_bound_by(body)), returned=_returned(body), opens=opens)
-    return found
+    return functions, frozenset(stored), imports
 
 
 def drop_definition_details(functions: Iterable[Function]) -> None:
@@ -328,10 +310,9 @@ def _stored(node: ast.stmt) -> Iterator[str]:
     left = list(_targets(node))
     if isinstance(node, ast.Delete):
         left = [one for one in node.targets if isinstance(one, ast.Attribute)]
-    elif isinstance(node, ast.AnnAssign) and node.value is None:
-        left = []
-    elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
-        left = []
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+        counted = isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant)
+        left = [] if node.value is None or counted else left
     while left:
         one = left.pop()
         if isinstance(one, ast.Attribute):
@@ -340,11 +321,6 @@ def _stored(node: ast.stmt) -> Iterator[str]:
             left += one.elts
         elif isinstance(one, ast.Starred):
             left.append(one.value)
-
-
-def is_outline(node: ast.AST) -> bool:
-    """Return whether a node is a function whose body is parsed on demand."""
-    return isinstance(node, Outline)
 
 
 def first_line(node: Function | ast.ClassDef) -> int:

@@ -1,7 +1,7 @@
-"""What an expression may stand for, as far as reading tells: a name of a module, a definition of the package, a text.
+"""The values of an expression, as far as reading tells: a name of a module, a definition of the package, a text.
 
 A value is a tuple of alternatives, because an import in a ``try`` or behind a test of the version binds one name to
-several things. The empty tuple is what nobody can tell.
+several things. The empty tuple is a value that reading does not show.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from vllm_graft.audit.model import UseGuard
     from vllm_graft.audit.uses.source_file import SourceFile
 
+# The package whose uses are looked for.
 TOP: Final = "vllm"
-"""The package whose uses are looked for."""
-
 DefinitionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
@@ -42,6 +41,11 @@ class Name:
     def dotted(self) -> str:
         """The whole name with dots."""
         return f"{self.module}.{self.qualname}" if self.qualname else self.module
+
+    @property
+    def owner(self) -> Name:
+        """The class or module around it."""
+        return Name(self.module, self.qualname.rpartition(".")[0])
 
     def inside(self, attribute: str) -> Name:
         """Return the name of an attribute."""
@@ -84,7 +88,7 @@ class ReceiverClass:
 
 @dataclass(frozen=True, slots=True)
 class ParentMethods:
-    """What ``super()`` returns in a method of a class of the package."""
+    """The result of ``super()`` in a method of a class of the package."""
 
     cls: LocalDef
 
@@ -159,19 +163,10 @@ class FlagValue:
     guard: UseGuard
 
 
-Value = (
-    Name
-    | Instance
-    | Receiver
-    | ReceiverClass
-    | ParentMethods
-    | TextValue
-    | SequenceValue
-    | MappingValue
-    | LocalDef
-    | ConditionValue
-    | FlagValue
-)
+OfClass = Receiver | ReceiverClass | ParentMethods
+"""The values of ``self``, ``cls`` and ``super()`` in a class of the package."""
+
+Value = Name | Instance | OfClass | TextValue | SequenceValue | MappingValue | LocalDef | ConditionValue | FlagValue
 Values = tuple[Value, ...]
 
 ScopeKind = Literal["module", "class", "function"]

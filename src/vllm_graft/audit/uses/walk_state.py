@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, Literal
 
 from vllm_graft.audit.model import Arguments, Branch, Condition, PatchDeclaration, Use, UseGuard, Way
@@ -32,8 +32,8 @@ AttributeSpelling = tuple[str, str]
 
 _REPLACERS: Final = frozenset({"dataclasses.replace", "copy.replace"})
 
+# The guard of most code: none.
 _BARE: Final = UseGuard()
-"""The guard of most code: none."""
 
 
 @dataclass(slots=True)
@@ -108,6 +108,10 @@ class MethodCall:
     above: bool
     """True if it goes to ``super()``."""
 
+    def use(self, file: str, module: str, qualname: str) -> Use:
+        """Return the use of the method of vLLM that it reaches."""
+        return Use("call", module, qualname, file, self.line, self.owner, self.guard, arguments=self.arguments)
+
 
 @dataclass(slots=True)
 class FileUses:
@@ -120,6 +124,7 @@ class FileUses:
     methods:   calls on ``self`` and ``super()``
     constructions: calls of the package's own classes; those of ``cls`` in a class method have it as their method
     starred:   names that star imports may bind, each with the others that it may stand for
+    owners:    names that are reached through one of several owners, each with the others
     stored:    the attributes that the file gives to any object
     spelled:   those that it sets by ``setattr``, which spells them as text
     made:      the classes of the package that the file instantiates
@@ -140,35 +145,26 @@ class FileUses:
     methods: list[MethodCall] = field(default_factory=list)
     constructions: list[MethodCall] = field(default_factory=list)
     starred: dict[Name, tuple[Name, ...]] = field(default_factory=dict)
+    owners: dict[Name, tuple[Name, ...]] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
     spelled: set[str] = field(default_factory=set)
     made: set[LocalDef] = field(default_factory=set)
 
     def forget(self) -> None:
         """Drop everything but the branches, which the uses refer to."""
-        for held in (self.assignments, self.subclasses, self.imported, self.calls, self.reads, self.methods):
-            held.clear()
-        self.constructions.clear()
-        for names in (self.mentions, self.saved, self.passed, self.stored, self.spelled, self.made, self.starred):
-            names.clear()
+        for each in fields(self):
+            if each.name not in ("file", "branches"):
+                getattr(self, each.name).clear()
 
-    def imports(self) -> list[Use]:
-        """Return the mentions as uses: one for each name that occurs without a guard, else one for each guard."""
-        bare = UseGuard()
-        return [
-            Use(
-                "import",
-                name.module,
-                name.qualname,
-                self.file.shown,
-                line,
-                guard=guard,
-                alternatives=tuple((one.module, one.qualname) for one in self.starred.get(name, ())),
-                passed=name in self.passed,
+    def imports(self) -> Iterator[Use]:
+        """Yield the mentions as uses: one for each name that occurs without a guard, else one for each guard."""
+        for name, places in self.mentions.items():
+            others, owners = (
+                tuple((one.module, one.qualname) for one in held.get(name, ())) for held in (self.starred, self.owners)
             )
-            for name, places in self.mentions.items()
-            for guard, line in ({bare: places[bare]} if bare in places else places).items()
-        ]
+            whole = Use("import", name.module, name.qualname, self.file.shown, 0, passed=name in self.passed)
+            for guard, line in ({_BARE: places[_BARE]} if _BARE in places else places).items():
+                yield replace(whole, line=line, guard=guard, alternatives=others, owners=owners)
 
 
 class WalkState:
@@ -196,7 +192,7 @@ class WalkState:
         self.body_file = file
         self.copies: Mapping[AttributeSpelling, Values] = {}
         self.called_at: tuple[int, ...] = ()
-        self._asked: dict[tuple[object, ...], bool] = {}
+        self.asked: dict[tuple[object, ...], bool] = {}
         self._normal: dict[Name, Name] = {}
 
     @property
@@ -248,13 +244,9 @@ class WalkState:
         """Return whether a condition asks for vLLM's version or for a name."""
         # By its place: a function that is walked again has been parsed again.
         place = self.body_file, type(node), node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
-        if place not in self._asked:
-            self._asked[place] = guards.asks_vllm(node, self.resolver, self.scope)
-        return self._asked[place]
-
-    def forget_tests(self) -> None:
-        """Drop the answers of ``asks``, which are only useful while the file is walked."""
-        self._asked.clear()
+        if place not in self.asked:
+            self.asked[place] = guards.asks_vllm(node, self.resolver, self.scope)
+        return self.asked[place]
 
     def annotated(self, node: ast.expr | None) -> Values:
         """Return what an annotation promises."""
@@ -274,13 +266,25 @@ class WalkState:
             known = self._normal[name] = Name(module, ".".join(rest))
         return known
 
-    def mention(self, name: Name, line: int, *, by: str = guards.ATTRIBUTE, guarded: bool = False) -> None:
-        """Record that a name is imported or mentioned; ``by`` is the failure that its absence would cause."""
-        if not name.is_vllm or name == Name(TOP) or self.called_at:
+    def mention(
+        self, name: Name, line: int, *, by: str = guards.ATTRIBUTE, guarded: bool = False, owners: tuple[Name, ...] = ()
+    ) -> None:
+        """Record that a name is imported or mentioned; ``by`` is the failure that its absence would cause.
+
+        ``owners`` are the other classes or modules that it may be an attribute of.
+        """
+        if not name.is_vllm or self.called_at:
             return
-        for body in self.tries:
-            body.names.append(name)
+        for body in () if guarded else reversed(self.tries):
+            body.names.append((name, self.conditions))
+            if by in body.caught:
+                break
+        if name == Name(TOP):
+            return
         guard = self._guard_for(by).and_also(UseGuard(caught=frozenset({by} if guarded else ())))
+        others = self.found.owners.setdefault(name, owners)
+        if others != owners:
+            self.found.owners[name] = ()
         places = self.found.mentions.setdefault(name, {})
         places[guard] = min(line, places.get(guard, line))
 
@@ -296,9 +300,28 @@ class WalkState:
             return
         self.found.made.update(one for one in local_defs(value) if one.function is None)
         if len(value) == 1 and isinstance(value[0], (LocalDef, ReceiverClass)):
-            self._construction(node, value[0])
-        elif dotted_of(value) in _REPLACERS:
-            self._replacement(node)
+            # A call of a class of the package, by its name or as ``cls``.
+            by = "cls" if isinstance(value[0], ReceiverClass) else ""
+            cls = value[0].cls if isinstance(value[0], ReceiverClass) else value[0]
+            if cls.function is None and cls.bases:
+                owner, guard = ".".join(self.owner), self._guard_for(guards.CALL)
+                call = MethodCall(cls, by, Arguments.of(node), node.lineno, owner, guard, above=False)
+                self.found.constructions.append(call)
+        elif dotted_of(value) in _REPLACERS and node.args:
+            # ``dataclasses.replace(instance, field=...)`` calls the constructor with some of its fields. The instance
+            # may be of a subclass with more fields.
+            held = self.value(node.args[0])
+            if len(held) == 1 and isinstance(held[0], Instance) and not held[0].path and not held[0].guessed:
+                named = Arguments(keywords=Arguments.of(node).keywords, unpacks_keywords=True)
+                use = self._use("call", held[0], node.lineno, guards.CALL, ())
+                self.found.calls.append(replace(use, arguments=named, guessed=True))
+        elif dotted_of(value) == "functools.partial" and node.args:
+            # What ``partial(function, ...)`` binds must fit, and the rest comes later.
+            held, given = self.value(node.args[0]), Arguments.of(node)
+            if len(held) == 1 and type(held[0]) is Name and held[0].is_vllm:
+                some = Arguments(max(given.positional - 1, 0), given.keywords, unpacks=True, unpacks_keywords=True)
+                use = self._use("call", held[0], node.lineno, guards.CALL, ())
+                self.found.calls.append(replace(use, arguments=some))
         names = [one for one in value if isinstance(one, Instance) or (type(one) is Name and one.is_vllm)]
         if not names:
             self._call_of_method(node)
@@ -310,25 +333,6 @@ class WalkState:
             # Where a name may be several things, a call that does not fit one of them may be meant for the other.
             fallback, bound = len(value) > 1, instance is not None
             self.found.calls.append(replace(use, fallback=fallback, arguments=Arguments.of(node), bound=bound))
-
-    def _construction(self, node: ast.Call, called: LocalDef | ReceiverClass) -> None:
-        """Record a call of a class of the package, by its name or as ``cls``."""
-        cls = called.cls if isinstance(called, ReceiverClass) else called
-        if cls.function is None and cls.bases:
-            method = "cls" if isinstance(called, ReceiverClass) else ""
-            owner, guard = ".".join(self.owner), self._guard_for(guards.CALL)
-            self.found.constructions.append(
-                MethodCall(cls, method, Arguments.of(node), node.lineno, owner, guard, above=False)
-            )
-
-    def _replacement(self, node: ast.Call) -> None:
-        """Record ``dataclasses.replace(instance, field=...)``, which calls the constructor with some of its fields."""
-        held = self.value(node.args[0]) if node.args else ()
-        named = Arguments(keywords=Arguments.of(node).keywords, unpacks_keywords=True)
-        if len(held) == 1 and isinstance(held[0], Instance) and not held[0].path and not held[0].guessed:
-            use = self._use("call", held[0], node.lineno, guards.CALL, ())
-            # The instance may be of a subclass with more fields.
-            self.found.calls.append(replace(use, arguments=named, guessed=True))
 
     def _use(self, way: Way, target: Name | Instance, line: int, failure: str, path: tuple[str, ...]) -> Use:
         name = self.normal(target.cls if isinstance(target, Instance) else target)
@@ -345,13 +349,11 @@ class WalkState:
             held = self.scope.find(func.value.id) or ()
             cls = next((one.cls for one in held if isinstance(one, (Receiver, ParentMethods))), None)
             above = len(held) == 1 and isinstance(held[0], ParentMethods)
-        elif isinstance(func.value, ast.Call) and self.dotted(func.value.func) == "builtins.super":
-            cls, above = self.scope.method() if not func.value.args else None, True
+        elif isinstance(func.value, ast.Call):
+            cls, above = next((one.cls for one in self.value(func.value) if isinstance(one, ParentMethods)), None), True
         if cls is not None:
-            owner, guard = ".".join(self.owner), self._guard_for(guards.CALL)
-            self.found.methods.append(
-                MethodCall(cls, func.attr, Arguments.of(node), node.lineno, owner, guard, above=above)
-            )
+            owner, guard, arguments = ".".join(self.owner), self._guard_for(guards.CALL), Arguments.of(node)
+            self.found.methods.append(MethodCall(cls, func.attr, arguments, node.lineno, owner, guard, above))
 
     def read(self, one: Instance, parts: Sequence[str], line: int) -> None:
         """Record that an attribute of an instance of vLLM's is read."""

@@ -9,9 +9,9 @@ import ast
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 from vllm_graft.audit.model import Condition, UseGuard
 from vllm_graft.audit.uses import guards, patches, syntax
@@ -19,7 +19,6 @@ from vllm_graft.audit.uses.bodies import body_contents
 from vllm_graft.audit.uses.classes import upstream
 from vllm_graft.audit.uses.guards import ExpressionCondition, TryBody, TryCondition, UnknownCondition
 from vllm_graft.audit.uses.patches import record_assignment
-from vllm_graft.audit.uses.relevance import Relevance
 from vllm_graft.audit.uses.resolver import GETTERS, IMPORTERS, dotted_of, guessed, is_class, items_of
 from vllm_graft.audit.uses.source_file import SourceFile
 from vllm_graft.audit.uses.syntax import local_names, parameters, statements
@@ -30,7 +29,7 @@ from vllm_graft.audit.uses.values import (
     Instance,
     LocalDef,
     Name,
-    ParentMethods,
+    OfClass,
     Receiver,
     ReceiverClass,
     Scope,
@@ -44,32 +43,19 @@ from vllm_graft.audit.uses.walk_state import AttributeSpelling, ClassMember, Sub
 from vllm_graft.sources.fingerprint import Function
 from vllm_graft.sources.scopes import absolute, dotted
 
+# The longest sequence of names that a loop is followed through, one by one.
 _UNROLLED: Final = 64
-"""The longest sequence of names that a loop is followed through, one by one."""
-
+# The most functions that a change is followed through from the call that causes it.
 _NESTED: Final = 3
-"""How many functions deep a change is followed from the call that causes it."""
-
+# Expressions whose outcome may be stored in a variable and tested later.
 _TESTS: Final = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
-"""Expressions whose outcome may be stored in a variable and tested later."""
-
+# Expressions that may take a part of a version: ``Version(vllm.__version__).release[:2]``.
+_PARTS: Final = (ast.Attribute, ast.Subscript)
+# Statements that may keep those after them from running.
 _LEAVING: Final = frozenset({ast.If, ast.Try, ast.TryStar, ast.Assert})
-"""Statements that may keep those after them from running."""
-
 _SIGNATURES: Final = frozenset({"inspect.signature", "inspect.getfullargspec"})
 
 _NO_COPIES: Final[Mapping[AttributeSpelling, Values]] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class _DefinitionSite:
-    """Where a function was defined: the state to restore for the walk through its body."""
-
-    scope: Scope
-    owner: tuple[str, ...]
-    conditions: tuple[Condition, ...]
-    called_at: tuple[int, ...]
-    file: SourceFile
 
 
 class Walker:
@@ -88,30 +74,30 @@ class Walker:
         self.state.file.forget_tree()
         self._tries.clear()
 
-    def functions(self, relevance: Relevance, refuse: Callable[[SourceFile, Exception], None]) -> None:
-        """Walk through the bodies of functions, nested ones included; irrelevant ones are deferred.
+    def functions(self, concerns: Callable[[LocalDef], bool], refuse: Callable[[SourceFile, Exception], None]) -> None:
+        """Walk through the bodies of functions, nested ones included; those that do not concern vLLM are deferred.
 
         RecursionError where one is too deep; a deferred one is passed to ``refuse`` instead.
         """
+
+        def catch_up(walk: Callable[[], None]) -> None:
+            try:
+                walk()
+                while self._later:
+                    self._later.popleft()[1]()
+            except RecursionError as error:
+                refuse(self.state.file, error)
+
         self.state.found.stored.update(self.state.file.stored)
         # Constructors first: they show what the attributes hold that other methods read.
         self._later = deque(sorted(self._later, key=lambda later: getattr(later[0].node, "name", "") != "__init__"))
         while self._later:
             own, walk = self._later.popleft()
-            if not syntax.is_outline(own.node) or relevance.concerns(own):
+            if not isinstance(own.node, syntax.Outline) or concerns(own):
                 walk()
             else:
-                own.unwalked = functools.partial(self._catch_up, walk, refuse)
-        self.state.forget_tests()
-
-    def _catch_up(self, walk: Callable[[], None], refuse: Callable[[SourceFile, Exception], None]) -> None:
-        """Walk through a body that was deferred, and through the functions in it."""
-        try:
-            walk()
-            while self._later:
-                self._later.popleft()[1]()
-        except RecursionError as error:
-            refuse(self.state.file, error)
+                own.unwalked = functools.partial(catch_up, walk)
+        self.state.asked.clear()
 
     # Statements.
 
@@ -141,44 +127,40 @@ class Walker:
     def _test(self, test: ast.expr, *, wanted: bool = True, other: Sequence[ast.stmt] = ()) -> Condition | None:
         """Return a condition if it asks for vLLM's version or a name; ``other`` runs where it does not hold."""
         state = self.state
-        if not state.asks(test):
+        never = wanted and isinstance(test, ast.Constant) and not test.value
+        if not never and not state.asks(test):
             return None
         alternative = not guards.does_nothing(other)
         return ExpressionCondition(test, state.scope, state.resolver, wanted, alternative)
 
-    def _import(self, node: ast.Import) -> None:
+    def _visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             self._record_import(Name(alias.name), alias.lineno)
             name = alias.asname or alias.name.partition(".")[0]
             self.state.scope.bind(name, (Name(alias.name if alias.asname else name),))
 
-    def _import_from(self, node: ast.ImportFrom) -> None:
+    def _visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        scope = self.state.scope
         module = absolute(node, self.state.file.name, self.state.file.is_package)
+        there = self.state.resolver.modules.scope_of(module)
         for alias in node.names:
             name = Name(module, "" if alias.name == "*" else alias.name)
             self._record_import(name, alias.lineno)
             if name.qualname:
-                self.state.scope.bind(alias.asname or alias.name, (name,))
-                self._mention_starred(self.state.resolver.modules.scope_of(module), alias.name, alias.lineno)
+                scope.bind(alias.asname or alias.name, (name,))
+                self._mention_starred(there, alias.name, alias.lineno)
+            elif module.partition(".")[0] == TOP:
+                # Only a release can tell which names a module of vLLM has.
+                scope.stars.append(module)
+            elif there is None:
+                scope.foreign_star = True
             else:
-                self._import_star(module)
-
-    def _import_star(self, module: str) -> None:
-        """Bind the names of a module of the package; which names vLLM's modules have only a release can tell."""
-        scope = self.state.scope
-        if module.partition(".")[0] == TOP:
-            scope.stars.append(module)
-            return
-        there = self.state.resolver.modules.scope_of(module)
-        if there is None:
-            scope.foreign_star = True
-            return
-        listed = [text for item in items_of(there.names.get("__all__", ())) for text in texts_in(item)]
-        for name in listed or [name for name in there.names if not name.startswith("_")]:
-            if name in there.names:
-                scope.bind(name, (Name(module, name),))
-        scope.stars += there.stars
-        scope.foreign_star = scope.foreign_star or there.foreign_star
+                listed = [text for item in items_of(there.names.get("__all__", ())) for text in texts_in(item)]
+                for starred in listed or [each for each in there.names if not each.startswith("_")]:
+                    if starred in there.names:
+                        scope.bind(starred, (Name(module, starred),))
+                scope.stars += there.stars
+                scope.foreign_star = scope.foreign_star or there.foreign_star
 
     def _mention_starred(self, module: Scope | None, name: str, line: int) -> None:
         """Record a name that a star import of a module may bind to vLLM's: it is missing where it is used."""
@@ -195,7 +177,7 @@ class Walker:
         if not name.is_vllm:
             self.state.found.imported.append((name.dotted, self.state.guard))
 
-    def _assign(self, node: ast.Assign) -> None:
+    def _visit_Assign(self, node: ast.Assign) -> None:
         self._alias(node.value)
         for target in node.targets:
             self._assign_to(target, node.value, self._value(node.value))
@@ -210,10 +192,12 @@ class Walker:
         found = state.value(node)
         if not found and isinstance(node, _TESTS) and state.asks(node):
             return (ConditionValue(node, state.scope),)
+        if not found and isinstance(node, _PARTS) and guards.holds_version(node, state.resolver, state.scope):
+            return (ConditionValue(node, state.scope),)
         return found
 
-    def _annotated(self, node: ast.AnnAssign) -> None:
-        state = self.state
+    def _visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        state, target, scope = self.state, node.target, self.state.scope
         self._visit(node.annotation)
         if node.value is not None:
             self._alias(node.value)
@@ -221,25 +205,19 @@ class Walker:
             if all(isinstance(one, Instance) and one.guessed for one in value):
                 # The annotation knows better than the variable's name.
                 value = state.annotated(node.annotation) or value
-            self._assign_to(node.target, node.value, value)
-        elif isinstance(node.target, ast.Name) and state.scope.kind == "function":
-            state.scope.bind(node.target.id, state.annotated(node.annotation))
-        self._declare_instance(node)
+            self._assign_to(target, node.value, value)
+        elif isinstance(target, ast.Name) and scope.kind == "function":
+            scope.bind(target.id, state.annotated(node.annotation))
+        # An attribute of the package's objects may be annotated with a class of vLLM.
+        if promised := state.resolver.declared(node.annotation, scope):
+            if isinstance(target, ast.Name) and scope.kind == "class":
+                scope.instances[target.id] = promised
+            elif isinstance(target, ast.Attribute):
+                for one in state.value(target.value):
+                    if isinstance(one, Receiver) and one.cls.inside is not None:
+                        one.cls.inside.instances[target.attr] = promised
 
-    def _declare_instance(self, node: ast.AnnAssign) -> None:
-        """Store that an attribute of the package's objects is annotated with a class of vLLM."""
-        target, scope = node.target, self.state.scope
-        promised = self.state.resolver.declared(node.annotation, scope)
-        if not promised:
-            return
-        if isinstance(target, ast.Name) and scope.kind == "class":
-            scope.instances[target.id] = promised
-        elif isinstance(target, ast.Attribute):
-            for one in self.state.value(target.value):
-                if isinstance(one, Receiver) and one.cls.inside is not None:
-                    one.cls.inside.instances[target.attr] = promised
-
-    def _augmented(self, node: ast.AugAssign) -> None:
+    def _visit_AugAssign(self, node: ast.AugAssign) -> None:
         self._visit(node.value)
         # A counter that goes up does not change vLLM's code.
         if not isinstance(node.value, ast.Constant) or isinstance(node.target, ast.Name):
@@ -260,7 +238,7 @@ class Walker:
             if isinstance(expr, ast.Tuple | ast.List) and len(expr.elts) == len(target.elts):
                 parts = [(one, state.value(one)) for one in expr.elts]
             if len(parts) != len(target.elts):
-                parts = [(None, ())] * len(target.elts)
+                parts = [(None, held) for held in self._version_parts(target.elts, expr)]
             for part, (inner, held) in zip(target.elts, parts, strict=True):
                 self._assign_to(part, inner, held)
         else:
@@ -269,65 +247,79 @@ class Walker:
             if not record_assignment(state, target, expr, value):
                 self._below(target)
 
+    def _version_parts(self, targets: Sequence[ast.expr], expr: ast.expr | None) -> list[Values]:
+        """Return what each target gets of vLLM's version: ``major, minor, *_ = vllm.__version__.split(".")``."""
+        state = self.state
+        if expr is None or not guards.holds_version(expr, state.resolver, state.scope):
+            return [()] * len(targets)
+        star = next((place for place, one in enumerate(targets) if isinstance(one, ast.Starred)), len(targets))
+        found: list[Values] = []
+        for place in range(len(targets)):
+            index = ast.Constant(place if place < star else place - len(targets))
+            part = ast.copy_location(ast.Subscript(expr, ast.copy_location(index, expr)), expr)
+            found.append((ConditionValue(part, state.scope),) if place != star else ())
+        return found
+
     def _store_on_object(self, target: ast.Attribute, expr: ast.expr | None, value: Values) -> None:
         """Store what a method sets on its object: an instance of vLLM's, or a test: ``hasattr(vllm, "x")``."""
-        receivers = [one.cls for one in self.state.value(target.value) if isinstance(one, Receiver)]
-        if receivers and len(value) == 1 and isinstance(value[0], Instance) and not value[0].guessed:
-            held = self._certain(expr, value[0])
-            for cls in receivers if held is not None else ():
-                if cls.inside is not None and held is not None:
-                    cls.inside.instances.setdefault(target.attr, (held,))
-        is_test = bool(value) and all(isinstance(one, ConditionValue) and self._asks_vllm(one.node) for one in value)
-        for cls in receivers:
-            if cls.inside is not None and (is_test or target.attr in cls.inside.tests):
-                tests = cls.inside.tests
-                tests[target.attr] = union(tests.get(target.attr, ()), value) if is_test else ()
+        state = self.state
+        bodies = [one.cls.inside for one in state.value(target.value) if isinstance(one, Receiver)]
+        held = value[0] if len(value) == 1 else None
+        if bodies and isinstance(held, Instance) and not held.guessed:
+            if isinstance(expr, ast.Name | ast.Attribute | ast.Await):
+                held = replace(held, declared=True)
+            elif not isinstance(expr, ast.Call) or len(state.value(expr.func)) != 1:
+                # A class that is imported from one of two places may be the other one.
+                held = None
+            for body in bodies if held is not None else ():
+                if body is not None and held is not None:
+                    body.instances.setdefault(target.attr, (held,))
 
-    def _certain(self, expr: ast.expr | None, held: Instance) -> Instance | None:
-        """Return the instance that an expression is sure to be, or declared to be; None where it may be another's."""
-        if isinstance(expr, ast.Call):
-            # A class that is imported from one of two places may be the other one.
-            return held if len(self.state.value(expr.func)) == 1 else None
-        return replace(held, declared=True) if isinstance(expr, ast.Name | ast.Attribute | ast.Await) else None
+        def asks_vllm(test: ast.expr) -> bool:
+            """Return whether a test asks vLLM itself, and not what an object such as a request has."""
+            calls = [one for one in ast.walk(test) if isinstance(one, ast.Call) and one.args]
+            asking = [one for one in calls if dotted(one.func) in ("hasattr", "getattr")]
+            return all(any(vllm_names(state.value(one.args[0]))) for one in asking)
 
-    def _asks_vllm(self, test: ast.expr) -> bool:
-        """Return whether a test asks vLLM itself, and not what an object such as a request has."""
-        calls = [one for one in ast.walk(test) if isinstance(one, ast.Call) and one.args]
-        asking = [one for one in calls if dotted(one.func) in ("hasattr", "getattr")]
-        return all(any(vllm_names(self.state.value(one.args[0]))) for one in asking)
+        is_test = bool(value) and all(isinstance(one, ConditionValue) and asks_vllm(one.node) for one in value)
+        for body in bodies:
+            if body is not None and (is_test or target.attr in body.tests):
+                body.tests[target.attr] = union(body.tests.get(target.attr, ()), value) if is_test else ()
 
-    def _delete(self, node: ast.Delete) -> None:
+    def _visit_Delete(self, node: ast.Delete) -> None:
         for target in node.targets:
             if not record_assignment(self.state, target, None, (), way="delete"):
                 self._below(target)
 
-    def _define(self, node: Function) -> None:
+    def _visit_FunctionDef(self, node: Function) -> None:
         state = self.state
         self._visit(node.args)
         self._visit(node.returns)
-        own = self._function(node, _imported_module(state, node))
-        for one in node.decorator_list:
-            if not patches.record_decorator(state, one, own):
-                self._visit(one)
-                self._decorate(one, own)
+        # wrapt calls a function decorated with ``when_imported`` with the module.
+        importing = (
+            one.args[0]
+            for one in node.decorator_list
+            if isinstance(one, ast.Call) and one.args and state.dotted(one.func).endswith(".when_imported")
+        )
+        own = self._function(node, tuple(Name(text) for text in texts_in(state.value(next(importing, None)))))
+        for decorator in node.decorator_list:
+            if patches.record_decorator(state, decorator, own):
+                continue
+            self._visit(decorator)
+            # A decorator of the package may get something of vLLM's: ``@put_on(Class)``.
+            for maker in local_defs(state.value(decorator.func)) if isinstance(decorator, ast.Call) else ():
+                given = patches.arguments(state, cast("ast.Call", decorator), maker)
+                if not isinstance(maker.node, Function) or not any(any(vllm_names(value)) for value in given.values()):
+                    continue
+                scope = self._walk_call(maker, given, decorator.lineno)
+                for one in statements(maker.node.body) if scope is not None else ():
+                    name = one.value.id if isinstance(one, ast.Return) and isinstance(one.value, ast.Name) else ""
+                    for inner in local_defs(scope.names.get(name, ()) if scope is not None else ()):
+                        if inner.function is not None and (first := next(parameters(inner.function.args), None)):
+                            self._walk_call(inner, {first[0]: (own,)}, decorator.lineno)
         state.scope.bind(node.name, (own,))
         if state.scope.kind == "class" and self._members:
             self._members[-1].append(ClassMember(node.name, node.lineno, (own,), None, state.guard))
-
-    def _decorate(self, decorator: ast.expr, own: LocalDef) -> None:
-        """Walk through a decorator of the package that gets something of vLLM's: ``@put_on(Class)``."""
-        if not isinstance(decorator, ast.Call):
-            return
-        for maker in local_defs(self.state.value(decorator.func)):
-            given = patches.arguments(self.state, decorator, maker)
-            if not isinstance(maker.node, Function) or not any(any(vllm_names(value)) for value in given.values()):
-                continue
-            scope = self._walk_call(maker, given, decorator.lineno)
-            for one in statements(maker.node.body) if scope is not None else ():
-                name = one.value.id if isinstance(one, ast.Return) and isinstance(one.value, ast.Name) else ""
-                for inner in local_defs(scope.names.get(name, ()) if scope is not None else ()):
-                    if inner.function is not None and (first := next(parameters(inner.function.args), None)):
-                        self._walk_call(inner, {first[0]: (own,)}, decorator.lineno)
 
     def _function(self, node: Function | ast.Lambda, first: Values = ()) -> LocalDef:
         """Define a function of the package, its body left for later; ``first`` is its first parameter's value."""
@@ -346,21 +338,21 @@ class Walker:
         elif inner.method_of is not None and (bound := _receiver(node, mark="classmethod")):
             given[bound] = (ReceiverClass(inner.method_of),)
         inner.names.update(dict.fromkeys(local_names(node), ()) | given)
-        site = _DefinitionSite(inner, state.owner, state.conditions, state.called_at, state.body_file)
-        self._later.append((own, functools.partial(self._walk_body, own, site)))
+        around = {name: getattr(state, name) for name in ("owner", "conditions", "called_at", "body_file")}
+        self._later.append((own, functools.partial(self._walk_body, own, {"scope": inner, **around})))
         return own
 
-    def _walk_body(self, own: LocalDef, site: _DefinitionSite) -> None:
+    def _walk_body(self, own: LocalDef, site: Mapping[str, object]) -> None:
+        """Walk through a body with the state of the place where the function was defined."""
         state = self.state
-        state.scope, state.owner, state.conditions = site.scope, site.owner, site.conditions
-        state.called_at, state.body_file = site.called_at, site.file
-        state.caught, state.alternative, state.tries = frozenset(), False, ()
+        vars(state).update(site, caught=frozenset(), alternative=False, tries=())
         if isinstance(own.node, ast.Lambda):
             self._visit(own.node.body)
         elif isinstance(own.node, Function):
-            state.owner = (*site.owner, own.node.name)
+            state.owner = (*state.owner, own.node.name)
             self._block(own.node.body)
-            if site.scope.method_of is not None and any(upstream(site.scope.method_of)):
+            cls = own.inside.method_of if own.inside is not None else None
+            if cls is not None and any(upstream(cls)):
                 # While its body is parsed: the verdict on an override will ask for its dependencies.
                 body_contents(own.node)
         self._tries.clear()
@@ -376,7 +368,7 @@ class Walker:
             self._block(own.node.body)
         return inner
 
-    def _class(self, node: ast.ClassDef) -> None:
+    def _visit_ClassDef(self, node: ast.ClassDef) -> None:
         state = self.state
         for one in (*node.decorator_list, *(keyword.value for keyword in node.keywords)):
             self._visit(one)
@@ -402,39 +394,26 @@ class Walker:
         if targets:
             patches.record_patch_class(state, node, targets, members)
         else:
-            self._subclass(own, node, members)
+            methods: dict[str, tuple[LocalDef, int, UseGuard]] = {}
+            for member in members:
+                # ``step = traced`` overrides as a ``def`` does.
+                held = next((one for one in local_defs(member.value) if one.function is not None), None)
+                if held is not None:
+                    methods.setdefault(member.name, (held, member.line, member.guard))
+            owner = ".".join((*state.owner, node.name))
+            for target, found in {state.normal(name): base for name, base in upstream(own)}.items():
+                others = tuple(one for one in map(state.normal, vllm_names(found)) if one != target)
+                fallback = any(local_defs(found)) or any(isinstance(one, Name) and not one.is_vllm for one in found)
+                state.found.subclasses.append(
+                    Subclass(own, target, node.lineno, owner, state.guard, others, fallback, methods)
+                )
         for one in node.decorator_list:
             # ``@gorilla.patches(Target)``: every function of the body goes to the target.
             if isinstance(one, ast.Call) and one.args and state.dotted(one.func) == "gorilla.patches":
                 for member in members:
                     if member.function is not None:
-                        target = patches.attributes(state.value(one.args[0]), [member.name])
-                        state.assign(target, member.line, value=(member.function,))
-
-    def _subclass(self, own: LocalDef, node: ast.ClassDef, members: list[ClassMember]) -> None:
-        state = self.state
-        methods: dict[str, tuple[LocalDef, int, UseGuard]] = {}
-        for member in members:
-            # ``step = traced`` overrides as a ``def`` does.
-            held = next((one for one in local_defs(member.value) if one.function is not None), None)
-            if held is not None:
-                methods.setdefault(member.name, (held, member.line, member.guard))
-        for target, base in {state.normal(name): base for name, base in upstream(own)}.items():
-            names = [state.normal(one) for one in vllm_names(base)]
-            state.found.subclasses.append(
-                Subclass(
-                    cls=own,
-                    target=target,
-                    line=node.lineno,
-                    owner=".".join((*state.owner, node.name)),
-                    guard=state.guard,
-                    alternatives=tuple(one for one in names if one != target),
-                    fallback=any(
-                        isinstance(one, LocalDef) or (isinstance(one, Name) and not one.is_vllm) for one in base
-                    ),
-                    methods=methods,
-                )
-            )
+                        attribute = patches.attributes(state.value(one.args[0]), [member.name])
+                        state.assign(attribute, member.line, value=(member.function,))
 
     def _branches(self, *arms: Callable[[], None]) -> None:
         """Walk through alternatives; afterwards a name stands for its value in any of them."""
@@ -450,35 +429,41 @@ class Walker:
                     merged[name] = union(other, value)
         scope.names = merged
 
-    def _if(self, node: ast.If) -> None:
-        if guards.for_type_checkers(node.test):
+    def _visit_If(self, node: ast.If) -> None:
+        if dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING":
             for name in local_names(node):
                 self.state.scope.bind(name, ())
-            self._declare(node)
+            declared = self.state.scope.declared
+            for one in node.body:
+                if isinstance(one, ast.ImportFrom):
+                    module = absolute(one, self.state.file.name, self.state.file.is_package)
+                    for alias in one.names:
+                        declared[alias.asname or alias.name] = (Name(module, alias.name),)
+                elif isinstance(one, ast.Import):
+                    for alias in one.names:
+                        name = alias.asname or alias.name.partition(".")[0]
+                        declared[name] = (Name(alias.name if alias.asname else name),)
             self._block(node.orelse)
             return
         self._visit(node.test)
         found = self._test(node.test, other=node.orelse)
         otherwise = self._test(node.test, wanted=False, other=node.body) if found is not None else None
-        self._branches(
-            lambda: self._narrowed(node, found),
-            lambda: self._arm(otherwise, node.orelse),
-        )
 
-    def _narrowed(self, node: ast.If, condition: Condition | None) -> None:
-        """Walk through the body of an ``if``, in which ``isinstance(variable, Class)`` shows what a variable is."""
-        state, test = self.state, node.test
-        name = ""
-        promised: Values = ()
-        if isinstance(test, ast.Call) and dotted(test.func) == "isinstance" and len(test.args) == 2:
-            name = test.args[0].id if isinstance(test.args[0], ast.Name) else ""
-            promised = state.resolver.declared(test.args[1], state.scope) if name in state.scope.names else ()
-        before = state.scope.names.get(name, ())
-        if promised:
-            state.scope.names[name] = promised
-        self._arm(condition, node.body, patches.compared_copies(state, test))
-        if promised and state.scope.names.get(name) == promised:
-            state.scope.names[name] = before
+        def body() -> None:
+            """Walk through the body, in which ``isinstance(variable, Class)`` shows what a variable is."""
+            state, test, name = self.state, node.test, ""
+            promised: Values = ()
+            if isinstance(test, ast.Call) and dotted(test.func) == "isinstance" and len(test.args) == 2:
+                name = test.args[0].id if isinstance(test.args[0], ast.Name) else ""
+                promised = state.resolver.declared(test.args[1], state.scope) if name in state.scope.names else ()
+            before = state.scope.names.get(name, ())
+            if promised:
+                state.scope.names[name] = promised
+            self._arm(found, node.body, patches.compared_copies(state, test))
+            if promised and state.scope.names.get(name) == promised:
+                state.scope.names[name] = before
+
+        self._branches(body, lambda: self._arm(otherwise, node.orelse))
 
     def _arm(
         self,
@@ -496,52 +481,39 @@ class Walker:
         with state.behind(condition), state.temporarily(copies={**state.copies, **copies}):
             self._block(body)
 
-    def _declare(self, node: ast.If) -> None:
-        """Store the imports for type checkers, for the annotations that name them."""
-        declared = self.state.scope.declared
-        for one in node.body:
-            if isinstance(one, ast.ImportFrom):
-                module = absolute(one, self.state.file.name, self.state.file.is_package)
-                for alias in one.names:
-                    declared[alias.asname or alias.name] = (Name(module, alias.name),)
-            elif isinstance(one, ast.Import):
-                for alias in one.names:
-                    name = alias.asname or alias.name.partition(".")[0]
-                    declared[name] = (Name(alias.name if alias.asname else name),)
+    def _visit_Try(self, node: ast.Try | ast.TryStar) -> None:
+        state = self.state
+        tried = self._tries[node] = TryBody(_is_opaque(node.body, state.file), guards.caught_by(state, node))
+        absent = [one for one in node.handlers if guards.handles_absence(state, one)]
 
-    def _try(self, node: ast.Try | ast.TryStar) -> None:
-        body = self._tries[node] = TryBody(opaque=_is_opaque(node.body, self.state.file))
-        self._branches(
-            lambda: self._try_body(node, body),
-            *(functools.partial(self._handler, handler, body) for handler in node.handlers),
-        )
+        def body() -> None:
+            alternative = not all(guards.does_nothing(one.body) for one in absent)
+            with state.catching(tried.caught, tried, alternative=alternative):
+                self._block(node.body)
+            with state.behind(TryCondition(tried, failed=False, alternative=alternative) if absent else None):
+                self._block(node.orelse)
+
+        def handle(handler: ast.ExceptHandler) -> None:
+            if handler.name:
+                state.scope.bind(handler.name, ())
+            with state.behind(TryCondition(tried, failed=True, alternative=True) if handler in absent else None):
+                self._block(handler.body)
+
+        self._branches(body, *(functools.partial(handle, handler) for handler in node.handlers))
         self._block(node.finalbody)
 
-    def _try_body(self, node: ast.Try | ast.TryStar, body: TryBody) -> None:
-        state = self.state
-        handlers = [one for one in node.handlers if guards.handles_absence(state, one)]
-        alternative = not all(guards.does_nothing(one.body) for one in handlers)
-        with state.catching(guards.caught_by(state, node), body, alternative=alternative):
-            self._block(node.body)
-        with state.behind(TryCondition(body, failed=False, alternative=alternative) if handlers else None):
-            self._block(node.orelse)
-
-    def _handler(self, handler: ast.ExceptHandler, body: TryBody) -> None:
-        if handler.name:
-            self.state.scope.bind(handler.name, ())
-        absent = guards.handles_absence(self.state, handler)
-        with self.state.behind(TryCondition(body, failed=True, alternative=True) if absent else None):
-            self._block(handler.body)
-
-    def _with(self, node: ast.With | ast.AsyncWith) -> None:
+    def _visit_With(self, node: ast.With | ast.AsyncWith) -> None:
         for item in node.items:
             self._visit(item.context_expr)
             if item.optional_vars is not None:
                 self._assign_to(item.optional_vars, None, ())
-        with self.state.catching(guards.suppressed_by(self.state, node), alternative=False):
+        calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+        suppressed = [one for call in calls if dotted(call.func).rpartition(".")[2] == "suppress" for one in call.args]
+        caught = frozenset[str]().union(*(guards.caught_kinds(self.state, one) for one in suppressed))
+        with self.state.catching(caught, alternative=False):
             self._block(node.body)
 
-    def _for(self, node: ast.For | ast.AsyncFor) -> None:
+    def _visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         self._visit(node.iter)
         items = items_of(self.state.value(node.iter))
         if not any(items) or len(items) > _UNROLLED:
@@ -554,18 +526,18 @@ class Walker:
         self._branches(lambda: None, *(functools.partial(turn, item) for item in items))
         self._block(node.orelse)
 
-    def _while(self, node: ast.While) -> None:
+    def _visit_While(self, node: ast.While) -> None:
         self._visit(node.test)
         with self.state.behind(self._test(node.test)):
             self._branches(lambda: None, lambda: self._block(node.body))
         self._block(node.orelse)
 
-    def _match(self, node: ast.Match) -> None:
+    def _visit_Match(self, node: ast.Match) -> None:
         self._visit(node.subject)
         with self.state.behind(UnknownCondition() if self.state.asks(node.subject) else None):
             self._branches(lambda: None, *(functools.partial(self._block, case.body) for case in node.cases))
 
-    def _global(self, node: ast.Global | ast.Nonlocal) -> None:
+    def _visit_Global(self, node: ast.Global | ast.Nonlocal) -> None:
         scope = self.state.scope
         target = scope.module() if isinstance(node, ast.Global) else scope.parent
         if target is not None:
@@ -579,7 +551,8 @@ class Walker:
         """Walk through a statement or an expression."""
         if node is None:
             return
-        way = _WAYS.get(type(node))
+        # By the name of its class: outlines of functions have the names of their nodes.
+        way = _WAYS.get(type(node).__name__)
         if way is not None:
             way(self, node)
         else:
@@ -600,11 +573,11 @@ class Walker:
     def _alias(self, node: ast.expr) -> None:
         """Walk through the value of a variable; calls of a function under another name are still in sight."""
         if isinstance(node, ast.Attribute):
-            self._attribute(node, called=True)
+            self._visit_Attribute(node, called=True)
         elif not isinstance(node, ast.Name):
             self._visit(node)
 
-    def _name(self, node: ast.Name) -> None:
+    def _visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
             for name in self._find(node) or ():
                 if isinstance(name, Name) and name.is_vllm:
@@ -617,7 +590,7 @@ class Walker:
             self._mention_starred(self.state.scope.module(), node.id, node.lineno)
         return found
 
-    def _attribute(self, node: ast.Attribute, *, called: bool = False) -> None:
+    def _visit_Attribute(self, node: ast.Attribute, *, called: bool = False) -> None:
         inner: ast.expr = node
         parts: list[str] = []
         while isinstance(inner, ast.Attribute):
@@ -626,46 +599,61 @@ class Walker:
         held = self.state.value(inner)
         if isinstance(inner, ast.Name):
             self._find(inner)
-        for name in vllm_names(held):
-            self._chain(name, parts, node.lineno, called=called)
+        names = list(vllm_names(held))
+        # Where an import fails, a class of the package's own may take its place.
+        replaced = len(held) > 1 and any(local_defs(held))
+        for name in names:
+            others = tuple(one for one in names if one != name) if len(names) > 1 else ()
+            self._chain(name, parts, node.lineno, guarded=replaced, called=called, owners=others)
         if len(held) == 1 and isinstance(held[0], Receiver):
             # ``self.config.x``, where a method or an annotation has shown what ``self.config`` is.
             inside = self.state.resolver.attribute(held, parts[0])
             held, parts = (inside, parts[1:]) if any(isinstance(one, Instance) for one in inside) else (held, parts)
         if len(held) == 1 and isinstance(held[0], Instance):
             self.state.read(held[0], parts, node.lineno)
-        unknown = not held or all(isinstance(one, (Receiver, ReceiverClass, ParentMethods)) for one in held)
+        unknown = all(isinstance(one, OfClass) for one in held)
         if unknown and isinstance(node.ctx, ast.Load):
-            self._guess(node, parts)
+            # The name alone shows what ``anything.model_config.x`` reads.
+            for place, part in enumerate(parts[:-1]):
+                if instance := next(iter(guessed(part)), None):
+                    self.state.read(instance, parts[place + 1 :], node.lineno)
+                    break
         if not isinstance(inner, ast.Name):
             self._visit(inner)
 
-    def _guess(self, node: ast.Attribute, parts: Sequence[str]) -> None:
-        """Record what ``anything.model_config.x`` reads, which the name alone shows."""
-        for place, part in enumerate(parts[:-1]):
-            for one in guessed(part):
-                if isinstance(one, Instance):
-                    self.state.read(one, parts[place + 1 :], node.lineno)
-                    return
-
     def _chain(
-        self, base: Name, parts: Sequence[str], line: int, *, guarded: bool = False, called: bool = False
+        self,
+        base: Name,
+        parts: Sequence[str],
+        line: int,
+        *,
+        guarded: bool = False,
+        called: bool = False,
+        owners: tuple[Name, ...] = (),
     ) -> None:
         """Record an attribute of a module or of a class; those of an instance are followed no further."""
-        if not _has_names(self.state.normal(base)) or "__dict__" in base.qualname.split("."):
+        start = self.state.normal(base).qualname
+        if any(map(_is_capital, start.split("."))):
+            has_names = is_class(start)
+        else:
+            # A lower-case import is a module or an object, which only a release can tell.
+            has_names = start != "logger" and not any(part.startswith("__") for part in start.split("."))
+        if not has_names or "__dict__" in base.qualname.split("."):
             return
         whole = self.state.normal(Name(base.module, ".".join([*base.qualname.split("."), *parts]).strip(".")))
         rest = whole.qualname.split(".")
         above = base.qualname.split(".") if base.qualname and whole.module == base.module else []
         in_class = any(map(_is_capital, above))
-        defined = _defined(rest[len(above) :], modules=whole.module == TOP and not above, in_class=in_class)
+        # Below a module there may be others: only a release can tell ``v1.metrics.loggers`` from an object's attribute.
+        modules = (not above and whole.module == TOP) or (not in_class and len(rest) - len(above) > 1)
+        defined = _defined(rest[len(above) :], modules=modules, in_class=in_class)
         if defined:
             name = Name(whole.module, ".".join([*above, *defined]))
-            self.state.mention(name, line, guarded=guarded)
+            self.state.mention(name, line, guarded=guarded, owners=owners)
             if not called:
                 self.state.found.passed.add(name)
 
-    def _call(self, node: ast.Call) -> None:
+    def _visit_Call(self, node: ast.Call) -> None:
         state = self.state
         value = state.value(node.func)
         left = patches.record_call(state, node, value)
@@ -682,9 +670,13 @@ class Walker:
             for base in vllm_names(state.value(node.args[0])):
                 for text in texts_in(state.value(node.args[1])):
                     self._chain(base, [text], node.lineno, guarded=len(node.args) > 2)
+            held = state.value(node.args[0]) if called == "builtins.getattr" and len(node.args) == 2 else ()
+            if len(held) == 1 and isinstance(held[0], Instance):
+                for text in texts_in(state.value(node.args[1])):
+                    state.read(held[0], [text], node.lineno)
         state.call(node, value)
         if isinstance(node.func, ast.Attribute):
-            self._attribute(node.func, called=True)
+            self._visit_Attribute(node.func, called=True)
         elif isinstance(node.func, ast.Name):
             self._find(node.func)
         else:
@@ -698,27 +690,27 @@ class Walker:
         for own, given in patches.patching_functions(state, node, value) if value else ():
             self._walk_call(own, given, node.lineno)
 
-    def _subscript(self, node: ast.Subscript) -> None:
+    def _visit_Subscript(self, node: ast.Subscript) -> None:
         if self.state.dotted(node.value) == "sys.modules":
             for name in vllm_names(self.state.value(node)):
                 self.state.mention(name, node.lineno)
         self._below(node)
 
-    def _lambda(self, node: ast.Lambda) -> None:
+    def _visit_Lambda(self, node: ast.Lambda) -> None:
         self._visit(node.args)
         self.state.resolver.lambdas[node] = self._function(node)
 
-    def _named(self, node: ast.NamedExpr) -> None:
+    def _visit_NamedExpr(self, node: ast.NamedExpr) -> None:
         self._visit(node.value)
         self.state.scope.bind(node.target.id, self.state.value(node.value))
 
-    def _if_expression(self, node: ast.IfExp) -> None:
+    def _visit_IfExp(self, node: ast.IfExp) -> None:
         self._visit(node.test)
         for wanted, arm in ((True, node.body), (False, node.orelse)):
             with self.state.behind(self._test(node.test, wanted=wanted)):
                 self._visit(arm)
 
-    def _boolean(self, node: ast.BoolOp) -> None:
+    def _visit_BoolOp(self, node: ast.BoolOp) -> None:
         """Walk through ``and`` and ``or``: each value is evaluated only where those before it let it."""
         before: list[Condition | None] = []
         for one in node.values:
@@ -726,7 +718,7 @@ class Walker:
                 self._visit(one)
             before.append(self._test(one, wanted=isinstance(node.op, ast.And)))
 
-    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+    def _visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
         scope = Scope("function", self.state.scope)
         for one in node.generators:
             self._visit(one.iter)
@@ -740,44 +732,19 @@ class Walker:
             for part in (*tests, *parts):
                 self._visit(part)
 
+    _visit_AsyncFunctionDef = _visit_FunctionDef
+    _visit_TryStar = _visit_Try
+    _visit_AsyncWith = _visit_With
+    _visit_AsyncFor = _visit_For
+    _visit_Nonlocal = _visit_Global
+    _visit_SetComp = _visit_GeneratorExp = _visit_DictComp = _visit_ListComp
 
-_WAYS: Final[Mapping[type[ast.AST], Callable[..., None]]] = {
-    ast.Import: Walker._import,
-    ast.ImportFrom: Walker._import_from,
-    ast.Assign: Walker._assign,
-    ast.AnnAssign: Walker._annotated,
-    ast.AugAssign: Walker._augmented,
-    ast.Delete: Walker._delete,
-    ast.FunctionDef: Walker._define,
-    ast.AsyncFunctionDef: Walker._define,
-    syntax.FunctionDef: Walker._define,
-    syntax.AsyncFunctionDef: Walker._define,
-    ast.ClassDef: Walker._class,
-    ast.If: Walker._if,
-    ast.Try: Walker._try,
-    ast.TryStar: Walker._try,
-    ast.With: Walker._with,
-    ast.AsyncWith: Walker._with,
-    ast.For: Walker._for,
-    ast.AsyncFor: Walker._for,
-    ast.While: Walker._while,
-    ast.Match: Walker._match,
-    ast.Global: Walker._global,
-    ast.Nonlocal: Walker._global,
-    ast.Name: Walker._name,
-    ast.Attribute: Walker._attribute,
-    ast.Call: Walker._call,
-    ast.Subscript: Walker._subscript,
-    ast.Lambda: Walker._lambda,
-    ast.NamedExpr: Walker._named,
-    ast.IfExp: Walker._if_expression,
-    ast.BoolOp: Walker._boolean,
-    ast.ListComp: Walker._comprehension,
-    ast.SetComp: Walker._comprehension,
-    ast.GeneratorExp: Walker._comprehension,
-    ast.DictComp: Walker._comprehension,
-}
-"""The method for each kind of node; of other nodes the parts are walked."""
+
+# The method for each kind of node; of other nodes the parts are walked.
+_WAYS: Final = {name.removeprefix("_visit_"): way for name, way in vars(Walker).items() if name.startswith("_visit_")}
+
+
+# The method for each kind of node; of other nodes the parts are walked.
 
 
 def _is_opaque(body: Sequence[ast.stmt], file: SourceFile) -> bool:
@@ -800,23 +767,6 @@ def _receiver(node: Function | ast.Lambda, mark: str = "") -> str:
         return ""
     marks = {dotted(one).rpartition(".")[2] for one in node.decorator_list} & {"staticmethod", "classmethod"}
     return "" if marks != ({mark} if mark else set()) or node.name == "__new__" else names[0].arg
-
-
-def _imported_module(state: WalkState, node: Function) -> Values:
-    """Return the module that a function decorated with wrapt's ``when_imported`` is called with."""
-    for one in node.decorator_list:
-        if isinstance(one, ast.Call) and one.args and state.dotted(one.func).endswith(".when_imported"):
-            return tuple(Name(text) for text in texts_in(state.value(one.args[0])))
-    return ()
-
-
-def _has_names(name: Name) -> bool:
-    """Return whether a name is that of a module or class, by imports and by vLLM's naming."""
-    parts = name.qualname.split(".")
-    if any(map(_is_capital, parts)):
-        return is_class(name.qualname)
-    # A lower-case import is a module or an object, which only a release can tell.
-    return name.qualname != "logger" and not any(part.startswith("__") for part in parts)
 
 
 def _is_capital(part: str) -> bool:

@@ -6,7 +6,7 @@ import ast
 import lzma
 
 from vllm_graft.audit.model import Arguments
-from vllm_graft.audit.releases.catalogue_format import CallList
+from vllm_graft.audit.releases.catalogue import CallList
 from vllm_graft.audit.releases.outline import CallSite, call_sites, methods
 
 TEXT = """
