@@ -29,6 +29,7 @@ SINKS, WINDOW, ANSWER = 4, 192, 120
 LENGTHS = (40, 150, 300, 500, 777)
 PLANS = {
     "sink-window": f"[options.sink-window]\nsink_tokens = {SINKS}\nwindow = {WINDOW}\n",
+    "own windows": f'[options.sink-window]\nsink_tokens = {SINKS}\nwindow = {WINDOW}\ndefault = "full"\n',
     "compact-window": "",
     "every-other": "",
     "recorded-scores": (
@@ -36,6 +37,8 @@ PLANS = {
     ),
     "plain-attention": "",
 }
+OWN = (None, 128, None, 128, WINDOW)
+"""With the plan "own windows", the ``kv_window`` of each prompt; the others have full attention."""
 EVICTING = ("every-other", "recorded-scores")
 POLICIES = """
 import json, os
@@ -70,6 +73,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "V2, float32, Triton, blocks of 16": ("sink-window", "1", {**FLOAT32, "block_size": 16}),
     "V2, float32, Triton, evicted": ("every-other", "1", {**FLOAT32, "async_scheduling": False}),
     "V1, float32, Triton, evicted": ("every-other", "0", {**FLOAT32, "async_scheduling": False}),
+    "V2, own windows": ("own windows", "1", {}),
+    "V2, float32, Triton, own windows": ("own windows", "1", FLOAT32),
+    "V1, float32, Triton, own windows": ("own windows", "0", FLOAT32),
     "V2, scored": ("recorded-scores", "1", {"async_scheduling": False}),
     "V2, float32, Triton, scored": ("recorded-scores", "1", {**FLOAT32, "async_scheduling": False}),
     "V1, float32, Triton, scored": ("recorded-scores", "0", {**FLOAT32, "async_scheduling": False}),
@@ -114,7 +120,8 @@ def run_apart(model: str, case: str) -> Any:
     plan, runner, _ = CASES[case]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "graft.toml").write_text(f'[defaults]\nattention = "{plan}"\n{PLANS[plan]}')
+        item = "sink-window" if plan == "own windows" else plan
+        (folder / "graft.toml").write_text(f'[defaults]\nattention = "{item}"\n{PLANS[plan]}')
         lay_out(folder, "vllm-graft", {"vllm.general_plugins": {"graft": "vllm_graft.boot:register"}})
         entries = {
             "every-other": "evicting:EveryOther",
@@ -150,22 +157,33 @@ def answer(model: str, case: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
     prompts = [torch.randint(5, vocabulary, (length,), generator=generator).tolist() for length in LENGTHS]
-    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True, logprobs=1)
+    windows = OWN if plan == "own windows" else (None,) * len(prompts)
+    params = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=ANSWER,
+            ignore_eos=True,
+            logprobs=1,
+            extra_args={"kv_window": own} if own else None,
+        )
+        for own in windows
+    ]
 
     def ask(prompts: list[list[int]]) -> list[Any]:
-        return llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
+        asked = [{"prompt_token_ids": each} for each in prompts]
+        return llm.generate(asked, params[: len(asked)], use_tqdm=False)
 
     # What is evicted is told apart by the request, so those run one after another.
     rounds = [[ask([each])[0] for each in prompts] if plan in EVICTING else ask(prompts) for _ in range(2)]
     evicted = _evictions()
     equal = again = total = blocks_gone = 0
     difference = 0.0
-    for prompt, first, second in zip(prompts, *rounds, strict=True):
+    for prompt, own, first, second in zip(prompts, windows, *rounds, strict=True):
         tokens = list(first.outputs[0].token_ids)
         logprobs = [step[token].logprob for step, token in zip(first.outputs[0].logprobs, tokens, strict=True)]
         gone = evicted.pop(0) if plan in EVICTING and evicted else []
         blocks_gone += sum(len(blocks) for _, blocks in gone)
-        seen = seen_keys(plan, len(prompt), len(tokens), arguments["block_size"], gone)
+        seen = seen_keys(plan, len(prompt), len(tokens), arguments["block_size"], gone, own)
         reference = reference_logprobs(model, prompt + tokens, seen)[len(prompt) - 1 : -1]
         equal += sum(a == b for a, b in zip(reference.argmax(-1).tolist(), tokens, strict=True))
         again += sum(a == b for a, b in zip(tokens, second.outputs[0].token_ids, strict=True))
@@ -192,14 +210,16 @@ def _evictions() -> list[list[tuple[int, list[int]]]]:
     return list(found.values())
 
 
-def seen_keys(plan: str, prompt: int, answer: int, block_size: int, evicted: list[tuple[int, list[int]]]) -> Any:
+def seen_keys(
+    plan: str, prompt: int, answer: int, block_size: int, evicted: list[tuple[int, list[int]]], own: int | None
+) -> Any:
     """The keys that each query sees, as a matrix of booleans."""
     import torch
 
     query, key = torch.arange(prompt + answer)[:, None], torch.arange(prompt + answer)[None]
     seen = key <= query
-    if plan == "sink-window":
-        shape = WindowShape.fit(SINKS, WINDOW, block_size)
+    if plan == "sink-window" or own:
+        shape = WindowShape.fit(SINKS, own or WINDOW, block_size)
         seen &= (key < shape.first) | (key >= query // shape.step * shape.step - shape.before)
     if plan == "compact-window":
         seen &= key > query - OWN_WINDOW["hf_overrides"]["sliding_window"]

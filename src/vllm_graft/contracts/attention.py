@@ -44,7 +44,8 @@ class Window:
 
     first: tokens at the start of the sequence, rounded up to whole blocks
     last:  at most this many tokens up to the query; whole steps of tokens leave at once, so a query sees up to one
-           step less (a step is the smallest multiple of the block size that is at least 64)
+           step less (a step is the smallest multiple of the block size that is at least 64). ``layer.max_tokens`` for
+           full attention that single requests narrow (``request_window``)
 
     A token's keys and values then depend on its position alone, so that prefix caching, preemption and prompts read in
     parts all give the same tokens.
@@ -130,6 +131,15 @@ class KVPolicy(Item):
 
     def window(self, layer: LayerView) -> Window | None:
         """Return the window of a layer; None leaves the layer as it is."""
+        return None
+
+    def request_window(self, keys: Mapping[str, object]) -> int | None:
+        """Optional: return the window that a request asks for by its ``vllm_xargs``; None for that of its layers.
+
+        ``Window.last`` for all layers to which ``window`` gave one; a number above it changes nothing. Called in engine
+        core, once for each request that carries one of ``keys``. What was computed under one window is never taken from
+        the prefix cache for another.
+        """
         return None
 
     def evict(self, request: RequestBlocks) -> Collection[int]:

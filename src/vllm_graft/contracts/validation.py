@@ -40,7 +40,7 @@ OPTIONAL: Final[Mapping[type[Item], Sequence[str]]] = {
         "ready()", "labels(request)", "rank(request)",
     ),
     StatSink: ("close()",),
-    KVPolicy: ("window(layer)", "evict(request)", "scores_layer(layer)"),
+    KVPolicy: ("window(layer)", "evict(request)", "scores_layer(layer)", "request_window(keys)"),
     AttentionKernel: ("store(key, value, kv_cache, slots)",),
 }  # fmt: skip
 """The methods that a class may override, with the arguments that it is called with."""

@@ -47,6 +47,19 @@ def check_windows():
             same(Rows(rows.starts, lengths, blocks), wanted, block)
 
 
+def check_windows_of_single_requests():
+    draw = random.Random(6)
+    for block in (16, 32):
+        rows, shape = some_rows(draw, block), WindowShape.fit(20, 600, block)
+        lengths, blocks = torch.zeros(4, dtype=torch.int32), torch.zeros(4, shape.most // block, dtype=torch.int32)
+        own = [shape.narrowed(window).before for window in (128, 300, 5000, 600)]
+        before = torch.tensor(own, dtype=torch.int32)
+        compact_single_tokens(rows.lengths, rows.blocks, lengths, blocks, block, shape, 0, before)
+        wanted = cut(rows, shape, block, torch.ones(4, dtype=torch.long), before)
+        same(Rows(rows.starts, lengths, blocks), wanted, block)
+        assert own[0] < own[1] < own[2] == own[3] == shape.before
+
+
 def check_windows_of_the_model():
     draw = random.Random(2)
     for block, window in ((16, 100), (32, 128), (16, 700)):
@@ -105,6 +118,7 @@ def check_compactor():
     from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
     from vllm_graft.bindings.attention.backends import Compactor
+    from vllm_graft.bindings.attention.request_windows import RowWindows
 
     block, window = 16, 100
     rows = some_rows(random.Random(5), block)
@@ -121,7 +135,7 @@ def check_compactor():
                 static_forward_context={"layer": SimpleNamespace(impl=impl, kv_cache=cache)}
             ),
         )
-        compactor = Compactor(spec, ["layer"], config, "cpu")
+        compactor = Compactor(spec, ["layer"], config, "cpu", RowWindows())
         compactor.on_cpu, compactor._rows = False, 4
         compactor._blocks, compactor._lengths = torch.zeros(4, 8, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
         assert compactor.lists_tokens(SimpleNamespace(max_query_len=1)) is follows

@@ -91,6 +91,26 @@ def test_a_cut_shows_every_query_its_window_and_nothing_else(window: tuple[Windo
 
 
 @settings(max_examples=60, deadline=None)
+@given(windows(), batches(), st.data())
+def test_a_cut_follows_the_windows_of_single_requests(window: tuple[WindowShape, int], requests, data: st.DataObject):
+    """The manager frees by the request's own window, and none of its blocks is read afterwards."""
+    shape, block = window
+    own = [shape.narrowed(data.draw(st.integers(1, 6 * shape.step))) for _ in requests]
+    rows = rows_of(requests, block)
+    for row, (context, _) in enumerate(requests):
+        skipped = max(0, context - (own[row].before + shape.step - block))
+        rows.blocks[row, shape.first // block : max(skipped // block, shape.first // block)] = HOLE
+    before = torch.tensor([each.before for each in own], dtype=torch.int32)
+    shown = seen(cut(rows, shape, block, rows_after_cut(rows.starts, shape.step), before), block)
+    query = 0
+    for request, (context, new) in enumerate(requests):
+        alone = by_definition([(context, new)], own[request])
+        for number in range(new):
+            assert shown[query] == [(request, key) for _, key in alone[number]]
+            query += 1
+
+
+@settings(max_examples=60, deadline=None)
 @given(windows(), batches())
 def test_rows_without_queries_can_be_left_out(window: tuple[WindowShape, int], requests):
     """On the host their number is known, and a row for each step that the queries touch is left."""

@@ -55,6 +55,9 @@ def test_what_is_over_budget_is_counted_and_reported_once(ledger: Ledger, caplog
     for _ in range(OVERRUNS_IN_A_ROW + 50):
         budget.note(1_000_000, 1000)
     assert figures(ledger)["layers over budget"] == OVERRUNS_IN_A_ROW + 50
+    for _ in range(256):
+        budget.note(7_000, 1000)
+    assert (figures(ledger)["us per layer"], figures(ledger)["us of budget per layer"]) == (7, 100)
     reports = [each.getMessage() for each in caplog.records if "in a row over budget" in each.getMessage()]
     assert len(reports) == 1
     assert "cannot be replaced while it serves" in reports[0]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vllm_graft.bindings.attention import layers
-from vllm_graft.contracts import LayerView, Window
+from vllm_graft.contracts import KVPolicy, LayerView, Window
 from vllm_graft.plan import PlanItem
 
 
@@ -83,7 +83,7 @@ class TestStates:
     def planned(self, answers: Sequence[Window | str | None]) -> layers.PlannedLayers:
         """Layers of which each gets its answer; a word is raised."""
 
-        class Policy:
+        class Policy(KVPolicy):
             def window(self, layer: LayerView) -> Window | None:
                 answer = answers[layer.index]
                 if isinstance(answer, str):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
 
+    from vllm_graft.bindings.attention.request_windows import RowWindows
     from vllm_graft.ledger import Meter
 
 SERVED: Final = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
@@ -48,13 +49,15 @@ def compacting_backend(
     on_builder: Callable[[Sequence[str]], None],
     on_step: Callable[[CommonAttentionMetadata], None],
     meter: Callable[[], Meter],
+    row_windows: RowWindows,
 ) -> type[AttentionBackend]:
     """Derive a backend whose builder compacts rows; the same stock backend gives the same class.
 
     ``on_builder`` is called with the names of the layers that a builder is made for, ``on_step`` with the rows of each
-    step before they are compacted. ``meter`` returns what counts the time of compacting them.
+    step before they are compacted. ``meter`` returns what counts the time of compacting them,
+    ``row_windows`` knows the requests that have windows of their own.
     """
-    builder = _compacting_builder(stock.get_builder_cls(), on_builder, on_step, meter)
+    builder = _compacting_builder(stock.get_builder_cls(), on_builder, on_step, meter, row_windows)
 
     class CompactingBackend(stock):
         """A stock backend with another builder. It keeps the name, which vLLM looks up among its own."""
@@ -74,6 +77,7 @@ def _compacting_builder(
     on_builder: Callable[[Sequence[str]], None],
     on_step: Callable[[CommonAttentionMetadata], None],
     meter: Callable[[], Meter],
+    row_windows: RowWindows,
 ) -> type:
     from vllm.v1.attention.backend import AttentionCGSupport
 
@@ -96,7 +100,7 @@ def _compacting_builder(
             plain = kv_cache_spec.without_window() if hasattr(kv_cache_spec, "without_window") else kv_cache_spec
             super().__init__(plain, layer_names, vllm_config, device, **kw)
             self.supports_draft_decode_metadata_update = False
-            self._compactor = Compactor(kv_cache_spec, layer_names, vllm_config, device)
+            self._compactor = Compactor(kv_cache_spec, layer_names, vllm_config, device, row_windows)
             self._metered = MeteredCall(meter())
             on_builder(layer_names)
 
@@ -134,7 +138,9 @@ class Compactor:
     Steps of single tokens are written into buffers that stay where they are, because CUDA graphs read them there.
     """
 
-    def __init__(self, spec: Any, layers: Sequence[str], config: Any, device: torch.device) -> None:
+    def __init__(
+        self, spec: Any, layers: Sequence[str], config: Any, device: torch.device, row_windows: RowWindows
+    ) -> None:
         import torch
         from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -149,7 +155,7 @@ class Compactor:
             self.most = config.model_config.max_model_len + config.scheduler_config.max_num_batched_tokens
         """The most tokens of a row of one query."""
         self.on_cpu = torch.device(device).type == "cpu"
-        self._layers, self._config = layers, config
+        self._layers, self._config, self._row_windows = layers, config, row_windows
         self._stride: int | None = None
         if self.on_cpu:
             return
@@ -175,7 +181,8 @@ class Compactor:
         elif self.shape is None:
             rows, most = shift(rows, self.sliding, self.block_size), most + longest
         else:
-            rows = cut(rows, self.shape, self.block_size, rows_after_cut(starts_cpu, self.shape.step))
+            before = self._row_windows.before(self.shape, len(rows.lengths), rows.lengths.device)
+            rows = cut(rows, self.shape, self.block_size, rows_after_cut(starts_cpu, self.shape.step), before)
             longest = min(longest, self.shape.step)
             if self.on_cpu:
                 rows = without_empty(rows)
@@ -226,7 +233,10 @@ class Compactor:
 
         number = len(rows.lengths)
         blocks, lengths = self._blocks[:number], self._lengths[:number]
-        compact_single_tokens(rows.lengths, rows.blocks, lengths, blocks, self.block_size, self.shape, self.sliding)
+        before = self._row_windows.before(self.shape, number, rows.lengths.device) if self.shape else None
+        compact_single_tokens(
+            rows.lengths, rows.blocks, lengths, blocks, self.block_size, self.shape, self.sliding, before
+        )
         return Rows(rows.starts, lengths, blocks)
 
 

@@ -51,6 +51,16 @@ class WindowShape:
             )
         return cls(-(-first // block_size) * block_size, (last // step - 1) * step, step)
 
+    @classmethod
+    def whole(cls, first: int, tokens: int, block_size: int) -> WindowShape:
+        """Return a window that leaves out none of so many tokens, as the widest of those that requests may narrow."""
+        step = -(-SMALLEST_STEP // block_size) * block_size
+        return cls(-(-first // block_size) * block_size, -(-tokens // step) * step, step)
+
+    def narrowed(self, last: int) -> WindowShape:
+        """Return this window for a request that asks for fewer tokens: at least two steps, never more than it is."""
+        return WindowShape(self.first, min(self.before, max(1, last // self.step - 1) * self.step), self.step)
+
     @property
     def most(self) -> int:
         """The most tokens that a query sees."""
@@ -86,11 +96,14 @@ class Rows(NamedTuple):
     blocks: torch.Tensor
 
 
-def cut(rows: Rows, shape: WindowShape, block_size: int, most: torch.Tensor) -> Rows:
+def cut(
+    rows: Rows, shape: WindowShape, block_size: int, most: torch.Tensor, before: torch.Tensor | None = None
+) -> Rows:
     """Return the rows cut at the steps of the window, each with the blocks that its queries see.
 
     ``most`` is how many rows each row may become, on the host (``rows_after_cut``). Rows that turn out to be fewer are
-    left empty, at the end of their row's tokens: how many they are is known on the device alone.
+    left empty, at the end of their row's tokens: how many they are is known on the device alone. ``before`` is that of
+    each row, where requests have narrower windows of their own.
     """
     import torch
 
@@ -104,7 +117,7 @@ def cut(rows: Rows, shape: WindowShape, block_size: int, most: torch.Tensor) -> 
     group = torch.div(context, shape.step, rounding_mode="floor") + number
     low = torch.minimum(torch.maximum(context, group * shape.step), length)
     high = torch.maximum(torch.minimum(length, (group + 1) * shape.step), low)
-    window = (group * shape.step - shape.before).clamp(min=0)
+    window = (group * shape.step - (shape.before if before is None else before.long()[row])).clamp(min=0)
     starts = torch.empty(len(row) + 1, dtype=rows.starts.dtype, device=device)
     starts[:-1] = begins[row] + low - context
     starts[-1] = rows.starts[-1]

@@ -25,6 +25,9 @@ EVERY: Final = 64
 OVERRUNS_IN_A_ROW: Final = 100
 """So many timed layers in a row over their budgets are reported."""
 
+_RECENT: Final = 256
+"""The layers of which the means are reported."""
+
 _COPIED: Final = {"cpu": 32 << 20, "cuda": 256 << 20}
 """The bytes of a copy that measures a device: more than its caches hold."""
 
@@ -140,7 +143,10 @@ class LayerBudget:
     sampled: int = 0
     over: int = 0
     in_a_row: int = 0
-    _recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=256))
+    _recent: deque[tuple[float, float]] = field(default_factory=deque)
+    _time: float = 0.0
+    _budget: float = 0.0
+    """The sums of what is in ``_recent``: a layer is too short to add them up each time."""
 
     def __post_init__(self) -> None:
         figures = ("layers timed", "layers over budget", "us per layer", "us of budget per layer", "GB/s by a copy")
@@ -152,18 +158,23 @@ class LayerBudget:
         """Call a layer of a decode step; ``count`` returns the bytes that it reads and writes."""
         return self._timer.run(call, device, count)
 
+    def _add(self, spent: float, budget: float) -> None:
+        self._recent.append((spent, budget))
+        gone = self._recent.popleft() if len(self._recent) > _RECENT else (0.0, 0.0)
+        self._time += spent - gone[0]
+        self._budget += budget - gone[1]
+
     def note(self, took: int, read: int) -> None:
         """Count a layer that took so many nanoseconds to read so many bytes."""
-        budget = budget_us(read, self.bandwidth)
-        self._recent.append((took / 1000, budget))
+        budget, spent = budget_us(read, self.bandwidth), took / 1000
+        self._add(spent, budget)
         self.sampled += 1
-        over = took / 1000 > budget
-        self.over += over
-        self.in_a_row = self.in_a_row + 1 if over else 0
-        times, budgets = zip(*self._recent, strict=True)
-        numbers = (self.sampled, self.over, sum(times) / len(times), sum(budgets) / len(budgets))
-        for figure, number in zip(self._figures, numbers, strict=False):
-            figure.set(int(number))
+        self.over += spent > budget
+        self.in_a_row = self.in_a_row + 1 if spent > budget else 0
+        number = len(self._recent)
+        numbers = (self.sampled, self.over, self._time / number, self._budget / number)
+        for figure, value in zip(self._figures, numbers, strict=False):
+            figure.set(int(value))
         if self.in_a_row == OVERRUNS_IN_A_ROW:
             what = f"{self.in_a_row} layers in a row over budget ({numbers[2]:.0f} us, budget {numbers[3]:.0f} us)"
             self.ledger.note_error(self.name, f"{what}; a kernel cannot be replaced while it serves")

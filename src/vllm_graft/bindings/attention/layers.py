@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from vllm_graft.bindings.attention.backends import SERVED, compacting_backend
 from vllm_graft.bindings.attention.compaction import WindowShape
 from vllm_graft.bindings.attention.kernel import kernel_class
+from vllm_graft.bindings.attention.request_windows import Ask, RowWindows, stamp_window
+from vllm_graft.bindings.attention.request_windows import validate as validate_window
 from vllm_graft.bindings.attention.token_tables import read_tokens
 from vllm_graft.bindings.instantiate import failure_reason, guard_method, instantiate
 from vllm_graft.contracts import KVPolicy, LayerView, RequestBlocks, Window
@@ -18,6 +20,7 @@ from vllm_graft.points import point
 
 if TYPE_CHECKING:
     from vllm_graft.bindings.attention.eviction import EvictingManager
+    from vllm_graft.bindings.attention.retention import SinkWindowManager
     from vllm_graft.bindings.attention.scoring import BlockScorer
 
 _QUANTIZED: Final = ("fp8", "nvfp4", "int")
@@ -42,6 +45,12 @@ class PlannedLayers:
         """In engine core: report the blocks that are held and were freed."""
         self.scorer: BlockScorer | None = None
         """In a worker whose policy wants scores: what computes them."""
+        self.windowed: list[SinkWindowManager] = []
+        """In engine core: the managers that free what has left a window."""
+        self.ask_window: Ask | None = None
+        """In engine core: asks the policy for the window of a request, guarded."""
+        self.row_windows = RowWindows()
+        """In a worker: the requests with windows of their own."""
         self._refused = False
         self._config: Any = None
 
@@ -50,6 +59,11 @@ class PlannedLayers:
         """True if the policy evicts blocks of this worker's layers one by one."""
         return "evict" in self.windows.values()
 
+    @property
+    def asking(self) -> list[EvictingManager | SinkWindowManager]:
+        """The managers of engine core that look at the request whose blocks they free."""
+        return [*self.evicting, *self.windowed]
+
     def adapt(self, layer: Any, spec: Any, config: Any) -> Any:
         """Return the KV-cache spec of a layer, after giving the layer the backend that goes with it."""
         view = layer_view(layer, spec, config)
@@ -57,7 +71,7 @@ class PlannedLayers:
         # vLLM asks for the spec more than once: when it sizes the KV cache, and when it makes it.
         if self.windows.get(view.name) is not None and not getattr(layer.attn_backend, "compacts", False):
             layer.attn_backend = compacting_backend(
-                layer.attn_backend, self.prove_builder, self.note_step, self.table_meter
+                layer.attn_backend, self.prove_builder, self.note_step, self.table_meter, self.row_windows
             )
             if view.window is not None:
                 read_tokens(layer.impl)
@@ -82,6 +96,10 @@ class PlannedLayers:
             if window is None and view.window is None and type(policy).evict is not KVPolicy.evict:
                 window = "evict"
             planned = _planned_spec(spec, view, window, config, unserved) if window is not None else spec
+            if _narrows(policy) and getattr(config.parallel_config, "use_ubatching", False):
+                raise ValueError(
+                    "requests may narrow its window, and with micro-batches a step's rows are not in order"
+                )
             if window == "evict" and policy.wants_scores:
                 self._watch(policy, view, layer, config)
         # SystemExit too, as for every other method of an item.
@@ -181,7 +199,7 @@ class PlannedLayers:
             return
         groups = [group.kv_cache_spec for group in manager.kv_cache_config.kv_cache_groups]
         windows = [getattr(spec, "sliding_window", None) for spec in groups]
-        self.evicting = _evicting_managers(manager)
+        self.evicting, self.windowed = _evicting_managers(manager), _windowed_managers(manager)
         if not any(windows) and not self.evicting:
             self._refuse(item, "engine core", "no group of layers has a window, so no block is ever freed")
             return
@@ -197,7 +215,15 @@ class PlannedLayers:
         current().save()
         for each in self.evicting:
             each.ask, each.decay = _guarded_evict(item, policy), policy.score_decay
+        if self.windowed and _narrows(policy):
+            self.ask_window = _guarded_window(item, policy)
         self.report_blocks = _block_reporter(manager, item.name, policy.wants_scores)
+
+    def stamp_window(self, request: Any) -> None:
+        """Stamp a request with its own window, if the policy gives it one."""
+        _, policy = self._planned()
+        if self.ask_window is not None and policy is not None and request.sampling_params is not None:
+            stamp_window(request, self.ask_window, policy.keys)
 
     def _planned(self) -> tuple[PlanItem | None, KVPolicy | None]:
         """Return the planned item and its instance, which is made on first use."""
@@ -241,6 +267,26 @@ def _evicting_managers(manager: Any) -> list[EvictingManager]:
     from vllm_graft.bindings.attention.eviction import evicting_managers
 
     return evicting_managers(manager)
+
+
+def _windowed_managers(manager: Any) -> list[SinkWindowManager]:
+    from vllm_graft.bindings.attention.retention import SinkWindowManager
+
+    return [each for each in manager.coordinator.single_type_managers if isinstance(each, SinkWindowManager)]
+
+
+def _narrows(policy: KVPolicy) -> bool:
+    """Return whether a policy gives single requests windows of their own."""
+    return type(policy).request_window is not KVPolicy.request_window
+
+
+def _guarded_window(item: PlanItem, policy: KVPolicy) -> Ask:
+    """Return the policy's ``request_window``, guarded: requests have the planned window once it is put aside."""
+
+    def request_window(keys: Mapping[str, object]) -> int | None:
+        return validate_window(policy.request_window(keys))
+
+    return guard_method(item, "request_window", request_window, current())
 
 
 def _guarded_evict(item: PlanItem, policy: KVPolicy) -> Callable[[RequestBlocks], Collection[int] | None]:
@@ -324,6 +370,8 @@ def _planned_spec(spec: Any, view: LayerView, window: Answer, config: Any, unser
         raise ValueError("vLLM's hybrid KV-cache manager is off, with which layers have no windows of their own")
     from vllm_graft.bindings.attention.retention import SinkWindowSpec
 
+    if window.last >= view.max_tokens:
+        return SinkWindowSpec.of(spec, WindowShape.whole(window.first, view.max_tokens, spec.block_size))
     return SinkWindowSpec.of(spec, WindowShape.fit(window.first, window.last, spec.block_size))
 
 

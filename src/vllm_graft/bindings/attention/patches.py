@@ -66,7 +66,7 @@ class PlannedManagers(
     @wrap
     def allocate_slots(self, call: Call, request: Any, *args: Any, **kwargs: Any) -> Any:
         # Managers are told the name of a request alone.
-        for manager in planned_layers.evicting:
+        for manager in planned_layers.asking:
             manager.request = request
         return call(request, *args, **kwargs)
 
@@ -75,6 +75,15 @@ class PlannedManagers(
         call(*args, **kwargs)
         # The last request to end is followed by no step that would report it.
         planned_layers.report_blocks()
+
+
+class WindowStamps(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.window-stamps", why=_WHY):
+    """Stamp a request with the window that it asks for, before vLLM hashes its blocks."""
+
+    @wrap
+    def preprocess_add_request(self, call: Call, request: Any, *args: Any, **kwargs: Any) -> Any:
+        planned_layers.stamp_window(request)
+        return call(request, *args, **kwargs)
 
 
 class EvictionNotes(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="graft.eviction-notes", why=_WHY):
@@ -129,7 +138,7 @@ class V2Scores(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], name
 
 
 class V1Evictions(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], name="graft.v1-evictions", why=_WHY):
-    """On the V1 runner, take evicted blocks out of the block tables."""
+    """On the V1 runner, take evicted blocks out of the block tables, and follow the windows of single requests."""
 
     @wrap
     def _update_states(self, call: Call, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -138,11 +147,14 @@ class V1Evictions(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], n
             from vllm_graft.bindings.attention.eviction import follow_v1
 
             follow_v1(self, scheduler_output)
+        planned_layers.row_windows.follow(scheduler_output)
+        # Backends that want their rows in another order have had them sorted by now.
+        planned_layers.row_windows.arrange(self.input_batch.req_ids)
         return result
 
 
 class V2Evictions(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], name="graft.v2-evictions", why=_WHY):
-    """On the V2 runner, take evicted blocks out of the block tables."""
+    """On the V2 runner, take evicted blocks out of the block tables, and follow the windows of single requests."""
 
     @wrap
     def update_requests(self, call: Call, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +163,14 @@ class V2Evictions(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], n
             from vllm_graft.bindings.attention.eviction import follow_v2
 
             follow_v2(self, scheduler_output)
+        planned_layers.row_windows.follow(scheduler_output)
         return result
+
+    @wrap
+    def prepare_inputs(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        batch = call(*args, **kwargs)
+        planned_layers.row_windows.arrange(batch.req_ids)
+        return batch
 
 
 def _check_keys(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -200,8 +219,9 @@ class PolicyKeys(VLLMPatch["vllm.v1.engine.input_processor:InputProcessor"], nam
 
 
 ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (
-    PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, EvictionNotes, V1Evictions, V2Evictions,
-    EngineScores, V1Scores, V2Scores, ChatPolicyKeys, CompletionPolicyKeys, ResponsesPolicyKeys, PolicyKeys,
+    PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, WindowStamps, EvictionNotes, V1Evictions,
+    V2Evictions, EngineScores, V1Scores, V2Scores, ChatPolicyKeys, CompletionPolicyKeys, ResponsesPolicyKeys,
+    PolicyKeys,
 )  # fmt: skip
 
 

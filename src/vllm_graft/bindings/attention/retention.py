@@ -18,10 +18,12 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWi
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from vllm_graft.bindings.attention.compaction import WindowShape
+from vllm_graft.bindings.attention.request_windows import stamped_window
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.request import Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,9 @@ class SinkWindowManager(SlidingWindowManager):
         """The blocks that were freed while their requests ran."""
         self.report: Callable[[], None] | None = None
         """Called before each step of the engine."""
+        self.request: Request | None = None
+        """The request that slots are being allocated for."""
+        self._shape = kv_cache_spec.shape
 
     def new_step_starts(self) -> None:
         """Report what is held, once for each step."""
@@ -94,13 +99,20 @@ class SinkWindowManager(SlidingWindowManager):
         blocks = self.req_to_blocks.get(request_id)
         if not blocks:
             return
-        end = min(self.get_num_skipped_tokens(processed_computed_tokens) // self.block_size, len(blocks))
+        skipped = self.get_num_skipped_tokens(processed_computed_tokens + self._narrower_by(request_id))
+        end = min(skipped // self.block_size, len(blocks))
         # Backwards: those of earlier steps are null already. By index, because a slice of a long request is long.
         leaving = itertools.takewhile(
             lambda index: blocks[index] is not self._null_block, range(end - 1, self.first_blocks - 1, -1)
         )
         self.freed += sum(1 for _ in leaving)
         self._remove_blocks_in_range(request_id, self.first_blocks, end)
+
+    def _narrower_by(self, request_id: str) -> int:
+        """Return how many tokens the window of a request is narrower than the planned one."""
+        request = self.request
+        window = stamped_window(request.sampling_params) if request and request.request_id == request_id else None
+        return self._shape.before - self._shape.narrowed(window).before if window is not None else 0
 
     def get_num_blocks_to_allocate(
         self,

@@ -31,6 +31,8 @@ def _compact_kernel(
     compacted,
     compacted_step,
     width,
+    befores,
+    OWN: tl.constexpr,
     FIRST: tl.constexpr,
     BEFORE: tl.constexpr,
     STEP: tl.constexpr,
@@ -45,6 +47,8 @@ def _compact_kernel(
     position = tl.maximum(length - 1, 0)
     if SLIDING:
         gap = tl.maximum(position - SLIDING + 1, 0) // BLOCK * BLOCK
+    elif OWN:
+        gap = tl.maximum(position // STEP * STEP - tl.load(befores + row) - FIRST, 0)
     else:
         gap = tl.maximum(position // STEP * STEP - BEFORE - FIRST, 0)
     left = length - gap
@@ -104,10 +108,12 @@ def compact_single_tokens(
     block_size: int,
     shape: WindowShape | None,
     sliding: int,
+    before: torch.Tensor | None = None,
 ) -> None:
     """Write the compacted lengths and block tables of rows of one token each.
 
-    ``shape`` is a planned window, or None for a window of the model's own, of ``sliding`` tokens.
+    ``shape`` is a planned window, or None for a window of the model's own, of ``sliding`` tokens. ``before`` is that of
+    each row, where requests have narrower windows of their own.
     """
     width = compacted.shape[1]
     _compact_kernel[(len(lengths), triton.cdiv(width, _COLUMNS))](
@@ -118,6 +124,8 @@ def compact_single_tokens(
         compacted,
         compacted.stride(0),
         width,
+        lengths if before is None else before,
+        OWN=before is not None,
         FIRST=shape.first if shape else 0,
         BEFORE=shape.before if shape else 0,
         STEP=shape.step if shape else 1,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
 
 from vllm_graft.contracts import KVPolicy, LayerView, OptionError, OptionValue, Window
 from vllm_graft.plugins.attention.layer_choice import parse_layers
+
+NARROWEST: Final = 128
+"""The smallest window that a request may ask for: two steps of 64 tokens, by which windows move."""
 
 
 class SinkWindow(KVPolicy):
@@ -16,12 +19,22 @@ class SinkWindow(KVPolicy):
                  whatever stands there, and write nonsense without them
     window:      the most tokens before a token that it sees, itself included
     layers:      the layers that are meant, as ``all``, ``0-7`` or ``0-3, 8, 20-``
+    default:     what requests have that do not ask for a window: ``window``, or ``full`` for full attention
 
     A request's memory does not grow beyond ``sink_tokens + window``. What has left the window is forgotten: a question
     about it cannot be answered.
+
+    A request may ask for a narrower window with ``kv_window`` in its ``vllm_xargs``: from 128 tokens up to ``window``;
+    any other value is refused with a 400.
     """
 
-    options: ClassVar[Mapping[str, OptionValue]] = {"sink_tokens": 64, "window": 4096, "layers": "all"}
+    options: ClassVar[Mapping[str, OptionValue]] = {
+        "sink_tokens": 64,
+        "window": 4096,
+        "layers": "all",
+        "default": "window",
+    }
+    keys: ClassVar[Sequence[str]] = ("kv_window",)
 
     @classmethod
     def check_options(cls, options: Mapping[str, OptionValue]) -> None:
@@ -35,6 +48,22 @@ class SinkWindow(KVPolicy):
             what = f"is {sinks}, more than the window of {window} tokens, which would slide over them"
             raise OptionError(what, option="sink_tokens", fix="make the window larger than sink_tokens")
         parse_layers(str(options["layers"]))
+        if options["default"] not in ("window", "full"):
+            what = f'must be "window" or "full", and is {options["default"]!r}'
+            raise OptionError(what, option="default", fix='write "full" for a window on request alone')
+
+    @classmethod
+    def check_request(cls, keys: Mapping[str, object], options: Mapping[str, OptionValue]) -> None:
+        """Refuse a ``kv_window`` that is no number of tokens, too small, or more than the server's window."""
+        own, most = keys["kv_window"], int(str(options["window"]))
+        if isinstance(own, bool) or not isinstance(own, int) or not min(NARROWEST, most) <= own <= most:
+            allowed = f"a whole number of tokens from {min(NARROWEST, most)} to {most}"
+            raise ValueError(f"kv_window must be {allowed}, and is {str(own)[:60]!r}")
+
+    def request_window(self, keys: Mapping[str, object]) -> int | None:
+        """Return ``kv_window``."""
+        own = keys.get("kv_window")
+        return own if isinstance(own, int) else None
 
     def window(self, layer: LayerView) -> Window | None:
         """Return the window of a chosen layer; a window that the model itself gives the layer stays as it is."""
@@ -42,4 +71,5 @@ class SinkWindow(KVPolicy):
             return None
         if layer.window is not None:
             return Window(0, layer.window)
-        return Window(int(str(self.option("sink_tokens"))), int(str(self.option("window"))))
+        last = layer.max_tokens if self.option("default") == "full" else int(str(self.option("window")))
+        return Window(int(str(self.option("sink_tokens"))), last)

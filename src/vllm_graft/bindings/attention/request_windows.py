@@ -1,0 +1,83 @@
+"""Windows of single requests, narrower than the planned one.
+
+Engine core asks the policy once for each request and stamps the answer on the request's parameters, which vLLM sends to
+its workers: the manager that frees blocks and the kernel's tables must never disagree on a window. The stamp is part of
+the request's salt for the prefix cache, because keys and values that were computed under one window are wrong under
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm_graft.bindings.attention.compaction import WindowShape
+
+STAMP: Final = "graft_kv_window"
+"""The name among a request's ``extra_args`` under which its window travels."""
+
+Ask = Callable[[Mapping[str, object]], "int | None"]
+
+
+def stamp_window(request: Any, ask: Ask, names: Sequence[str]) -> None:
+    """Ask for the window of a request that vLLM's engine core is handed, and stamp it; called before it is hashed."""
+    params = request.sampling_params
+    extra: dict[str, object] = dict(getattr(params, "extra_args", None) or {})
+    # Nobody else may write it: what stands there is what blocks are freed by.
+    foreign = extra.pop(STAMP, None) is not None
+    window = ask(extra) if any(name in extra for name in names) else None
+    if window is None and not foreign:
+        return
+    if window is not None:
+        extra[STAMP] = window
+        request.cache_salt = f"{request.cache_salt or ''}|{STAMP}={window}"
+    params.extra_args = extra
+
+
+def stamped_window(params: Any) -> int | None:
+    """Return the window that a request's parameters carry."""
+    window: int | None = (getattr(params, "extra_args", None) or {}).get(STAMP)
+    return window
+
+
+def validate(answer: object) -> int | None:
+    """Return a policy's answer; raise ValueError for one that is no window."""
+    if answer is not None and (isinstance(answer, bool) or not isinstance(answer, int) or answer < 1):
+        raise ValueError(f"request_window() answered {answer!r}, which is no number of tokens")
+    return answer
+
+
+class RowWindows:
+    """In a worker: the windows of the requests that have one of their own, by the rows of the step."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, int] = {}
+        self._rows: list[int] = []
+
+    def follow(self, output: Any) -> None:
+        """Take note of the requests that begin and end with a step's schedule."""
+        for request in output.finished_req_ids:
+            self._asked.pop(request, None)
+        for new in output.scheduled_new_reqs:
+            window = stamped_window(new.sampling_params)
+            if window is not None:
+                self._asked[new.req_id] = window
+
+    def arrange(self, requests: Sequence[str]) -> None:
+        """Take note of the rows of the step that is being prepared."""
+        self._rows = [self._asked.get(request, 0) for request in requests] if self._asked else []
+
+    def before(self, shape: WindowShape, rows: int, device: torch.device) -> torch.Tensor | None:
+        """Return how many tokens before its step each row sees; None if all have the planned window."""
+        if not any(self._rows):
+            return None
+        import torch
+
+        own = [shape.narrowed(window).before if window else shape.before for window in self._rows[:rows]]
+        # A captured batch may be padded.
+        own += [shape.before] * (rows - len(own))
+        found = torch.tensor(own, dtype=torch.int32)
+        return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)

@@ -1,0 +1,167 @@
+"""Windows of single requests: asked for by a key, stamped in engine core, followed by the manager and the tables."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vllm_graft.bindings.attention.compaction import WindowShape
+from vllm_graft.bindings.attention.request_windows import STAMP, RowWindows, stamp_window, stamped_window, validate
+from vllm_graft.plugins.attention.sink_window import SinkWindow
+from vllm_graft.testing import Session
+
+
+def request_of(extra: dict[str, object] | None, salt: str | None = None) -> SimpleNamespace:
+    return SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra), cache_salt=salt)
+
+
+def kv_window(keys) -> int | None:
+    return keys.get("kv_window")
+
+
+class TestStamp:
+    """What engine core writes on a request."""
+
+    def test_a_window_is_stamped_and_salts_the_prefix_cache(self):
+        extra = {"kv_window": 256, "other": 1}
+        request = request_of(extra, "tenant")
+        stamp_window(request, kv_window, ("kv_window",))
+        assert stamped_window(request.sampling_params) == 256
+        assert request.cache_salt == f"tenant|{STAMP}=256"
+        assert extra == {"kv_window": 256, "other": 1}, "the caller's own parameters stay as they are"
+
+    @pytest.mark.parametrize("extra", [None, {}, {"other": 3}])
+    def test_a_request_that_asks_for_nothing_is_left_alone(self, extra):
+        request = request_of(extra)
+        stamp_window(request, kv_window, ("kv_window",))
+        assert request == request_of(extra)
+
+    def test_a_stamp_that_a_client_sent_is_taken_off(self):
+        """Blocks are freed by it, and it would not be in the salt."""
+        request = request_of({STAMP: 64})
+        stamp_window(request, kv_window, ("kv_window",))
+        assert stamped_window(request.sampling_params) is None
+        assert request.cache_salt is None
+
+    @pytest.mark.parametrize("answer", [0, -5, 2.5, "256", True])
+    def test_an_answer_that_is_no_window_costs_the_policy(self, answer):
+        with pytest.raises(ValueError, match=r"request_window\(\) answered"):
+            validate(answer)
+
+
+class TestRowWindows:
+    """The rows of a step in a worker."""
+
+    def test_rows_follow_their_requests(self):
+        shape, rows = WindowShape.fit(16, 640, 16), RowWindows()
+        new = [SimpleNamespace(req_id=name, sampling_params=request_of(extra).sampling_params)
+               for name, extra in (("a", None), ("b", {STAMP: 256}))]  # fmt: skip
+        rows.follow(SimpleNamespace(finished_req_ids=(), scheduled_new_reqs=new))
+        rows.arrange(["b", "a"])
+        # A captured batch has more rows than there are requests.
+        assert rows.before(shape, 3, torch.device("cpu")).tolist() == [192, 576, 576]
+        rows.arrange(["a"])
+        assert rows.before(shape, 1, torch.device("cpu")) is None
+        rows.follow(SimpleNamespace(finished_req_ids=("b",), scheduled_new_reqs=[]))
+        rows.arrange(["b"])
+        assert rows.before(shape, 1, torch.device("cpu")) is None
+
+
+class TestShape:
+    def test_a_narrowed_window_has_two_steps_at_least_and_is_never_wider(self):
+        shape = WindowShape.fit(4, 1000, 32)
+        assert [shape.narrowed(tokens).before for tokens in (1, 128, 200, 300, 4000)] == [64, 64, 128, 192, 896]
+
+    def test_a_whole_window_leaves_out_nothing(self):
+        shape = WindowShape.whole(4, 1000, 32)
+        assert all(shape.gap(position) == 0 for position in range(1000))
+
+
+class TestKeys:
+    """``kv_window`` of ``sink-window`` in the front end."""
+
+    @pytest.mark.parametrize("value", [127, 4097, 0, 300.0, "256", True, None])
+    def test_a_value_outside_of_the_range_is_refused_with_the_range(self, value):
+        with pytest.raises(ValueError, match="kv_window must be a whole number of tokens from 128 to 4096, and is"):
+            SinkWindow.check_request({"kv_window": value}, SinkWindow.options)
+
+    def test_others_pass(self):
+        for value in (128, 4096):
+            SinkWindow.check_request({"kv_window": value}, SinkWindow.options)
+
+
+SCRIPT = """
+drafts = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3, prompt_lookup_min=1)
+ways = {"blocks of 32": dict()}
+if not PLANNED:
+    ways |= {"preempted": dict(), "drafts": dict(speculative_config=drafts, block_size=64)}
+long, short = prompts((500, 150))
+asked = [(long, None), (long, 128), (long, 300), (short, 128), (long, None), (short, None)]
+found = {}
+
+def ask(llm):
+    params = [
+        SamplingParams(temperature=0, max_tokens=80, ignore_eos=True, extra_args=dict(kv_window=own) if own else None)
+        for _, own in asked
+    ]
+    outputs = llm.generate([dict(prompt_token_ids=prompt) for prompt, _ in asked], params, use_tqdm=False)
+    return [list(each.outputs[0].token_ids) for each in outputs], [each.num_cached_tokens for each in outputs]
+
+for name, arguments in ways.items():
+    llm = engine(max_num_batched_tokens=300, **arguments)
+    scheduler = core(llm).scheduler
+    manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+    held = {}
+    def watch(request_id, *args, original=manager.remove_skipped_blocks, held=held, manager=manager, **kwargs):
+        original(request_id, *args, **kwargs)
+        mine = sum(block is not manager._null_block for block in manager.req_to_blocks.get(request_id, ()))
+        own = (manager.request.sampling_params.extra_args or {}).get("kv_window", 0)
+        held[own] = max(held.get(own, 0), mine)
+    manager.remove_skipped_blocks = watch
+    def schedule(*args, scheduler=scheduler, original=scheduler.schedule, steps=[0]):
+        steps[0] += 1
+        if steps[0] % 25 == 0:
+            scheduler.reset_prefix_cache(reset_running_requests=True)
+        return original(*args)
+    if name == "preempted":
+        scheduler.schedule = schedule
+    first, _ = ask(llm)
+    second, cached = ask(llm)
+    size = arguments.get("block_size", 32)
+    pool = scheduler.kv_cache_manager.block_pool
+    found[name] = dict(
+        equal=[
+            reference(prompt, answer, size, windows=None if own or PLANNED else set(), window=own or PLANNED or 128)
+            for (prompt, own), answer in zip(asked, first)
+        ],
+        differ=first[0] != first[1] and first[1] != first[2], again=first == second, cached=cached, held=held,
+        left=pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), freed=manager.freed,
+    )
+    del llm
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.compiled
+class TestEngine:
+    """A real engine with both kinds of requests in one batch."""
+
+    @pytest.mark.parametrize(("default", "planned"), [("full", 0), ("window", 384)])
+    def test_tokens_are_those_of_each_requests_own_mask(self, run, graft: Session, default: str, planned: int):
+        """With prompts in parts, preemption and drafts; and again from a prefix cache that keeps windows apart."""
+        graft.plan(
+            '[defaults]\nattention = "sink-window"\n[options.sink-window]\nsink_tokens = 4\nwindow = 384\n'
+            f'default = "{default}"\n'
+        )
+        found = run(graft, f"PLANNED = {planned}\n{SCRIPT}")
+        for name, facts in found.items():
+            assert facts["equal"] == [1.0] * 6, (name, facts)
+            assert facts["again"], (name, facts)
+            assert facts["differ"], name
+            assert facts["left"] == 0, name
+            assert facts["freed"] > 0, name
+        plain = found["blocks of 32"]
+        assert min(plain["cached"]) > 0
+        # Sinks, two steps of 64 tokens, and the tokens of the step; others hold everything.
+        assert plain["held"]["128"] < plain["held"]["300"] < plain["held"]["0"]
