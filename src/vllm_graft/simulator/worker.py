@@ -145,6 +145,7 @@ class SimulatedWorker(WorkerBase):
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate nothing for the blocks; the groups of layers with a planned window are in use from here on."""
+        planned_layers.check_choice(self.vllm_config)
         planned_layers.prove_groups(kv_cache_config.kv_cache_groups)
         if any(planned_layers.windows.values()):
             # Once more, with what the queries really read.

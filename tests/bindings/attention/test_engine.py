@@ -197,7 +197,13 @@ print(json.dumps(dict(tokens=first, equal=[reference(p, a, 32) for p, a in zip(a
             "a window of 100 tokens is too small: with KV-cache blocks of 32 tokens it moves by 64 tokens at a time",
         ),
         ("window = 128", "kv_cache_dtype='fp8_e5m2'", "its KV cache is quantized (fp8_e5m2)"),
-        ("window = 128\nlayers = '7'", "", "no group of layers has a window, so no block is ever freed"),
+        ("window = 128\nlayers = '7'", "", "it gives no layer a window, so no block is ever freed"),
+        # The layers of the model have windows then, of which the policy changes none.
+        (
+            "window = 128\nlayers = '7'",
+            "hf_overrides=dict(sliding_window=100)",
+            "it gives no layer a window, so no block is ever freed",
+        ),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(run, graft: Session, plan, arguments, reason):

@@ -1,8 +1,13 @@
 """Policies that evict blocks one by one: what is gone is gone, and a policy that lies costs itself."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from vllm_graft.contracts import RequestBlocks
+from vllm_graft.ledger import Ledger
+from vllm_graft.plan import PlanItem
 from vllm_graft.testing import Session
 
 POLICIES = """
@@ -137,12 +142,32 @@ print(json.dumps(dict(equal=equal, items=current().view().as_dict()["items"])))
 def test_what_may_be_evicted_is_checked():
     """Indices of evictable blocks alone, each once."""
     validate = pytest.importorskip("vllm_graft.bindings.attention.eviction").validate
-    request = RequestBlocks("a", 100, 16, held=[0, 1, 2, 5], evictable=[0, 1, 2], prompt=50, keys={})
-    assert validate([2, 0, 2], request) == [0, 2]
-    assert validate((), request) == []
-    for wrong in ([5], [7], [-1], ["1"], [True], [1.0]):
-        with pytest.raises(ValueError, match="which is not among the 3 evictable ones"):
-            validate(wrong, request)
-    for wrong in (None, 3, "1"):
+    evictable = {0, 1, 2}
+    assert validate([2, 0, 2], evictable, "a") == [0, 2]
+    assert validate((), evictable, "a") == []
+    found = validate(np.array([2, 1]), evictable, "a")
+    assert [type(index) for index in found] == [int, int], "what argsort() answers is taken, as plain numbers"
+    for wrong in ([5], [7], [-1], ["1"], [True], [1.0], [None], [[1]]):
+        with pytest.raises(ValueError, match="which is not among the 3 evictable ones of a"):
+            validate(wrong, evictable, "a")
+    for wrong in (None, 3, "1", iter([1])):
         with pytest.raises(TypeError, match="which is no list of blocks"):
-            validate(wrong, request)
+            validate(wrong, evictable, "a")
+
+
+def widen(request: RequestBlocks) -> list[int]:
+    """Change a request from within ``evict``, to evict a block in use."""
+    object.__setattr__(request, "evictable", [*request.evictable, 5])
+    return [5]
+
+
+def test_a_policy_that_changes_its_request_may_evict_no_more_than_before(monkeypatch):
+    layers = pytest.importorskip("vllm_graft.bindings.attention.layers")
+    item = PlanItem("attention", "p", "m:P", "pkg", ("engine",))
+    ledger = Ledger()
+    ledger.set_item("attention", "p", "applied")
+    monkeypatch.setattr(layers, "current", lambda: ledger)
+    guarded = layers._guarded_evict(item, SimpleNamespace(evict=widen))
+    request = RequestBlocks("a", 100, 16, held=(0, 1, 2, 5), evictable=(0, 1, 2), prompt=50, keys={})
+    assert guarded(request) is None
+    assert "block 5, which is not among the 3 evictable ones of a" in guarded.aside

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from vllm_graft.bindings.attention import requests
 from vllm_graft.bindings.attention.kernel_layers import planned_kernel
-from vllm_graft.bindings.attention.layers import planned_layers
+from vllm_graft.bindings.attention.layers import NOTES, asking_managers, planned_layers
 from vllm_graft.patching import Engine, Patch, VLLMPatch, wrap
 
 _WHY: Final = "vLLM takes no attention backend and no KV-cache spec per layer"
@@ -66,7 +66,7 @@ class PlannedManagers(
     @wrap
     def allocate_slots(self, call: Call, request: Any, *args: Any, **kwargs: Any) -> Any:
         # Managers are told the name of a request alone.
-        for manager in planned_layers.evicting:
+        for manager in asking_managers(self):
             manager.request = request
         return call(request, *args, **kwargs)
 
@@ -83,10 +83,10 @@ class EvictionNotes(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="g
     @wrap
     def schedule(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         output = call(*args, **kwargs)
-        if planned_layers.evicting:
+        if managers := asking_managers(self.kv_cache_manager):
             from vllm_graft.bindings.attention.eviction import attach_notes
 
-            attach_notes(self, output)
+            attach_notes(managers, output)
         return output
 
 
@@ -97,16 +97,16 @@ class EngineScores(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="gr
     def update_from_output(
         self, call: Call, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if planned_layers.evicting:
+        if managers := asking_managers(self.kv_cache_manager):
             from vllm_graft.bindings.attention.eviction import take_in_scores
 
-            take_in_scores(self, model_runner_output)
+            take_in_scores(managers, self, model_runner_output)
         return call(scheduler_output, model_runner_output, *args, **kwargs)
 
 
-def _prepare_scores(self: Any, call: Call, kv_cache_config: Any, *args: Any, **kwargs: Any) -> Any:
+def _prepare_layers(self: Any, call: Call, kv_cache_config: Any, *args: Any, **kwargs: Any) -> Any:
     result = call(kv_cache_config, *args, **kwargs)
-    planned_layers.prepare_scores(self, kv_cache_config)
+    planned_layers.prepare(self, kv_cache_config)
     return result
 
 
@@ -117,14 +117,14 @@ def _score_blocks(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
 class V1Scores(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], name="graft.v1-scores", why=_WHY):
     """On the V1 runner, score blocks between the forward pass and the sampling of a step."""
 
-    initialize_kv_cache = wrap(_prepare_scores)
+    initialize_kv_cache = wrap(_prepare_layers)
     sample_tokens = wrap(_score_blocks)
 
 
 class V2Scores(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], name="graft.v2-scores", why=_WHY):
     """On the V2 runner, score blocks between the forward pass and the sampling of a step."""
 
-    initialize_kv_cache = wrap(_prepare_scores)
+    initialize_kv_cache = wrap(_prepare_layers)
     sample_tokens = wrap(_score_blocks)
 
 
@@ -134,7 +134,7 @@ class V1Evictions(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], n
     @wrap
     def _update_states(self, call: Call, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(scheduler_output, *args, **kwargs)
-        if planned_layers.evicts:
+        if getattr(scheduler_output, NOTES, None):
             from vllm_graft.bindings.attention.eviction import follow_v1
 
             follow_v1(self, scheduler_output)
@@ -147,7 +147,7 @@ class V2Evictions(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], n
     @wrap
     def update_requests(self, call: Call, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(scheduler_output, *args, **kwargs)
-        if planned_layers.evicts:
+        if getattr(scheduler_output, NOTES, None):
             from vllm_graft.bindings.attention.eviction import follow_v2
 
             follow_v2(self, scheduler_output)
