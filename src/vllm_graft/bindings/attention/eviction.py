@@ -22,7 +22,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from vllm_graft.bindings.attention.layers import NOTES
+from vllm_graft.bindings.attention.layers import NOTES, SCORES
 from vllm_graft.contracts import RequestBlocks
 
 if TYPE_CHECKING:
@@ -40,6 +40,16 @@ class EvictingSpec(FullAttentionSpec):
         """Return the spec of a layer with full attention, with eviction."""
         return cls(**{field.name: getattr(spec, field.name) for field in fields(spec) if field.init})
 
+    @classmethod
+    def merge(cls, specs: list[Any]) -> Any:
+        """Merge the specs of layers that all follow evictions; a layer that does not must not share their blocks.
+
+        vLLM takes an AssertionError as the answer that layers differ.
+        """
+        if not all(isinstance(spec, EvictingSpec) for spec in specs):
+            raise AssertionError("blocks of some layers are evicted, and others would read them")
+        return super().merge(specs)
+
 
 class EvictingManager(FullAttentionManager):
     """Frees the blocks that the policy names. Without one it is vLLM's own manager."""
@@ -48,10 +58,14 @@ class EvictingManager(FullAttentionManager):
         super().__init__(kv_cache_spec, **kwargs)
         self.ask: Ask | None = None
         """Asks the policy, guarded; None as its answer once the policy is put aside."""
+        self.notes_leave = False
+        """Whether the scheduler hands notes to the workers; one that does not pass the patch would lose them."""
         self.freed = 0
         """The blocks that were freed while their requests ran."""
         self.report: Callable[[], None] | None = None
         """Called before each step of the engine."""
+        self.on_lost_notes: Callable[[], None] = lambda: None
+        """Told once if nothing may be evicted, because no worker would know."""
         self.request: Request | None = None
         """The request that slots are being allocated for."""
         self._asked: dict[str, int] = {}
@@ -79,6 +93,10 @@ class EvictingManager(FullAttentionManager):
         if self.ask is None or not blocks or request is None or request.request_id != request_id:
             return
         if filled <= self._asked.get(request_id, 0):
+            return
+        if not self.notes_leave:
+            self.ask = None
+            self.on_lost_notes()
             return
         self._asked[request_id] = filled
         held = tuple(index for index, block in enumerate(blocks) if block is not self._null_block)
@@ -183,8 +201,6 @@ def attach_notes(managers: Sequence[EvictingManager], output: Any) -> None:
 
 def take_in_scores(managers: Sequence[EvictingManager], scheduler: Any, output: Any) -> None:
     """Hand the scores beside a step's output to the managers; a request that has ended is passed over."""
-    from vllm_graft.bindings.attention.scoring import SCORES
-
     scores: dict[str, np.ndarray] = getattr(output, SCORES, None) or {}
     for manager in managers if scores else ():
         for request, latest in scores.items():

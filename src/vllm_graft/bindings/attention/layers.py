@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from vllm_graft.bindings.attention.backends import SERVED, compacting_backend
 from vllm_graft.bindings.attention.compaction import WindowShape
+from vllm_graft.bindings.attention.freed_blocks import VARIABLE, FreedBlocks, checked, search_output, unchecked
 from vllm_graft.bindings.attention.kernel import kernel_class
 from vllm_graft.bindings.instantiate import failure_reason, guard_method, instantiate
 from vllm_graft.contracts import KVPolicy, LayerView, RequestBlocks, Window
@@ -22,8 +24,13 @@ if TYPE_CHECKING:
 NOTES: Final = "graft_evicted"
 """The attribute of a step's schedule with the evicted blocks of each request, which vLLM pickles to its workers."""
 
+SCORES: Final = "graft_scores"
+"""The attribute of a step's output with the scores of requests: a row for each, not a number where no block is."""
+
 _ASKING: Final = "graft_asking"
 """The attribute of vLLM's ``KVCacheManager`` with those of its managers that ask the policy."""
+
+_LOST_NOTES: Final = "its scheduler does not go through Scheduler.schedule, so no worker would learn what is evicted"
 
 _PLAIN: Final = ("auto", "float32", "float16", "bfloat16", "half", "float")
 """The types of KV caches that are served: each release has other quantized ones."""
@@ -47,6 +54,8 @@ class PlannedLayers:
         """In engine core: report the blocks that are held and were freed."""
         self.scorer: BlockScorer | None = None
         """In a worker whose policy wants scores: what computes them."""
+        self.score_every = 0
+        """The steps between two scorings; 0 where none are wanted."""
         self._refused = False
         self._config: Any = None
 
@@ -57,6 +66,8 @@ class PlannedLayers:
         # vLLM asks for the spec more than once: when it sizes the KV cache, and when it makes it.
         if self.windows.get(view.name) is not None and not getattr(layer.attn_backend, "compacts", False):
             layer.attn_backend = compacting_backend(layer.attn_backend, self.watch_builder)
+            if checked() and not unchecked(config):
+                search_output(layer)
         return planned
 
     def adapt_spec(
@@ -73,7 +84,7 @@ class PlannedLayers:
         if config is not self._config:
             # Another engine of this process, as in a notebook: what was refused may be corrected.
             self._config, self.windows, self._refused, self.scorer = config, {}, False, None
-            self._answers = {}
+            self._answers, self.score_every = {}, 0
         try:
             window = self._ask(policy, view)
             planned = _planned_spec(spec, view, window, config, unserved) if window is not None else spec
@@ -108,8 +119,6 @@ class PlannedLayers:
 
     def _watch(self, policy: KVPolicy, view: LayerView, layer: Any, config: Any) -> None:
         """Have a layer score blocks if the policy chooses it; raise ValueError where blocks cannot be scored."""
-        if layer is None:
-            raise ValueError("its policy wants scores, and the simulated accelerator computes no attention")
         from vllm_graft.bindings.attention.scoring import BlockScorer, unscorable
 
         if reason := unscorable(config):
@@ -117,6 +126,10 @@ class PlannedLayers:
         every: object = policy.score_every
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"score_every is {every!r}, and must be at least one step")
+        self.score_every = every
+        if layer is None:
+            # The simulated accelerator has no layers, and makes scores up.
+            return
         if self.scorer is None:
             self.scorer = BlockScorer(every)
         if policy.scores_layer(view):
@@ -131,7 +144,11 @@ class PlannedLayers:
         """Check that some layer has what is planned, and make the buffers of those that score."""
         self.check_choice(runner.vllm_config)
         item, _ = self._planned()
-        if item is None or self.scorer is None or self._refused:
+        if item is None or self._refused:
+            return
+        if checked():
+            self._prepare_check(item, runner, kv_cache_config.num_blocks)
+        if self.scorer is None:
             return
         if not self.scorer.layers:
             self._refuse(item, "scores_layer()", "it chose no layer of the model, so no block is ever scored")
@@ -140,6 +157,14 @@ class PlannedLayers:
         self.scorer.allocate(kv_cache_config.num_blocks, block_size, runner.vllm_config, runner.device)
         # Its own, as another engine of this process has another scorer.
         runner.graft_scorer = self.scorer
+
+    def _prepare_check(self, item: PlanItem, runner: Any, blocks: int) -> None:
+        if reason := unchecked(runner.vllm_config):
+            self._refuse(item, VARIABLE, reason)
+            return
+        # A stock kernel loads the null blocks of a window that the model gives a layer, and masks them.
+        null = all(answer is not None or view.window is None for view, answer in self._answers.items())
+        runner.graft_freed = FreedBlocks(blocks, null, current().figure(item.name, "KV blocks filled").set)
 
     def check_choice(self, config: Any) -> None:
         """Refuse a policy with which no layer of this model differs: no block would ever be freed."""
@@ -214,6 +239,7 @@ class PlannedLayers:
         current().save()
         for each in evicting:
             each.ask, each.decay = _guarded_evict(item, policy), policy.score_decay
+            each.on_lost_notes = functools.partial(current().put_aside, item.name, _LOST_NOTES)
         setattr(manager, _ASKING, evicting)
         self.report_blocks = _block_reporter(manager, item.name, policy.wants_scores)
 

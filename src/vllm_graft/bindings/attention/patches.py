@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from vllm_graft.bindings.attention import requests
+from vllm_graft.bindings.attention.freed_blocks import FREE, attach_free, checked
 from vllm_graft.bindings.attention.kernel_layers import planned_kernel
 from vllm_graft.bindings.attention.layers import NOTES, asking_managers, planned_layers
 from vllm_graft.patching import Engine, Patch, VLLMPatch, wrap
@@ -82,11 +83,16 @@ class EvictionNotes(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="g
 
     @wrap
     def schedule(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        managers = asking_managers(self.kv_cache_manager)
+        for manager in managers:
+            manager.notes_leave = True
         output = call(*args, **kwargs)
-        if managers := asking_managers(self.kv_cache_manager):
+        if managers:
             from vllm_graft.bindings.attention.eviction import attach_notes
 
             attach_notes(managers, output)
+        if checked():
+            attach_free(self.kv_cache_manager.block_pool, output)
         return output
 
 
@@ -128,6 +134,12 @@ class V2Scores(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], name
     sample_tokens = wrap(_score_blocks)
 
 
+def _fill_freed(runner: Any, scheduler_output: Any) -> None:
+    freed, free = getattr(runner, "graft_freed", None), getattr(scheduler_output, FREE, None)
+    if freed is not None and free is not None:
+        freed.fill(runner.kv_caches, free)
+
+
 class V1Evictions(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], name="graft.v1-evictions", why=_WHY):
     """On the V1 runner, take evicted blocks out of the block tables."""
 
@@ -138,6 +150,7 @@ class V1Evictions(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], n
             from vllm_graft.bindings.attention.eviction import follow_v1
 
             follow_v1(self, scheduler_output)
+        _fill_freed(self, scheduler_output)
         return result
 
 
@@ -151,6 +164,7 @@ class V2Evictions(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], n
             from vllm_graft.bindings.attention.eviction import follow_v2
 
             follow_v2(self, scheduler_output)
+        _fill_freed(self, scheduler_output)
         return result
 
 
@@ -180,6 +194,31 @@ class CompletionPolicyKeys(
     to_sampling_params = wrap(_check_keys)
 
 
+def _refuse_beams(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
+    requests.refuse_beams(self.vllm_xargs)
+    return call(*args, **kwargs)
+
+
+class ChatPolicyBeams(
+    VLLMPatch["vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest"],
+    name="graft.chat-policy-beams",
+    why=_WHY,
+):
+    """Refuse a chat request for beam search that has keys of the policy."""
+
+    to_beam_search_params = wrap(_refuse_beams)
+
+
+class CompletionPolicyBeams(
+    VLLMPatch["vllm.entrypoints.openai.completion.protocol:CompletionRequest"],
+    name="graft.completion-policy-beams",
+    why=_WHY,
+):
+    """Refuse a completion request for beam search that has keys of the policy."""
+
+    to_beam_search_params = wrap(_refuse_beams)
+
+
 class ResponsesPolicyKeys(
     VLLMPatch["vllm.entrypoints.openai.responses.protocol:ResponsesRequest"],
     name="graft.responses-policy-keys",
@@ -202,6 +241,7 @@ class PolicyKeys(VLLMPatch["vllm.v1.engine.input_processor:InputProcessor"], nam
 ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (
     PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, EvictionNotes, V1Evictions, V2Evictions,
     EngineScores, V1Scores, V2Scores, ChatPolicyKeys, CompletionPolicyKeys, ResponsesPolicyKeys, PolicyKeys,
+    ChatPolicyBeams, CompletionPolicyBeams,
 )  # fmt: skip
 
 

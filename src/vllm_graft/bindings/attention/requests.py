@@ -36,6 +36,13 @@ def check(params: Any) -> None:
         raise ValueError(f"{', '.join(said)}: {type(error).__name__}: {error}") from error
 
 
+def refuse_beams(xargs: Mapping[str, object] | None) -> None:
+    """Refuse a request for beam search that has keys of the policy: vLLM drops them without a word."""
+    planned = _planned_policy(os.environ.get(PLAN_VARIABLE, "")) if xargs else None
+    if planned is not None and (said := [name for name in planned[0].keys if name in (xargs or {})]):
+        raise ValueError(f"{', '.join(said)}: vLLM hands no vllm_xargs on to beam search; leave out one of the two")
+
+
 def policy_keys(plan: Plan) -> tuple[str, ...]:
     """Return the names of the keys that the planned policy takes."""
     planned = _find_policy(plan)
