@@ -8,6 +8,7 @@ from vllm_graft.contracts import (
     AdmissionQueue,
     AttentionKernel,
     Key,
+    KVPolicy,
     Sampler,
     SamplingStrategy,
     SchedulingPolicy,
@@ -227,3 +228,20 @@ def test_a_kernel_says_what_it_serves_in_values_that_can_be_compared(changed, wh
     assert mistake is not None
     assert what in mistake.what
     assert find_mistake(kernel(dtypes=["float32"], head_sizes=[64], block_multiple=32)) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({}, "has neither window(layer) nor evict(request)"),
+        ({"window": lambda self: None}, "is called as window(layer)"),
+        ({"evict": lambda self, request: (), "keys": "kv_keep"}, "has the keys 'kv_keep'"),
+        ({"evict": lambda self, request: (), "keys": (1,)}, "has the keys (1,)"),
+        ({"evict": lambda self, request: (), "keys": None}, "has the keys None"),
+    ],
+)
+def test_a_policy_has_something_to_decide_and_lists_its_keys(changed, what):
+    mistake = find_mistake(without(KVPolicy, **changed))
+    assert mistake is not None
+    assert what in mistake.what
+    assert find_mistake(without(KVPolicy, evict=lambda self, request: (), keys=["kv_keep"])) is None
