@@ -68,7 +68,8 @@ class PlannedManagers(
     @wrap
     def allocate_slots(self, call: Call, request: Any, *args: Any, **kwargs: Any) -> Any:
         # Managers are told the name of a request alone.
-        for manager in (*asking_managers(self), *windowed_managers(self)):
+        managers: tuple[Any, ...] = (*asking_managers(self), *windowed_managers(self))
+        for manager in managers:
             manager.request = request
         return call(request, *args, **kwargs)
 
