@@ -267,7 +267,8 @@ class PlannedLayers:
             each.on_lost_notes = functools.partial(current().put_aside, item.name, _LOST_NOTES)
         setattr(manager, _ASKING, evicting)
         setattr(manager, _WINDOWED, windowed)
-        self.ask_window = _guarded_window(item, policy) if windowed and _narrows(policy) else None
+        if windowed and _narrows(policy):
+            self.ask_window = _guarded_window(item, policy)
         self.report_blocks = _block_reporter(manager, item.name, policy.wants_scores)
 
     def stamp_window(self, request: Any) -> None:
@@ -289,6 +290,7 @@ class PlannedLayers:
             return None, None
         if self._plan != plan:
             self._plan, self.windows, self._refused = plan, {}, False
+            self.ask_window = None
             self._policy = instantiate(item, KVPolicy, plan, current())
             if self._policy is not None:
                 # Made is not active: each layer has to show that first.
