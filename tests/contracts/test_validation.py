@@ -9,6 +9,7 @@ from vllm_graft.contracts import (
     AdmissionQueue,
     AttentionKernel,
     Key,
+    KVPolicy,
     Sampler,
     SamplingStrategy,
     SchedulingPolicy,
@@ -261,3 +262,20 @@ def test_what_would_fail_at_the_start_or_never_be_called(kind: type, said: str):
     assert mistake is not None
     assert said in mistake.what
     assert mistake.fix
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({}, "has neither window(layer) nor evict(request)"),
+        ({"window": lambda self: None}, "is called as window(layer)"),
+        ({"evict": lambda self, request: (), "keys": "kv_keep"}, "has the keys 'kv_keep'"),
+        ({"evict": lambda self, request: (), "keys": (1,)}, "has the keys (1,)"),
+        ({"evict": lambda self, request: (), "keys": None}, "has the keys None"),
+    ],
+)
+def test_a_policy_has_something_to_decide_and_lists_its_keys(changed, what):
+    mistake = find_mistake(without(KVPolicy, **changed))
+    assert mistake is not None
+    assert what in mistake.what
+    assert find_mistake(without(KVPolicy, evict=lambda self, request: (), keys=["kv_keep"])) is None

@@ -733,7 +733,8 @@ def test_a_kernel_is_needed_by_workers_alone_and_its_mistakes_are_refused(tmp_pa
     """A policy frees blocks in engine core too; a kernel has no part there."""
     text = (
         "from vllm_graft.contracts import AttentionKernel, KVPolicy\n"
-        "class Keeps(KVPolicy): ...\n"
+        "class Keeps(KVPolicy):\n"
+        "    def window(self, layer): ...\n"
         "class Computes(AttentionKernel):\n"
         "    def forward(self, query, key, value, kv_cache, batch): ...\n"
         "class Vague(Computes):\n"
@@ -746,5 +747,5 @@ def test_a_kernel_is_needed_by_workers_alone_and_its_mistakes_are_refused(tmp_pa
         write(f'[defaults]\nattention = "{name}"\n')
         assert plan_for().items[0].roles == roles
     write('[defaults]\nattention = "vague"\n')
-    with pytest.raises(ConfigError, match=r"acme_layers.py:5: .+ has the block multiple 0\. Next: make it a whole"):
+    with pytest.raises(ConfigError, match=r"acme_layers.py:6: .+ has the block multiple 0\. Next: make it a whole"):
         plan_for()

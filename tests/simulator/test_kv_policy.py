@@ -63,6 +63,27 @@ def test_more_requests_fit_and_steps_are_shorter(graft: Session):
     assert thrifty_alone["steps"] == alone["steps"]
 
 
+SHARE = """[defaults]
+attention = "scored-blocks"
+[options.scored-blocks]
+keep = 0.25
+min_tokens = 512
+every = 4
+"""
+
+
+def test_a_share_of_the_blocks_is_kept_and_steps_read_less(graft: Session):
+    """Scores are made up; the blocks are freed by the real manager, and steps read the others."""
+    _, _, alone, used = study(graft, "")
+    thrifty, _, thrifty_alone, thrifty_used = study(graft, SHARE)
+    assert thrifty["attention"] == "scored-blocks"
+    assert thrifty["sound"]
+    # A quarter of the 231 blocks that the request fills, and those that it fills and has just filled.
+    assert max(used) >= 3600 / 16
+    assert max(thrifty_used[30:-5]) <= 231 / 4 + 3
+    assert thrifty_alone["tpot_s"]["mean"] < alone["tpot_s"]["mean"]
+
+
 def test_a_policy_that_was_refused_fails_the_run(graft: Session):
     """The figures are those of a stock engine then."""
     graft.plan(PLAN.replace("512", "100").replace("[defaults]", '[defaults]\non_failure = "warn"'))

@@ -16,6 +16,7 @@ from vllm_graft.boot import DISABLE_VARIABLE, disabled
 from vllm_graft.findings import Finding
 
 CARRIED: Final = (
+    "GRAFT_CHECK_KV",
     "GRAFT_CONFIG",
     "GRAFT_DISABLE",
     "GRAFT_ON_DRIFT",

@@ -98,8 +98,9 @@ class KVPolicy(Item):
             def evict(self, request):
                 return [block for block in request.evictable[1:-8] if block % 2]
 
-    An evicted block is gone for all layers. A policy that raises, or names a block that is not evictable, is put aside:
-    requests keep what they hold from then on, and ``vllm-graft status`` shows it as quarantined.
+    Block numbers may be of NumPy's types. An evicted block is gone for all layers. A policy that raises, or names a
+    block that is not evictable, is put aside: requests keep what they hold from then on, and ``vllm-graft status``
+    shows it as quarantined.
 
     With ``wants_scores`` the workers score blocks while requests decode. Every ``score_every`` steps, in the layers
     that ``scores_layer`` chooses, they compare the request's query with the mean of each block's keys: a softmax over

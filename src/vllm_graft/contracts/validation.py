@@ -150,6 +150,7 @@ def _mistakes(kind: type, options: Mapping[str, OptionValue]) -> Iterator[Mistak
         yield from _capabilities(kind)
     if issubclass(kind, KVPolicy):
         yield from _method(kind, KVPolicy, "check_request(keys, options)", on_class=True)
+        yield from _retention(kind)
     if issubclass(kind, SamplingStrategy) and kind.stage not in STAGES:
         yield Mistake(f"has the stage {kind.stage!r}{nearest(str(kind.stage), STAGES)}", "name one of the stages")
 
@@ -209,6 +210,15 @@ def _capabilities(kind: type[AttentionKernel]) -> Iterator[Mistake]:
         yield Mistake(f"has the head sizes {sizes!r}", "list whole numbers, or none for any size")
     if not _is_count(kind.block_multiple):
         yield Mistake(f"has the block multiple {kind.block_multiple!r}", "make it a whole number, such as 16")
+
+
+def _retention(kind: type[KVPolicy]) -> Iterator[Mistake]:
+    keys: object = kind.keys
+    # A bare string would be read as its letters, and no request would ever have one of them.
+    if isinstance(keys, str) or not isinstance(keys, Collection) or not all(isinstance(key, str) for key in keys):
+        yield Mistake(f"has the keys {keys!r}", 'list names, such as `keys = ("kv_keep",)`')
+    if kind.window is KVPolicy.window and kind.evict is KVPolicy.evict:
+        yield Mistake("has neither window(layer) nor evict(request), so it frees nothing", "implement one of the two")
 
 
 def _is_count(value: object) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_graft.bindings.attention.compaction import WindowShape
-from vllm_graft.bindings.attention.layers import planned_layers, unserved_cache
+from vllm_graft.bindings.attention.layers import planned_layers, unserved_cache, unserved_engine
 from vllm_graft.contracts import LayerView
 from vllm_graft.errors import ConfigError
 from vllm_graft.simulator.model_shape import FILE, ConfigFields, ModelShape, read_shape, read_windows
@@ -177,7 +177,7 @@ def _layer_specs(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
         """Return why the layers of a real device could not have a window; empty if they could."""
         if model.use_mla:
             return "its attention is latent (MLA), and windows are for plain causal self-attention"
-        return unserved_cache(str(cache.cache_dtype))
+        return unserved_cache(str(cache.cache_dtype)) or unserved_engine(vllm_config)
 
     specs: dict[str, KVCacheSpec] = {}
     for index, own in enumerate(windows):

@@ -21,6 +21,7 @@ from vllm_graft.bindings.attention.layers import planned_layers
 from vllm_graft.errors import ConfigError
 from vllm_graft.simulator.batch import Batch, RequestTable
 from vllm_graft.simulator.clock import VIRTUAL_CLOCK, RealClock, Timeline
+from vllm_graft.simulator.evictions import Evictions
 from vllm_graft.simulator.logprobs import LogprobModel
 from vllm_graft.simulator.memory import attention_windows, build_roofline, kv_cache_bytes, kv_cache_specs
 from vllm_graft.simulator.outputs import Drafter, StepOutput, build_output
@@ -67,6 +68,7 @@ class SimulatedWorker(WorkerBase):
         self._drafting: tuple[Batch, int] = (Batch(()), 0)
         self._asleep: frozenset[str] = frozenset()
         self._weights_on_host = False
+        self._evictions = Evictions(self.cache_config.block_size)
         self._timeline = self.timeline()
         self._launched: tuple[Batch, float] | None = None
         # vLLM keeps max_loras adapters on the device and max_cpu_loras on the host; here they are one.
@@ -129,7 +131,9 @@ class SimulatedWorker(WorkerBase):
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate nothing for the blocks; the groups of layers with a planned window are in use from here on."""
+        planned_layers.check_choice(self.vllm_config)
         planned_layers.prove_groups(kv_cache_config.kv_cache_groups)
+        self._evictions.score_every = planned_layers.score_every
         if any(planned_layers.windows.values()):
             # Once more, with what the queries really read.
             self._roofline = build_roofline(self.vllm_config, self.settings, attention_windows(self.vllm_config))
@@ -158,6 +162,7 @@ class SimulatedWorker(WorkerBase):
         if not self.is_driver_worker:
             return None
         batch = self._requests.advance(scheduler_output)
+        self._evictions.apply(scheduler_output, batch)
         if not batch.shares:
             # vLLM calls sample_tokens after every step that scheduled something, under asynchronous scheduling without
             # looking at the result of execute_model; an empty step must be answered here.
@@ -182,6 +187,7 @@ class SimulatedWorker(WorkerBase):
             return None
         (batch, end), self._launched = self._launched, None
         output = build_output(batch, grammar_output, self._drafter)
+        self._evictions.score(batch, output)
         # Counted here, not when the output is read: under asynchronous scheduling the next step comes first.
         self._requests.settle(output.req_ids, output.sampled_token_ids)
         return StepOutput(output, lambda: self._timeline.wait(end))

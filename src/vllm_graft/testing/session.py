@@ -29,6 +29,7 @@ _ENVIRONMENT: Final[Mapping[str, str | None]] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "GRAFT_CHECK_KV": None,
     "GRAFT_DISABLE": None,
     "GRAFT_PLAN": None,
     "GRAFT_RUN": None,

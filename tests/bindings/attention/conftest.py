@@ -60,6 +60,70 @@ def run_script(session: Session, script: str, *, inside: bool = True) -> dict:
     return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
 
 
+SOAK = """
+import math, random
+from vllm_graft.ledger import current
+llm = engine(max_num_batched_tokens=256, max_num_seqs=32, num_gpu_blocks_override=60, MORE)
+scheduler, engine_ = core(llm).scheduler, llm.llm_engine
+manager, pool = scheduler.kv_cache_manager, scheduler.kv_cache_manager.block_pool
+draw, most, finished, aborted, nan, longest, sent = random.Random(0), 0, 0, 0, 0, 0, 0
+preempted = []
+preempt = scheduler._preempt_request
+def count(*args, **kwargs):
+    preempted.append(1)
+    return preempt(*args, **kwargs)
+scheduler._preempt_request = count
+heads = prompts((600, 600, 600))
+while sent < REQUESTS or engine_.has_unfinished_requests():
+    for _ in range(draw.choice((0, 0, 1, 12))):
+        if sent < REQUESTS and len(scheduler.waiting) < 30:
+            prompt = draw.choice(heads)[: draw.choice((0, 0, 40, 200, 600))] + prompts((draw.choice((1, 20, 70)),))[0]
+            tokens = draw.choice(TOKENS)
+            longest = max(longest, len(prompt) + tokens)
+            params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=0)
+            engine_.add_request(str(sent), dict(prompt_token_ids=prompt), params)
+            sent += 1
+    if draw.random() < 0.1 and scheduler.running:
+        engine_.abort_request([draw.choice(scheduler.running).request_id], internal=True)
+        aborted += 1
+    for output in engine_.step():
+        finished += output.finished
+        nan += any(math.isnan(each.logprob) for step in output.outputs[0].logprobs or [] for each in step.values())
+    for one in manager.coordinator.single_type_managers:
+        for name, blocks in one.req_to_blocks.items():
+            most = max(most, sum(not block.is_null for block in blocks))
+print(json.dumps(dict(
+    most=most, longest=longest, finished=finished, aborted=aborted, nan=nan, preempted=len(preempted),
+    left=pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), items=current().view().as_dict()["items"],
+)))
+"""
+"""Random arrivals, aborts and preemptions in a pool that is too small."""
+
+
+def soak_engine(session: Session, requests: int, *, tokens: str = "(1, 1, 2, 5, 30, 150)", more: str = "") -> dict:
+    """What came of a soak with the check of freed blocks."""
+    session.env["GRAFT_CHECK_KV"] = "1"
+    found = run_script(session, SOAK.replace("REQUESTS", str(requests)).replace("TOKENS", tokens).replace("MORE", more))
+    assert found["finished"] + found["aborted"] >= requests
+    assert found["aborted"] > requests // 500
+    assert found["longest"] > 650
+    assert found["preempted"] > 0
+    assert found["nan"] == 0
+    assert found["left"] == 0
+    (item,) = found["items"]
+    assert item["state"] == "applied"
+    assert item["figures"]["attention layers"] == 2
+    assert item["figures"]["KV blocks filled"] > requests
+    assert item["figures"]["KV blocks freed"] > 20
+    assert item["figures"]["KV blocks held"] == 0
+    return found
+
+
+@pytest.fixture
+def soak() -> Callable[..., dict]:
+    return soak_engine
+
+
 @pytest.fixture
 def run() -> Callable[..., dict]:
     return run_script

@@ -15,6 +15,7 @@ from vllm_graft.bindings.attention.compaction import (
     rows_after_cut,
     shift,
     without_empty,
+    without_null,
 )
 
 HOLE = -1
@@ -152,6 +153,27 @@ def test_a_shift_drops_whole_blocks_before_the_models_own_window(block: int, win
             assert len(shown[query]) < window + new + block
             query += 1
     assert torch.equal(shifted.starts, rows.starts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([1, 8, 16, 32]), batches(), st.randoms(use_true_random=False))
+def test_null_blocks_are_left_out(block: int, requests, draw):
+    """Of the blocks before a step, as many as a policy likes; those that the step writes are there."""
+    rows, gone = rows_of(requests, block), set()
+    # The null block has the number 0, which is the first of the first request here.
+    rows = rows._replace(blocks=torch.where(rows.blocks == HOLE, 0, rows.blocks + 1))
+    for row, (context, _) in enumerate(requests):
+        for index in range(context // block):
+            if draw.random() < 0.5:
+                rows.blocks[row, index] = 0
+                gone |= {(row, token) for token in range(index * block, (index + 1) * block)}
+    compacted = without_null(rows, block)
+    shown = seen(compacted._replace(blocks=compacted.blocks - 1), block)
+    query = 0
+    for row, (context, new) in enumerate(requests):
+        for position in range(context, context + new):
+            assert shown[query] == [(row, key) for key in range(position + 1) if (row, key) not in gone]
+            query += 1
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,8 +1,13 @@
 """Policies that evict blocks one by one: what is gone is gone, and a policy that lies costs itself."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from vllm_graft.contracts import RequestBlocks
+from vllm_graft.ledger import Ledger
+from vllm_graft.plan import PlanItem
 from vllm_graft.testing import Session
 
 POLICIES = """
@@ -33,6 +38,7 @@ class Late(KVPolicy):
     def evict(self, request):
         raise SystemExit(3)
 """
+DRAFTS = "speculative_config=dict(method='ngram', num_speculative_tokens=3, prompt_lookup_max=3)"
 NAMES = {"every-other": "EveryOther", "in-use": "InUse", "foreign": "Foreign", "raises": "Raises", "exits": "Late"}
 
 
@@ -134,15 +140,122 @@ print(json.dumps(dict(equal=equal, items=current().view().as_dict()["items"])))
     assert reason in item["reason"]
 
 
+@pytest.mark.engine
+@pytest.mark.compiled
+@pytest.mark.parametrize("drafts", ["", DRAFTS], ids=["plain", "drafts"])
+def test_no_evicted_block_is_read(soak, policies: Session, drafts: str):
+    """With random arrivals, aborts and preemptions, and with drafts of which some are rejected."""
+    policies.plan('[defaults]\nattention = "every-other"\n')
+    soak(policies, 200, more=drafts)
+
+
+@pytest.mark.engine
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        ("", "the model gives each of its layers a window"),
+        ('layer_types=["sliding_attention", "full_attention"]', "the model has 2 groups of layers"),
+    ],
+)
+def test_a_model_with_windows_of_its_own_is_refused(run, policies: Session, layers: str, reason: str):
+    """Blocks are evicted for all layers at once, and the policy would never be asked."""
+    policies.plan('[defaults]\nattention = "every-other"\n')
+    found = run(
+        policies,
+        f"""
+try:
+    engine(hf_overrides=dict(sliding_window=100, {layers}))
+    said = "started"
+except Exception as error:
+    said = str(error)
+print(json.dumps(dict(said=said)))
+""",
+    )
+    assert "attention 'every-other'" in found["said"]
+    assert reason in found["said"]
+
+
 def test_what_may_be_evicted_is_checked():
     """Indices of evictable blocks alone, each once."""
     validate = pytest.importorskip("vllm_graft.bindings.attention.eviction").validate
-    request = RequestBlocks("a", 100, 16, held=[0, 1, 2, 5], evictable=[0, 1, 2], prompt=50, keys={})
-    assert validate([2, 0, 2], request) == [0, 2]
-    assert validate((), request) == []
-    for wrong in ([5], [7], [-1], ["1"], [True], [1.0]):
-        with pytest.raises(ValueError, match="which is not among the 3 evictable ones"):
-            validate(wrong, request)
-    for wrong in (None, 3, "1"):
+    evictable = {0, 1, 2}
+    assert validate([2, 0, 2], evictable, "a") == [0, 2]
+    assert validate((), evictable, "a") == []
+    found = validate(np.array([2, 1]), evictable, "a")
+    assert [type(index) for index in found] == [int, int], "what argsort() answers is taken, as plain numbers"
+    for wrong in ([5], [7], [-1], ["1"], [True], [1.0], [None], [[1]]):
+        with pytest.raises(ValueError, match="which is not among the 3 evictable ones of a"):
+            validate(wrong, evictable, "a")
+    for wrong in (None, 3, "1", iter([1])):
         with pytest.raises(TypeError, match="which is no list of blocks"):
-            validate(wrong, request)
+            validate(wrong, evictable, "a")
+
+
+def widen(request: RequestBlocks) -> list[int]:
+    """Change a request from within ``evict``, to evict a block in use."""
+    object.__setattr__(request, "evictable", [*request.evictable, 5])
+    return [5]
+
+
+def test_a_policy_that_changes_its_request_may_evict_no_more_than_before(monkeypatch):
+    layers = pytest.importorskip("vllm_graft.bindings.attention.layers")
+    item = PlanItem("attention", "p", "m:P", "pkg", ("engine",))
+    ledger = Ledger()
+    ledger.set_item("attention", "p", "applied")
+    monkeypatch.setattr(layers, "current", lambda: ledger)
+    guarded = layers._guarded_evict(item, SimpleNamespace(evict=widen))
+    request = RequestBlocks("a", 100, 16, held=(0, 1, 2, 5), evictable=(0, 1, 2), prompt=50, keys={})
+    assert guarded(request) is None
+    assert "block 5, which is not among the 3 evictable ones of a" in guarded.aside
+
+
+def test_a_layer_that_follows_no_evictions_gets_no_block_of_those_that_do():
+    """Under a lenient plan a layer may be refused; in one group with the others it would read what is gone."""
+    torch = pytest.importorskip("torch")
+    spec = pytest.importorskip("vllm.v1.kv_cache_interface").FullAttentionSpec(
+        block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32
+    )
+    from vllm.v1.core.kv_cache_utils import is_kv_cache_spec_uniform
+
+    evicting = pytest.importorskip("vllm_graft.bindings.attention.eviction").EvictingSpec.of(spec)
+    assert is_kv_cache_spec_uniform({"a": evicting, "b": evicting})
+    assert not is_kv_cache_spec_uniform({"a": evicting, "b": spec})
+    assert type(evicting.merge([evicting, evicting])) is type(evicting)
+
+
+def schedule(notes: dict[str, list[int]], new: tuple[str, ...] = (), resumed: tuple[str, ...] = ()) -> SimpleNamespace:
+    """A step's schedule as far as a worker looks for evictions."""
+    return SimpleNamespace(
+        graft_evicted=notes,
+        scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
+    )
+
+
+STEP = schedule({"a": [1, 2], "b": [0], "waits": [1], "new": [0], "back": [0], "gone": [3]}, ("new",), ("back",))
+"""``waits`` has no row in this step; ``new`` and ``back`` come with their whole tables."""
+
+
+def test_the_v1_runner_writes_the_null_block_over_what_is_gone():
+    """In the tables of the step and in what is remembered of a request that is not in it."""
+    eviction = pytest.importorskip("vllm_graft.bindings.attention.eviction")
+    table = np.arange(1, 17).reshape(4, 4)
+    names = ("a", "b", "waits", "new", "back")
+    requests = {name: SimpleNamespace(block_ids=([5, 6, 7, 8],)) for name in names}
+    rows = {"a": 2, "b": 0, "new": 1, "back": 3}
+    tables = SimpleNamespace(block_tables=[SimpleNamespace(block_table=SimpleNamespace(np=table))])
+    batch = SimpleNamespace(req_id_to_index=rows, block_table=tables)
+    eviction.follow_v1(SimpleNamespace(requests=requests, input_batch=batch), STEP)
+    assert table.tolist() == [[0, 2, 3, 4], [5, 6, 7, 8], [9, 0, 0, 12], [13, 14, 15, 16]]
+    found = [requests[name].block_ids[0] for name in names]
+    assert found == [[5, 0, 0, 8], [0, 6, 7, 8], [5, 0, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8]]
+
+
+def test_the_v2_runner_writes_the_null_block_over_what_is_gone():
+    eviction = pytest.importorskip("vllm_graft.bindings.attention.eviction")
+    written: list[tuple[int, int, list[int]]] = []
+    table = SimpleNamespace(stage_write=lambda row, start, values: written.append((row, start, values)))
+    states = SimpleNamespace(req_id_to_index={"a": 2, "b": 0, "waits": 4, "new": 1, "back": 3})
+    eviction.follow_v2(SimpleNamespace(req_states=states, block_tables=SimpleNamespace(block_tables=[table])), STEP)
+    assert written == [(2, 1, [0]), (2, 2, [0]), (0, 0, [0]), (4, 1, [0])]

@@ -38,6 +38,85 @@ def test_an_answer_that_is_no_window_is_refused():
         layers._planned_spec(SimpleNamespace(), view(), 256, config(), lambda: "")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [(-1, 256), (0, -256), (4.5, 256), (0, 256.0), (0, float("nan")), ("4", 256), (True, 256), (None, 256)],
+)
+def test_a_window_has_whole_numbers_of_tokens(first: Any, last: Any):
+    with pytest.raises(ValueError, match="both must be whole numbers of tokens, 0 or more"):
+        layers._planned_spec(SimpleNamespace(block_size=16), view(), Window(first, last), config(), lambda: "")
+
+
+class Attention(SimpleNamespace):
+    """A layer as vLLM makes it, by its name and what is looked at."""
+
+
+def served(layer: dict[str, Any] | None = None, others: dict[str, Any] | None = None, **engine: Any) -> str:
+    """Return why a layer is not served."""
+    name = view().name
+    backend = SimpleNamespace(get_name=lambda: "CPU_ATTN")
+    plain = {"layer_name": name, "sliding_window": None, "kv_cache_dtype": "auto", "attn_backend": backend}
+    made = Attention(**{**plain, "impl": SimpleNamespace(alibi_slopes=None), **(layer or {})})
+    context = {name: made, "vision": SimpleNamespace(), **(others or {})}
+    given = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=context),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=engine.get("context", 1)),
+        model_config=SimpleNamespace(is_mm_prefix_lm=engine.get("images", False)),
+    )
+    return layers._unserved(made, given)
+
+
+SHARES = {"model.layers.1": SimpleNamespace(kv_sharing_target_layer_name=view().name)}
+FLEX = SimpleNamespace(get_name=lambda: "FLEX_ATTENTION")
+
+
+@pytest.mark.parametrize(
+    ("layer", "others", "engine", "reason"),
+    [
+        ({}, {}, {}, ""),
+        ({"impl": SimpleNamespace(alibi_slopes=[1.0])}, {}, {}, "it has ALiBi"),
+        ({"attn_backend": FLEX}, {}, {}, "vLLM chose the backend FLEX_ATTENTION for it"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, {}, {}, "its KV cache is quantized"),
+        ({"kv_cache_dtype": "turboquant_k8v4"}, {}, {}, "its KV cache is quantized"),
+        ({}, SHARES, {}, "model.layers.1 reads its KV cache too, and would read blocks that are freed"),
+        # Nothing is freed that vLLM would not free for itself.
+        ({"sliding_window": 128}, SHARES, {}, ""),
+        ({}, {}, {"images": True}, "its model attends to images in both directions"),
+        ({}, {}, {"context": 2}, "context parallelism gives each worker a part of every request"),
+    ],
+)
+def test_a_layer_that_is_not_served_is_named_with_the_reason(layer, others, engine, reason):
+    found = served(layer, others, **engine)
+    assert reason in found if reason else not found
+
+
+def test_other_kinds_of_layers_are_not_served():
+    kind = type("CrossAttention", (Attention,), {})
+    assert "it is a CrossAttention" in layers._unserved(kind(attn_backend=FLEX), None)
+
+
+class Evicting(KVPolicy):
+    """Frees blocks one by one."""
+
+    def evict(self, request: Any) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("policy", "windows", "reason"),
+    [
+        (KVPolicy(), {}, "no layer of plain causal self-attention"),
+        (KVPolicy(), {"a": None, "b": None}, "it gives no layer a window"),
+        (KVPolicy(), {"a": None, "b": Window(0, 256)}, ""),
+        (Evicting(), {"a": None}, "the model gives each of its layers a window"),
+        (Evicting(), {"a": "evict"}, ""),
+    ],
+)
+def test_a_policy_that_changes_nothing_is_refused(policy: KVPolicy, windows: Any, reason: str):
+    found = layers._without_effect(policy, windows)
+    assert reason in found if reason else not found
+
+
 def test_a_layers_own_reason_comes_first():
     with pytest.raises(ValueError, match="it has ALiBi"):
         layers._planned_spec(SimpleNamespace(), view(), Window(0, 256), config(), lambda: "it has ALiBi")
@@ -48,11 +127,9 @@ def test_the_models_own_window_stays_as_it_is():
     assert layers._planned_spec(spec, view(512), Window(0, 512), config(hybrid=False), lambda: "") is spec
 
 
-@pytest.mark.parametrize(
-    ("dtype", "served"), [("auto", True), ("bfloat16", True), ("fp8_e4m3", False), ("int8", False)]
-)
-def test_quantized_caches_are_not_served(dtype: str, served: bool):
-    assert bool(layers.unserved_cache(dtype)) is not served
+@pytest.mark.parametrize(("dtype", "plain"), [("auto", True), ("bfloat16", True), ("fp8_e4m3", False), ("int8", False)])
+def test_quantized_caches_are_not_served(dtype: str, plain: bool):
+    assert bool(layers.unserved_cache(dtype)) is not plain
 
 
 class Book:
@@ -85,6 +162,7 @@ class TestStates:
 
         class Policy(KVPolicy):
             def window(self, layer: LayerView) -> Window | None:
+                self.asked.append(layer.name)
                 answer = answers[layer.index]
                 if isinstance(answer, str):
                     raise RuntimeError(answer)
@@ -93,12 +171,14 @@ class TestStates:
         made = layers.PlannedLayers()
         made._plan = SimpleNamespace(strict=False)  # type: ignore[assignment]
         item = PlanItem("attention", "p", "m:P", "pkg", ("worker",))
-        made._planned = lambda: (item, Policy())  # type: ignore[method-assign, assignment, return-value]
+        policy = Policy()
+        self.asked = policy.asked = []
+        made._planned = lambda: (item, policy)  # type: ignore[method-assign, assignment, return-value]
         self.ask(made, len(answers))
         return made
 
-    def ask(self, made: layers.PlannedLayers, number: int) -> None:
-        engine = config()
+    def ask(self, made: layers.PlannedLayers, number: int, engine: Any = None) -> None:
+        engine = engine or config()
         for index in range(number):
             # Their own window, which needs no other spec.
             made.adapt_spec(view(256, index), SimpleNamespace(block_size=16), engine)
@@ -129,6 +209,43 @@ class TestStates:
         self.ask(made, 2)
         made.prove_builder([view().name, view(index=1).name])
         assert book.state == "applied"
+
+    def test_a_layer_is_asked_about_once(self, book: Book):
+        """vLLM wants its spec when it sizes the KV cache, and when it makes it."""
+        made = self.planned([Window(0, 256), None])
+        self.ask(made, 2, made._config)
+        assert self.asked == [view().name, view(index=1).name]
+
+    def managers(self, *names: str) -> Any:
+        """A KV-cache manager of engine core whose groups have specs of these kinds."""
+        specs = [
+            type(name, (SimpleNamespace,), {})(sliding_window=128 if "Sliding" in name else None) for name in names
+        ]
+        groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+        coordinator = SimpleNamespace(single_type_managers=[])
+        return SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=groups), coordinator=coordinator)
+
+    @pytest.mark.parametrize(
+        ("kinds", "reason"),
+        [
+            (("FullAttentionSpec", "CrossAttentionSpec"), "the model has cross attention"),
+            (("MLAAttentionSpec",), "no block is ever freed (KV caches: MLAAttentionSpec)"),
+            ((), "no block is ever freed (KV caches: none)"),
+        ],
+    )
+    def test_engine_core_refuses_caches_without_a_window(self, book: Book, kinds: tuple[str, ...], reason: str):
+        pytest.importorskip("vllm_graft.bindings.attention.eviction")
+        self.planned([None]).prove_managers(self.managers(*kinds))
+        assert book.state == "refused"
+        assert reason in book.reason
+
+    def test_engine_core_refuses_a_policy_that_could_evict_nothing(self, book: Book):
+        """The windows of the model are not its own work."""
+        pytest.importorskip("vllm_graft.bindings.attention.eviction")
+        made = self.planned([None])
+        made._planned = lambda: (PlanItem("attention", "p", "m:P", "pkg", ("worker",)), Evicting())  # type: ignore
+        made.prove_managers(self.managers("SlidingWindowSpec"))
+        assert book.state == "refused"
 
     def test_layers_of_one_group_have_one_window(self, book: Book):
         made = self.planned([Window(0, 256), None])

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from vllm_graft.bindings.attention.compaction import WindowShape
-from vllm_graft.bindings.attention.request_windows import STAMP, RowWindows, stamp_window, stamped_window, validate
+from vllm_graft.bindings.attention.request_windows import (
+    STAMP,
+    RowWindows,
+    follow_windows,
+    stamp_window,
+    stamped_window,
+    validate,
+)
 from vllm_graft.plugins.attention.sink_window import SinkWindow
 from vllm_graft.testing import Session
 
@@ -56,14 +63,17 @@ class TestRowWindows:
         shape, rows = WindowShape.fit(16, 640, 16), RowWindows()
         new = [SimpleNamespace(req_id=name, sampling_params=request_of(extra).sampling_params)
                for name, extra in (("a", None), ("b", {STAMP: 256}))]  # fmt: skip
-        rows.follow(SimpleNamespace(finished_req_ids=(), scheduled_new_reqs=new))
-        rows.arrange(["b", "a"])
+        runner = SimpleNamespace()
+        follow_windows(runner, SimpleNamespace(finished_req_ids=(), scheduled_new_reqs=new))
+        rows.arrange(runner, ["b", "a"])
         # A captured batch has more rows than there are requests.
         assert rows.before(shape, 3, torch.device("cpu")).tolist() == [192, 576, 576]
-        rows.arrange(["a"])
+        rows.arrange(SimpleNamespace(), ["b", "a"])
+        assert rows.before(shape, 2, torch.device("cpu")) is None, "another engine of this process"
+        rows.arrange(runner, ["a"])
         assert rows.before(shape, 1, torch.device("cpu")) is None
-        rows.follow(SimpleNamespace(finished_req_ids=("b",), scheduled_new_reqs=[]))
-        rows.arrange(["b"])
+        follow_windows(runner, SimpleNamespace(finished_req_ids=("b",), scheduled_new_reqs=[]))
+        rows.arrange(runner, ["b"])
         assert rows.before(shape, 1, torch.device("cpu")) is None
 
 

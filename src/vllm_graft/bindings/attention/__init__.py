@@ -14,6 +14,7 @@ of every layer (``kernel_layers``), as a backend of vLLM's (``kernel``).
 - ``retention``   KV-cache specs and managers: what is freed, and what the prefix cache may answer
 - ``eviction``    the manager that asks a policy which blocks to free, and the block tables that follow
 - ``scoring``     the attention that blocks draw, for a policy that wants scores
+- ``freed_blocks``  a debug check that no freed block is read
 - ``compaction``  the rows of a step rewritten: which blocks each query sees, as block tables
 - ``token_tables``  a model's own window as a table of tokens, for FlashAttention 3
 - ``backends``    stock backends with a metadata builder that compacts

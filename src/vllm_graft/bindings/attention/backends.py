@@ -46,18 +46,17 @@ served backends reads one, and all may be None."""
 @functools.cache
 def compacting_backend(
     stock: type[AttentionBackend],
-    on_builder: Callable[[Sequence[str]], None],
-    on_step: Callable[[CommonAttentionMetadata], None],
+    on_builder: Callable[[Sequence[str]], Callable[[CommonAttentionMetadata], None] | None],
     meter: Callable[[], Meter],
     row_windows: RowWindows,
 ) -> type[AttentionBackend]:
     """Derive a backend whose builder compacts rows; the same stock backend gives the same class.
 
-    ``on_builder`` is called with the names of the layers that a builder is made for, ``on_step`` with the rows of each
-    step before they are compacted. ``meter`` returns what counts the time of compacting them,
-    ``row_windows`` knows the requests that have windows of their own.
+    ``on_builder`` is called with the names of the layers that a builder is made for. What it returns is called with the
+    rows of each step of the builder before they are compacted. ``meter`` returns what counts the time of compacting
+    them, ``row_windows`` knows the requests that have windows of their own.
     """
-    builder = _compacting_builder(stock.get_builder_cls(), on_builder, on_step, meter, row_windows)
+    builder = _compacting_builder(stock.get_builder_cls(), on_builder, meter, row_windows)
 
     class CompactingBackend(stock):
         """A stock backend with another builder. It keeps the name, which vLLM looks up among its own."""
@@ -74,8 +73,7 @@ def compacting_backend(
 
 def _compacting_builder(
     stock: Any,
-    on_builder: Callable[[Sequence[str]], None],
-    on_step: Callable[[CommonAttentionMetadata], None],
+    on_builder: Callable[[Sequence[str]], Callable[[CommonAttentionMetadata], None] | None],
     meter: Callable[[], Meter],
     row_windows: RowWindows,
 ) -> type:
@@ -102,10 +100,11 @@ def _compacting_builder(
             self.supports_draft_decode_metadata_update = False
             self._compactor = Compactor(kv_cache_spec, layer_names, vllm_config, device, row_windows)
             self._metered = MeteredCall(meter())
-            on_builder(layer_names)
+            self._on_step = on_builder(layer_names)
 
         def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
-            on_step(common_attn_metadata)
+            if self._on_step is not None:
+                self._on_step(common_attn_metadata)
             compacted = self._metered.run(
                 lambda: self._compactor.compact(common_attn_metadata), common_attn_metadata.seq_lens.device
             )
@@ -145,11 +144,12 @@ class Compactor:
         from vllm.v1.kv_cache_interface import FullAttentionSpec
 
         self.block_size: int = spec.block_size
-        self.evicts = isinstance(spec, FullAttentionSpec)
-        """Whether blocks are evicted one by one, and are null in the tables."""
         self.shape: WindowShape | None = getattr(spec, "shape", None)
         """The window that the plan gave these layers; None for a window of the model's own."""
-        self.sliding = 0 if self.shape or self.evicts else int(spec.sliding_window)
+        # Without its hybrid KV-cache manager, vLLM notes a window of the model in a spec of full attention.
+        self.sliding = 0 if self.shape else int(getattr(spec, "sliding_window", None) or 0)
+        self.evicts = isinstance(spec, FullAttentionSpec) and not self.sliding
+        """Whether blocks are evicted one by one, and are null in the tables."""
         self.most = self.shape.most if self.shape else self.sliding + self.block_size - 1
         if self.evicts:
             self.most = config.model_config.max_model_len + config.scheduler_config.max_num_batched_tokens

@@ -10,23 +10,23 @@ was computed after a request's first eviction goes into the prefix cache.
 
 from __future__ import annotations
 
+import copy
 import math
+import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
+from vllm_graft.bindings.attention.layers import NOTES, SCORES
 from vllm_graft.contracts import RequestBlocks
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
-
-NOTES: Final = "graft_evicted"
-"""The attribute of a step's schedule with the evicted blocks of each request, which vLLM pickles to its workers."""
 
 Ask = Callable[[RequestBlocks], "Collection[int] | None"]
 
@@ -40,6 +40,16 @@ class EvictingSpec(FullAttentionSpec):
         """Return the spec of a layer with full attention, with eviction."""
         return cls(**{field.name: getattr(spec, field.name) for field in fields(spec) if field.init})
 
+    @classmethod
+    def merge(cls, specs: list[Any]) -> Any:
+        """Merge the specs of layers that all follow evictions; a layer that does not must not share their blocks.
+
+        vLLM takes an AssertionError as the answer that layers differ.
+        """
+        if not all(isinstance(spec, EvictingSpec) for spec in specs):
+            raise AssertionError("blocks of some layers are evicted, and others would read them")
+        return super().merge(specs)
+
 
 class EvictingManager(FullAttentionManager):
     """Frees the blocks that the policy names. Without one it is vLLM's own manager."""
@@ -48,10 +58,14 @@ class EvictingManager(FullAttentionManager):
         super().__init__(kv_cache_spec, **kwargs)
         self.ask: Ask | None = None
         """Asks the policy, guarded; None as its answer once the policy is put aside."""
+        self.notes_leave = False
+        """Whether the scheduler hands notes to the workers; one that does not pass the patch would lose them."""
         self.freed = 0
         """The blocks that were freed while their requests ran."""
         self.report: Callable[[], None] | None = None
         """Called before each step of the engine."""
+        self.on_lost_notes: Callable[[], None] = lambda: None
+        """Told once if nothing may be evicted, because no worker would know."""
         self.request: Request | None = None
         """The request that slots are being allocated for."""
         self._asked: dict[str, int] = {}
@@ -80,9 +94,13 @@ class EvictingManager(FullAttentionManager):
             return
         if filled <= self._asked.get(request_id, 0):
             return
+        if not self.notes_leave:
+            self.ask = None
+            self.on_lost_notes()
+            return
         self._asked[request_id] = filled
-        held = [index for index, block in enumerate(blocks) if block is not self._null_block]
-        evictable = [index for index in held if index < filled]
+        held = tuple(index for index, block in enumerate(blocks) if block is not self._null_block)
+        evictable = tuple(index for index in held if index < filled)
         gone = self.ask(
             RequestBlocks(
                 request_id=request_id,
@@ -91,7 +109,8 @@ class EvictingManager(FullAttentionManager):
                 held=held,
                 evictable=evictable,
                 prompt=request.num_prompt_tokens,
-                keys=dict(getattr(request.sampling_params, "extra_args", None) or {}),
+                # A copy of all of it: what the policy does to a list must not reach the request.
+                keys=copy.deepcopy(getattr(request.sampling_params, "extra_args", None) or {}),
                 scores=self._scores_of(request_id, held),
             )
         )
@@ -142,16 +161,28 @@ class EvictingManager(FullAttentionManager):
         return super().pop_blocks_for_free(request_id)
 
 
-def validate(answer: object, request: RequestBlocks) -> list[int]:
+def validate(answer: object, evictable: Collection[int], request_id: str) -> list[int]:
     """Return a policy's answer as a list; raise ValueError for a block that it may not evict."""
     if not isinstance(answer, Collection) or isinstance(answer, str | bytes):
         raise TypeError(f"evict() answered {answer!r}, which is no list of blocks")
-    allowed = set(request.evictable)
-    for index in answer:
-        if isinstance(index, bool) or not isinstance(index, int) or index not in allowed:
-            what = f"block {index!r}, which is not among the {len(allowed)} evictable ones of {request.request_id}"
+    found: set[int] = set()
+    for each in answer:
+        index = _index(each)
+        if index is None or index not in evictable:
+            what = f"block {each!r}, which is not among the {len(evictable)} evictable ones of {request_id}"
             raise ValueError(f"evict() answered {what}")
-    return sorted(set(answer))
+        found.add(index)
+    return sorted(found)
+
+
+def _index(value: Any) -> int | None:
+    """Return a value as an index, of NumPy's types too; None for what is none, such as True or 1.0."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def evicting_managers(manager: Any) -> list[EvictingManager]:
@@ -159,21 +190,19 @@ def evicting_managers(manager: Any) -> list[EvictingManager]:
     return [each for each in manager.coordinator.single_type_managers if isinstance(each, EvictingManager)]
 
 
-def attach_notes(scheduler: Any, output: Any) -> None:
+def attach_notes(managers: Sequence[EvictingManager], output: Any) -> None:
     """Attach the evicted blocks of a step to its schedule."""
     notes: dict[str, list[int]] = {}
-    for manager in evicting_managers(scheduler.kv_cache_manager):
+    for manager in managers:
         notes |= manager.take_notes()
     if notes:
         setattr(output, NOTES, notes)
 
 
-def take_in_scores(scheduler: Any, output: Any) -> None:
+def take_in_scores(managers: Sequence[EvictingManager], scheduler: Any, output: Any) -> None:
     """Hand the scores beside a step's output to the managers; a request that has ended is passed over."""
-    from vllm_graft.bindings.attention.scoring import SCORES
-
     scores: dict[str, np.ndarray] = getattr(output, SCORES, None) or {}
-    for manager in evicting_managers(scheduler.kv_cache_manager) if scores else ():
+    for manager in managers if scores else ():
         for request, latest in scores.items():
             if request in scheduler.requests:
                 manager.add_scores(request, latest)

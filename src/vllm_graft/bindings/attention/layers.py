@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from vllm_graft.bindings.attention.backends import SERVED, compacting_backend
 from vllm_graft.bindings.attention.compaction import WindowShape
+from vllm_graft.bindings.attention.freed_blocks import VARIABLE, FreedBlocks, checked, search_output, unchecked
 from vllm_graft.bindings.attention.kernel import kernel_class
 from vllm_graft.bindings.attention.request_windows import Ask, RowWindows, stamp_window
 from vllm_graft.bindings.attention.request_windows import validate as validate_window
@@ -23,8 +25,22 @@ if TYPE_CHECKING:
     from vllm_graft.bindings.attention.retention import SinkWindowManager
     from vllm_graft.bindings.attention.scoring import BlockScorer
 
-_QUANTIZED: Final = ("fp8", "nvfp4", "int")
-"""How the types of quantized KV caches begin."""
+NOTES: Final = "graft_evicted"
+"""The attribute of a step's schedule with the evicted blocks of each request, which vLLM pickles to its workers."""
+
+SCORES: Final = "graft_scores"
+"""The attribute of a step's output with the scores of requests: a row for each, not a number where no block is."""
+
+_ASKING: Final = "graft_asking"
+"""The attribute of vLLM's ``KVCacheManager`` with those of its managers that ask the policy."""
+
+_WINDOWED: Final = "graft_windowed"
+"""The attribute of vLLM's ``KVCacheManager`` with those of its managers that free what has left a window."""
+
+_LOST_NOTES: Final = "its scheduler does not go through Scheduler.schedule, so no worker would learn what is evicted"
+
+_PLAIN: Final = ("auto", "float32", "float16", "bfloat16", "half", "float")
+"""The types of KV caches that are served: each release has other quantized ones."""
 
 
 Answer = Window | Literal["evict"] | None
@@ -39,42 +55,34 @@ class PlannedLayers:
         self._policy: KVPolicy | None = None
         self.windows: dict[str, Answer] = {}
         """The policy's answer for each layer, by the layer's name."""
-        self.evicting: list[EvictingManager] = []
-        """In engine core: the managers that ask the policy which blocks to evict."""
+        self._answers: dict[LayerView, Answer] = {}
+        """The policy's answer to each view of a layer, because vLLM asks for a layer's spec more than once."""
         self.report_blocks: Callable[[], None] = lambda: None
         """In engine core: report the blocks that are held and were freed."""
         self.scorer: BlockScorer | None = None
         """In a worker whose policy wants scores: what computes them."""
-        self.windowed: list[SinkWindowManager] = []
-        """In engine core: the managers that free what has left a window."""
+        self.score_every = 0
+        """The steps between two scorings; 0 where none are wanted."""
         self.ask_window: Ask | None = None
         """In engine core: asks the policy for the window of a request, guarded."""
         self.row_windows = RowWindows()
-        """In a worker: the requests with windows of their own."""
+        """In a worker: the rows of a step whose requests have windows of their own."""
         self._refused = False
         self._config: Any = None
-
-    @property
-    def evicts(self) -> bool:
-        """True if the policy evicts blocks of this worker's layers one by one."""
-        return "evict" in self.windows.values()
-
-    @property
-    def asking(self) -> list[EvictingManager | SinkWindowManager]:
-        """The managers of engine core that look at the request whose blocks they free."""
-        return [*self.evicting, *self.windowed]
 
     def adapt(self, layer: Any, spec: Any, config: Any) -> Any:
         """Return the KV-cache spec of a layer, after giving the layer the backend that goes with it."""
         view = layer_view(layer, spec, config)
-        planned = self.adapt_spec(view, spec, config, lambda: _unserved(layer), layer)
+        planned = self.adapt_spec(view, spec, config, lambda: _unserved(layer, config), layer)
         # vLLM asks for the spec more than once: when it sizes the KV cache, and when it makes it.
         if self.windows.get(view.name) is not None and not getattr(layer.attn_backend, "compacts", False):
             layer.attn_backend = compacting_backend(
-                layer.attn_backend, self.prove_builder, self.note_step, self.table_meter, self.row_windows
+                layer.attn_backend, self.watch_builder, self.table_meter, self.row_windows
             )
             if view.window is not None:
                 read_tokens(layer.impl)
+            if checked() and not unchecked(config):
+                search_output(layer)
         return planned
 
     def adapt_spec(
@@ -91,10 +99,9 @@ class PlannedLayers:
         if config is not self._config:
             # Another engine of this process, as in a notebook: what was refused may be corrected.
             self._config, self.windows, self._refused, self.scorer = config, {}, False, None
+            self._answers, self.score_every = {}, 0
         try:
-            window: Answer = policy.window(view)
-            if window is None and view.window is None and type(policy).evict is not KVPolicy.evict:
-                window = "evict"
+            window = self._ask(policy, view)
             planned = _planned_spec(spec, view, window, config, unserved) if window is not None else spec
             if _narrows(policy) and getattr(config.parallel_config, "use_ubatching", False):
                 raise ValueError(
@@ -112,6 +119,15 @@ class PlannedLayers:
         self.windows[view.name] = window
         return planned
 
+    def _ask(self, policy: KVPolicy, view: LayerView) -> Answer:
+        """Return the policy's answer for a layer, asked for once."""
+        if view not in self._answers:
+            window: Answer = policy.window(view)
+            if window is None and view.window is None and _evicts(policy):
+                window = "evict"
+            self._answers[view] = window
+        return self._answers[view]
+
     def _note_answer(self, item: PlanItem, window: Answer) -> None:
         """Record a layer's first answer: a window has yet to be proven, layers without one are as they should be."""
         if window is not None and not any(self.windows.values()):
@@ -122,8 +138,6 @@ class PlannedLayers:
 
     def _watch(self, policy: KVPolicy, view: LayerView, layer: Any, config: Any) -> None:
         """Have a layer score blocks if the policy chooses it; raise ValueError where blocks cannot be scored."""
-        if layer is None:
-            raise ValueError("its policy wants scores, and the simulated accelerator computes no attention")
         from vllm_graft.bindings.attention.scoring import BlockScorer, unscorable
 
         if reason := unscorable(config):
@@ -131,15 +145,19 @@ class PlannedLayers:
         every: object = policy.score_every
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"score_every is {every!r}, and must be at least one step")
+        self.score_every = every
+        if layer is None:
+            # The simulated accelerator has no layers, and makes scores up.
+            return
         if self.scorer is None:
             self.scorer = BlockScorer(every)
         if policy.scores_layer(view):
             self.scorer.watch(view.name, layer)
 
-    def note_step(self, metadata: Any) -> None:
-        """Have the rows of a step remembered for its scoring."""
-        if self.scorer is not None:
-            self.scorer.note_step(metadata)
+    def watch_builder(self, names: Sequence[str]) -> Callable[[Any], None] | None:
+        """Prove the layers that a metadata builder is made for; return what wants to see the rows of its steps."""
+        self.prove_builder(names)
+        return self.scorer.note_step if self.scorer is not None else None
 
     def table_meter(self) -> Meter:
         """Return the meter of the block tables, which are compacted once for each step and group of layers."""
@@ -147,25 +165,50 @@ class PlannedLayers:
         assert item is not None
         return current().hook(item.name, "compact", point(item.point).budget_us)
 
-    def prepare_scores(self, runner: Any, kv_cache_config: Any) -> None:
-        """Make the buffers of the layers that score, once the number of blocks is known."""
+    def prepare(self, runner: Any, kv_cache_config: Any) -> None:
+        """Check that some layer has what is planned, and make the buffers of those that score."""
+        self.check_choice(runner.vllm_config)
         item, _ = self._planned()
-        if item is None or self.scorer is None or self._refused:
+        if item is None or self._refused:
+            return
+        if checked():
+            self._prepare_check(item, runner, kv_cache_config.num_blocks)
+        if self.scorer is None:
             return
         if not self.scorer.layers:
             self._refuse(item, "scores_layer()", "it chose no layer of the model, so no block is ever scored")
             return
         block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         self.scorer.allocate(kv_cache_config.num_blocks, block_size, runner.vllm_config, runner.device)
+        # Its own, as another engine of this process has another scorer.
+        runner.graft_scorer = self.scorer
+
+    def _prepare_check(self, item: PlanItem, runner: Any, blocks: int) -> None:
+        if reason := unchecked(runner.vllm_config):
+            self._refuse(item, VARIABLE, reason)
+            return
+        # A stock kernel loads the null blocks of a window that the model gives a layer, and masks them.
+        null = all(answer is not None or view.window is None for view, answer in self._answers.items())
+        runner.graft_freed = FreedBlocks(blocks, null, current().figure(item.name, "KV blocks filled").set)
+
+    def check_choice(self, config: Any) -> None:
+        """Refuse a policy with which no layer of this model differs: no block would ever be freed."""
+        item, policy = self._planned()
+        # A pipeline stage may have none of the layers that are meant.
+        if item is None or policy is None or self._refused or config.parallel_config.pipeline_parallel_size > 1:
+            return
+        if reason := _without_effect(policy, self.windows):
+            self._refuse(item, "all layers", reason)
 
     def score_step(self, runner: Any, sample: Callable[[], Any]) -> Any:
         """Score blocks after the forward pass of a step, and return its output with the scores that have arrived."""
-        if self.scorer is None or self._refused:
+        scorer: BlockScorer | None = getattr(runner, "graft_scorer", None)
+        if scorer is None:
             return sample()
         from vllm_graft.bindings.attention.scoring import step_requests
 
-        self.scorer.score_step(step_requests(runner))
-        return self.scorer.report(sample())
+        scorer.score_step(step_requests(runner))
+        return scorer.report(sample())
 
     def prove_groups(self, groups: Iterable[Any]) -> None:
         """Record the groups of layers with a window, where no metadata builder is ever made."""
@@ -199,11 +242,17 @@ class PlannedLayers:
             return
         groups = [group.kv_cache_spec for group in manager.kv_cache_config.kv_cache_groups]
         windows = [getattr(spec, "sliding_window", None) for spec in groups]
-        self.evicting, self.windowed = _evicting_managers(manager), _windowed_managers(manager)
-        if not any(windows) and not self.evicting:
-            self._refuse(item, "engine core", "no group of layers has a window, so no block is ever freed")
+        evicting, windowed = _evicting_managers(manager), _windowed_managers(manager)
+        if any(type(spec).__name__ == "CrossAttentionSpec" for spec in groups):
+            what = "the model has cross attention, and windows are for plain causal self-attention"
+            self._refuse(item, "engine core", what)
             return
-        if self.evicting and len(groups) > 1:
+        if not evicting and (not any(windows) or _only_evicts(policy)):
+            kinds = ", ".join(sorted({type(spec).__name__ for spec in groups})) or "none"
+            what = f"no group of layers has a window from it, so no block is ever freed (KV caches: {kinds})"
+            self._refuse(item, "engine core", what)
+            return
+        if evicting and len(groups) > 1:
             what = f"the model has {len(groups)} groups of layers, and blocks are evicted for all layers at once"
             self._refuse(item, "engine core", what)
             return
@@ -213,9 +262,12 @@ class PlannedLayers:
             return
         current().set_item(item.point, item.name, "applied")
         current().save()
-        for each in self.evicting:
+        for each in evicting:
             each.ask, each.decay = _guarded_evict(item, policy), policy.score_decay
-        if self.windowed and _narrows(policy):
+            each.on_lost_notes = functools.partial(current().put_aside, item.name, _LOST_NOTES)
+        setattr(manager, _ASKING, evicting)
+        setattr(manager, _WINDOWED, windowed)
+        if windowed and _narrows(policy):
             self.ask_window = _guarded_window(item, policy)
         self.report_blocks = _block_reporter(manager, item.name, policy.wants_scores)
 
@@ -238,6 +290,7 @@ class PlannedLayers:
             return None, None
         if self._plan != plan:
             self._plan, self.windows, self._refused = plan, {}, False
+            self.ask_window = None
             self._policy = instantiate(item, KVPolicy, plan, current())
             if self._policy is not None:
                 # Made is not active: each layer has to show that first.
@@ -261,6 +314,37 @@ class PlannedLayers:
 
 planned_layers: Final = PlannedLayers()
 """The layers of this process."""
+
+
+def asking_managers(manager: Any) -> Sequence[EvictingManager]:
+    """Return the managers of vLLM's ``KVCacheManager`` that ask the policy which blocks to evict."""
+    found: Sequence[EvictingManager] = getattr(manager, _ASKING, ())
+    return found
+
+
+def windowed_managers(manager: Any) -> Sequence[SinkWindowManager]:
+    """Return the managers of vLLM's ``KVCacheManager`` that free what has left a window."""
+    found: Sequence[SinkWindowManager] = getattr(manager, _WINDOWED, ())
+    return found
+
+
+def _evicts(policy: KVPolicy) -> bool:
+    return type(policy).evict is not KVPolicy.evict
+
+
+def _only_evicts(policy: KVPolicy) -> bool:
+    return _evicts(policy) and type(policy).window is KVPolicy.window
+
+
+def _without_effect(policy: KVPolicy, windows: Mapping[str, Answer]) -> str:
+    """Return why no layer differs under a policy; empty if one does."""
+    if any(answer is not None for answer in windows.values()):
+        return ""
+    if not windows:
+        return "the model has no layer of plain causal self-attention"
+    if _evicts(policy):
+        return "the model gives each of its layers a window, and blocks are evicted in layers with full attention"
+    return "it gives no layer a window, so no block is ever freed"
 
 
 def _evicting_managers(manager: Any) -> list[EvictingManager]:
@@ -294,7 +378,9 @@ def _guarded_evict(item: PlanItem, policy: KVPolicy) -> Callable[[RequestBlocks]
     from vllm_graft.bindings.attention.eviction import validate
 
     def evict(request: RequestBlocks) -> list[int]:
-        return validate(policy.evict(request), request)
+        # Taken before the policy sees the request, which it may change.
+        evictable, request_id = frozenset(request.evictable), request.request_id
+        return validate(policy.evict(request), evictable, request_id)
 
     # Asked once for each block that a request fills, so seldom: the scheduler's budget, not that of a layer.
     return guard_method(item, "evict", evict, current(), budget_us=point("scheduler").budget_us)
@@ -353,6 +439,8 @@ def _planned_spec(spec: Any, view: LayerView, window: Answer, config: Any, unser
         return EvictingSpec.of(spec)
     if not isinstance(window, Window):
         raise TypeError(f"window() answered {window!r}, which is no Window")
+    if any(type(tokens) is not int or tokens < 0 for tokens in (window.first, window.last)):
+        raise ValueError(f"window() answered {window}, and both must be whole numbers of tokens, 0 or more")
     if reason := unserved():
         raise ValueError(reason)
     if view.window is not None:
@@ -375,7 +463,7 @@ def _planned_spec(spec: Any, view: LayerView, window: Answer, config: Any, unser
     return SinkWindowSpec.of(spec, WindowShape.fit(window.first, window.last, spec.block_size))
 
 
-def _unserved(layer: Any) -> str:
+def _unserved(layer: Any, config: Any) -> str:
     """Return why a layer cannot have a window; empty if it can."""
     name = layer.attn_backend.get_name()
     if type(layer).__name__ != "Attention":
@@ -384,9 +472,35 @@ def _unserved(layer: Any) -> str:
         return f"vLLM chose the backend {name} for it, and windows are served on {', '.join(SERVED)}"
     if getattr(layer.impl, "alibi_slopes", None) is not None:
         return "it has ALiBi, whose biases count the tokens between, and those are left out"
-    return unserved_cache(str(layer.kv_cache_dtype))
+    if layer.sliding_window is None and (reader := _other_reader(layer, config)):
+        return f"{reader} reads its KV cache too, and would read blocks that are freed"
+    return unserved_cache(str(layer.kv_cache_dtype)) or unserved_engine(config)
+
+
+def _other_reader(layer: Any, config: Any) -> str:
+    """Return the name of a layer that shares this one's KV cache; empty if there is none.
+
+    vLLM asks such a layer for no spec, so it keeps its stock backend.
+    """
+    layers: Mapping[str, Any] = config.compilation_config.static_forward_context
+    readers = (
+        name
+        for name, other in layers.items()
+        if getattr(other, "kv_sharing_target_layer_name", None) == layer.layer_name
+    )
+    return next(readers, "")
+
+
+def unserved_engine(config: Any) -> str:
+    """Return why no layer of an engine can have a window; empty if they can."""
+    parallel = config.parallel_config
+    if getattr(config.model_config, "is_mm_prefix_lm", False):
+        return "its model attends to images in both directions"
+    if any(getattr(parallel, f"{kind}_context_parallel_size", 1) > 1 for kind in ("decode", "prefill")):
+        return "context parallelism gives each worker a part of every request"
+    return ""
 
 
 def unserved_cache(dtype: str) -> str:
     """Return why a KV cache of this type cannot have a window; empty if it can."""
-    return f"its KV cache is quantized ({dtype}), which is not served yet" if dtype.startswith(_QUANTIZED) else ""
+    return "" if dtype in _PLAIN else f"its KV cache is quantized ({dtype}), which is not served yet"

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from vllm_graft.bindings.attention import requests
+from vllm_graft.bindings.attention.freed_blocks import FREE, attach_free, checked
 from vllm_graft.bindings.attention.kernel_layers import planned_kernel
-from vllm_graft.bindings.attention.layers import planned_layers
+from vllm_graft.bindings.attention.layers import NOTES, asking_managers, planned_layers, windowed_managers
+from vllm_graft.bindings.attention.request_windows import follow_windows
 from vllm_graft.patching import Engine, Patch, VLLMPatch, wrap
 
 _WHY: Final = "vLLM takes no attention backend and no KV-cache spec per layer"
@@ -66,7 +68,8 @@ class PlannedManagers(
     @wrap
     def allocate_slots(self, call: Call, request: Any, *args: Any, **kwargs: Any) -> Any:
         # Managers are told the name of a request alone.
-        for manager in planned_layers.asking:
+        managers: tuple[Any, ...] = (*asking_managers(self), *windowed_managers(self))
+        for manager in managers:
             manager.request = request
         return call(request, *args, **kwargs)
 
@@ -91,11 +94,16 @@ class EvictionNotes(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="g
 
     @wrap
     def schedule(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        managers = asking_managers(self.kv_cache_manager)
+        for manager in managers:
+            manager.notes_leave = True
         output = call(*args, **kwargs)
-        if planned_layers.evicting:
+        if managers:
             from vllm_graft.bindings.attention.eviction import attach_notes
 
-            attach_notes(self, output)
+            attach_notes(managers, output)
+        if checked():
+            attach_free(self.kv_cache_manager.block_pool, output)
         return output
 
 
@@ -106,16 +114,16 @@ class EngineScores(VLLMPatch["vllm.v1.core.sched.scheduler:Scheduler"], name="gr
     def update_from_output(
         self, call: Call, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if planned_layers.evicting:
+        if managers := asking_managers(self.kv_cache_manager):
             from vllm_graft.bindings.attention.eviction import take_in_scores
 
-            take_in_scores(self, model_runner_output)
+            take_in_scores(managers, self, model_runner_output)
         return call(scheduler_output, model_runner_output, *args, **kwargs)
 
 
-def _prepare_scores(self: Any, call: Call, kv_cache_config: Any, *args: Any, **kwargs: Any) -> Any:
+def _prepare_layers(self: Any, call: Call, kv_cache_config: Any, *args: Any, **kwargs: Any) -> Any:
     result = call(kv_cache_config, *args, **kwargs)
-    planned_layers.prepare_scores(self, kv_cache_config)
+    planned_layers.prepare(self, kv_cache_config)
     return result
 
 
@@ -126,15 +134,21 @@ def _score_blocks(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
 class V1Scores(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], name="graft.v1-scores", why=_WHY):
     """On the V1 runner, score blocks between the forward pass and the sampling of a step."""
 
-    initialize_kv_cache = wrap(_prepare_scores)
+    initialize_kv_cache = wrap(_prepare_layers)
     sample_tokens = wrap(_score_blocks)
 
 
 class V2Scores(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], name="graft.v2-scores", why=_WHY):
     """On the V2 runner, score blocks between the forward pass and the sampling of a step."""
 
-    initialize_kv_cache = wrap(_prepare_scores)
+    initialize_kv_cache = wrap(_prepare_layers)
     sample_tokens = wrap(_score_blocks)
+
+
+def _fill_freed(runner: Any, scheduler_output: Any) -> None:
+    freed, free = getattr(runner, "graft_freed", None), getattr(scheduler_output, FREE, None)
+    if freed is not None and free is not None:
+        freed.fill(runner.kv_caches, free)
 
 
 class V1Evictions(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], name="graft.v1-evictions", why=_WHY):
@@ -143,13 +157,14 @@ class V1Evictions(VLLMPatch["vllm.v1.worker.gpu_model_runner:GPUModelRunner"], n
     @wrap
     def _update_states(self, call: Call, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(scheduler_output, *args, **kwargs)
-        if planned_layers.evicts:
+        if getattr(scheduler_output, NOTES, None):
             from vllm_graft.bindings.attention.eviction import follow_v1
 
             follow_v1(self, scheduler_output)
-        planned_layers.row_windows.follow(scheduler_output)
+        follow_windows(self, scheduler_output)
         # Backends that want their rows in another order have had them sorted by now.
-        planned_layers.row_windows.arrange(self.input_batch.req_ids)
+        planned_layers.row_windows.arrange(self, self.input_batch.req_ids)
+        _fill_freed(self, scheduler_output)
         return result
 
 
@@ -159,17 +174,18 @@ class V2Evictions(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], n
     @wrap
     def update_requests(self, call: Call, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(scheduler_output, *args, **kwargs)
-        if planned_layers.evicts:
+        if getattr(scheduler_output, NOTES, None):
             from vllm_graft.bindings.attention.eviction import follow_v2
 
             follow_v2(self, scheduler_output)
-        planned_layers.row_windows.follow(scheduler_output)
+        follow_windows(self, scheduler_output)
+        _fill_freed(self, scheduler_output)
         return result
 
     @wrap
     def prepare_inputs(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         batch = call(*args, **kwargs)
-        planned_layers.row_windows.arrange(batch.req_ids)
+        planned_layers.row_windows.arrange(self, batch.req_ids)
         return batch
 
 
@@ -199,6 +215,31 @@ class CompletionPolicyKeys(
     to_sampling_params = wrap(_check_keys)
 
 
+def _refuse_beams(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
+    requests.refuse_beams(self.vllm_xargs)
+    return call(*args, **kwargs)
+
+
+class ChatPolicyBeams(
+    VLLMPatch["vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest"],
+    name="graft.chat-policy-beams",
+    why=_WHY,
+):
+    """Refuse a chat request for beam search that has keys of the policy."""
+
+    to_beam_search_params = wrap(_refuse_beams)
+
+
+class CompletionPolicyBeams(
+    VLLMPatch["vllm.entrypoints.openai.completion.protocol:CompletionRequest"],
+    name="graft.completion-policy-beams",
+    why=_WHY,
+):
+    """Refuse a completion request for beam search that has keys of the policy."""
+
+    to_beam_search_params = wrap(_refuse_beams)
+
+
 class ResponsesPolicyKeys(
     VLLMPatch["vllm.entrypoints.openai.responses.protocol:ResponsesRequest"],
     name="graft.responses-policy-keys",
@@ -221,7 +262,7 @@ class PolicyKeys(VLLMPatch["vllm.v1.engine.input_processor:InputProcessor"], nam
 ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (
     PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, WindowStamps, EvictionNotes, V1Evictions,
     V2Evictions, EngineScores, V1Scores, V2Scores, ChatPolicyKeys, CompletionPolicyKeys, ResponsesPolicyKeys,
-    PolicyKeys,
+    PolicyKeys, ChatPolicyBeams, CompletionPolicyBeams,
 )  # fmt: skip
 
 

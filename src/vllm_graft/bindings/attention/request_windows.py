@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 STAMP: Final = "graft_kv_window"
 """The name among a request's ``extra_args`` under which its window travels."""
 
+_ASKED: Final = "graft_windows"
+"""The attribute of a model runner with the windows of its requests, by the names of these."""
+
 Ask = Callable[[Mapping[str, object]], "int | None"]
 
 
@@ -50,25 +53,28 @@ def validate(answer: object) -> int | None:
     return answer
 
 
+def follow_windows(runner: Any, output: Any) -> None:
+    """Take note in a model runner of the requests that begin and end with a step's schedule."""
+    # In the runner, because two engines of one process give their requests the same names.
+    asked: dict[str, int] = runner.__dict__.setdefault(_ASKED, {})
+    for request in output.finished_req_ids:
+        asked.pop(request, None)
+    for new in output.scheduled_new_reqs:
+        window = stamped_window(new.sampling_params)
+        if window is not None:
+            asked[new.req_id] = window
+
+
 class RowWindows:
-    """In a worker: the windows of the requests that have one of their own, by the rows of the step."""
+    """In a worker: the windows of the rows of a step whose requests have one of their own."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, int] = {}
         self._rows: list[int] = []
 
-    def follow(self, output: Any) -> None:
-        """Take note of the requests that begin and end with a step's schedule."""
-        for request in output.finished_req_ids:
-            self._asked.pop(request, None)
-        for new in output.scheduled_new_reqs:
-            window = stamped_window(new.sampling_params)
-            if window is not None:
-                self._asked[new.req_id] = window
-
-    def arrange(self, requests: Sequence[str]) -> None:
-        """Take note of the rows of the step that is being prepared."""
-        self._rows = [self._asked.get(request, 0) for request in requests] if self._asked else []
+    def arrange(self, runner: Any, requests: Sequence[str]) -> None:
+        """Take note of the rows of the step that a model runner prepares."""
+        asked: dict[str, int] = getattr(runner, _ASKED, {})
+        self._rows = [asked.get(request, 0) for request in requests] if asked else []
 
     def before(self, shape: WindowShape, rows: int, device: torch.device) -> torch.Tensor | None:
         """Return how many tokens before its step each row sees; None if all have the planned window."""

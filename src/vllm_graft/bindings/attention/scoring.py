@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from vllm_graft.bindings.attention.layers import SCORES
 from vllm_graft.bindings.step_output import attach
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
-
-SCORES: Final = "graft_scores"
-"""The attribute of a step's output with the scores of requests: a row for each, not a number where no block is."""
 
 _GATHERED: Final = 1 << 24
 """The most numbers of keys that are gathered at once, 64 MiB: requests are scored in parts, because vLLM sets no memory
