@@ -8,8 +8,8 @@ time is the median of seven rounds. Ours have a 32nd of the time to build their 
 
 - FA3 full, FA3 window, Triton window: the stock kernels as vLLM calls them, on the whole block table
 - Flex: compiled FlexAttention with the mask of `sink-window`, over a gathered cache (`--flex`)
-- compact-window: FlashAttention 3 over a table of the window's tokens, a page for each
-- sink-window: FlashAttention 3 over the compacted block table
+- compact-window: FlashAttention 3 with the model's window, over a block table that begins at the window
+- sink-window: FlashAttention 3 without a window, over the compacted block table
 - floor: the bytes of the window by the bandwidth of a copy in the same run
 - goal: what a window of 4,096 tokens may take at batch 1, 64 and 256
 - best stock: the fastest of the stock windows; a way of ours is marked where it takes longer
@@ -28,9 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from benchmarks.attention.token_tables import list_tokens
 
 from vllm_graft.bindings.attention.compaction import WindowShape
-from vllm_graft.bindings.attention.triton_kernels import compact_single_tokens, list_tokens
+from vllm_graft.bindings.attention.triton_kernels import compact_single_tokens
 
 HEADS, KV_HEADS, SIZE, BLOCK, LAYERS = 32, 8, 128, 16, 32
 WINDOW, SINKS, SPLITS = 4096, 64, 32
@@ -231,9 +232,9 @@ class Layer:
         return Way(self.flash(table, lengths, self.shape.most), self.in_sink_window, build)
 
     def compact_window(self) -> Way:
-        """The model's own window by a table of tokens; it is as wide as the window, so the kernel drops the window."""
-        table, lengths, build = self.tokens()
-        return Way(self.flash(table, lengths, WINDOW, WINDOW, page=1), self.in_window, build)
+        """The model's own window over a table that begins at it; the kernel masks the rest of the first block."""
+        table, lengths, build = self.compacted(None)
+        return Way(self.flash(table, lengths, WINDOW + BLOCK - 1, WINDOW), self.in_window, build)
 
     def variants(self) -> dict[str, Way]:
         """Other ways to attend to the model's own window."""
@@ -242,11 +243,11 @@ class Layer:
         tokens, number, build_tokens = self.tokens()
         skipped = torch.full_like(lengths, max(0, self.context - WINDOW) % BLOCK)
         ways = {
-            "blocks": lambda: self.flash(table, lengths, most, WINDOW),
             "blocks, 1 split": lambda: self.flash(table, lengths, most, WINDOW, splits=1),
             "blocks, own splits": lambda: self.flash(table, lengths, most, WINDOW, splits=0),
             "blocks, no plan": lambda: self.flash(table, lengths, most, WINDOW, planned=False),
             "blocks, skipped tokens": lambda: self.flash(table, lengths, most, skipped=skipped),
+            "tokens": lambda: self.flash(tokens, number, WINDOW, WINDOW, page=1),
             "tokens, 1 split": lambda: self.flash(tokens, number, WINDOW, WINDOW, page=1, splits=1),
             "tokens, no plan": lambda: self.flash(tokens, number, WINDOW, WINDOW, page=1, planned=False),
         }

@@ -16,7 +16,6 @@ of every layer (``kernel_layers``), as a backend of vLLM's (``kernel``).
 - ``scoring``     the attention that blocks draw, for a policy that wants scores
 - ``freed_blocks``  a debug check that no freed block is read
 - ``compaction``  the rows of a step rewritten: which blocks each query sees, as block tables
-- ``token_tables``  a model's own window as a table of tokens, for FlashAttention 3
 - ``backends``    stock backends with a metadata builder that compacts
 - ``kernel``      an ``AttentionKernel`` as a backend of vLLM's
 - ``kernel_layers``  the layers that get it, refused or proven
