@@ -66,7 +66,7 @@ def resolve(request: PlanRequest) -> Plan:
         return Plan(model=request.model, findings=tuple(_why_nothing(file, request)))
     known = catalogue()
     findings = _leave_to_others(names, known, plugins_loaded=request.plugins_loaded)
-    items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
+    items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options, classes=True)]
     left_out = _of_other_models(items, model_names(request.model, request.served))
     check_option_owners(options, known)
     if any(item.point == "patch" for item in items):
@@ -269,13 +269,18 @@ def items_of(
     chosen: list[Choice],
     known: Mapping[str, CatalogueEntry],
     options: Mapping[str, Mapping[str, tuple[OptionValue, str]]],
+    *,
+    classes: bool = False,
 ) -> list[PlanItem]:
-    """Return the items that the names under a key stand for; raise ConfigError at the first fault."""
+    """Return the items that the names under a key stand for; raise ConfigError at the first fault.
+
+    ``classes`` has the classes checked too: the doctor's are made from sources alone, and have no methods.
+    """
     point = points.keys()[key]
     items: dict[str, PlanItem] = {}
     for named in _expand(chosen, point, known):
         if named.value not in items:
-            items[named.value] = _item(named, point, known, options.get(named.value, {}))
+            items[named.value] = _item(named, point, known, options.get(named.value, {}), classes=classes)
     return list(items.values())
 
 
@@ -308,6 +313,8 @@ def _item(
     point: points.Point,
     known: Mapping[str, CatalogueEntry],
     given: Mapping[str, tuple[OptionValue, str]],
+    *,
+    classes: bool,
 ) -> PlanItem:
     entry = known.get(named.value)
     if entry is None:
@@ -326,9 +333,9 @@ def _item(
             fix=f"name it under the key of its own point, or a {point.name} here",
         )
     # In this order: what is compared with the options of a class, or called on it, has been checked before.
-    _refuse_mistake(find_option_mistake(kind), point, entry, named.origin)
+    _refuse_mistake(find_option_mistake(kind) if classes else None, point, entry, named.origin)
     values = _check_options(named.value, kind, given)
-    _refuse_mistake(find_mistake(kind, values), point, entry, named.origin)
+    _refuse_mistake(find_mistake(kind, values) if classes else None, point, entry, named.origin)
     _validate(named, kind, values, given)
     return PlanItem(point.name, named.value, entry.target, entry.package, _roles(kind, point), values, named.origin)
 
