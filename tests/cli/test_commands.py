@@ -63,8 +63,14 @@ def test_items_lists_what_ships_and_what_is_installed(
     """With point, package, options and keys, as a table and as JSON; one that cannot be imported is a finding."""
     sink = (
         "from vllm_graft import StatSink\nclass Sink(StatSink):\n    '''Keep figures.'''\n    options = {'path': 'x'}\n"
+        "class Mute(StatSink): ...\n"
     )
-    entries = {"my-sink": "listed_items:Sink", "gone": "listed_items:Gone", "stray": "decimal:Decimal"}
+    entries = {
+        "my-sink": "listed_items:Sink",
+        "mute": "listed_items:Mute",
+        "gone": "listed_items:Gone",
+        "stray": "decimal:Decimal",
+    }
     lay_out(tmp_path / "site", "acme-graft", {"vllm_graft.plugins": entries}, {"listed_items": sink})
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert main(["items"]) == 1
@@ -76,7 +82,8 @@ def test_items_lists_what_ships_and_what_is_installed(
     assert main(["items", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in document["items"]}
-    assert set(rows) == {*SHIPPED, "my-sink"}
+    assert set(rows) == {*SHIPPED, "my-sink", "mute"}
+    assert rows["mute"]["summary"] == "", "the contract's own words are not the item's"
     assert (rows["my-sink"]["summary"], rows["my-sink"]["options"]) == ("Keep figures.", {"path": "x"})
     assert [key["name"] for key in rows["xtc"]["keys"]] == ["xtc_probability", "xtc_threshold"]
     assert len(document["findings"]) == 2

@@ -24,6 +24,7 @@ from vllm_graft.plan.layers import (
     Choice,
     ConfigFile,
     Layer,
+    Setting,
     find_file,
     from_additional_config,
     from_environment,
@@ -74,7 +75,7 @@ def resolve(request: PlanRequest) -> Plan:
         from vllm_graft.patching.review import stricter
 
         stricter("ignore")
-    _refuse_shared_keys(items)
+    _refuse_shared_keys(items, *settings.get("other_keys", ((), "")))
     if not items and not callers and not findings:
         findings = _why_nothing(file, request)
     return Plan(
@@ -152,8 +153,8 @@ def _refuse_mistake(mistake: Mistake | None, point: points.Point, entry: Catalog
         )
 
 
-def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
-    """Refuse two samplers with one key: a request could not say which of them it means."""
+def _refuse_shared_keys(items: Iterable[PlanItem], others: Setting, origin: str) -> None:
+    """Refuse two samplers with one key: a request could not say which of them it means. So with ``other_keys``."""
     planned = {item.name: item for item in items if item.point == "sampler"}
     keys = {name: load(item.target, name, item.package).request_keys() for name, item in planned.items()}  # type: ignore[attr-defined]
     if shared := shared_key(keys):
@@ -164,6 +165,14 @@ def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
             where=planned[second].origin,
             fix="take one of the two out of the plan, or rename the key in its class",
         )
+    for name, own in keys.items():
+        known = {known for key in own for known in (key.name, *key.aliases)}
+        if both := sorted(known.intersection(others if isinstance(others, tuple) else ())):
+            raise ConfigError(
+                f"`other_keys` names {both[0]!r}, which is a key of the planned sampler {name!r}",
+                where=origin,
+                fix="take it out of `other_keys`, or the sampler out of the plan",
+            )
 
 
 def _of_other_models(items: Iterable[PlanItem], names: Iterable[str]) -> dict[str, str]:
