@@ -57,6 +57,19 @@ def test_the_package_runs_as_a_program():
     assert done.stdout.startswith("vllm-graft ")
 
 
+def test_output_that_is_closed_or_lacks_a_letter_is_no_traceback(tmp_path: Path):
+    """A daemon may have none, and a terminal may be older than Unicode."""
+    Path("graft.toml").write_text('[defaults]\nstats = ["request-log"]\n')
+    command = [sys.executable, "-m", "vllm_graft", "plan", "--model", "modèle…"]
+    shown = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert r"for mod\xe8le\u2026" in shown.stdout
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    assert subprocess.run(closed, stderr=subprocess.PIPE, check=False).stderr == b""
+
+
 def test_items_lists_what_ships_and_what_is_installed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
