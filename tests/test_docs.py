@@ -25,7 +25,7 @@ from vllm_graft.bindings.sampling.pipeline import SamplerPipeline
 from vllm_graft.bindings.sampling.requests import SamplerKeys, describe_samplers, list_samplers
 from vllm_graft.bindings.sampling.step import HostStep, Tokens
 from vllm_graft.cli import COMMANDS, main
-from vllm_graft.cli.serve import check_plugins_variable
+from vllm_graft.cli.serve import check_set_up
 from vllm_graft.cli.status import render, render_queues
 from vllm_graft.contracts import BatchRecord, Key, RequestRecord, ServedModel
 from vllm_graft.contracts.request_keys import read_keys
@@ -472,7 +472,7 @@ def _damaged(name: str) -> None:
 
 def _listed(value: str) -> None:
     os.environ["VLLM_PLUGINS"] = value
-    check_plugins_variable()
+    check_set_up()
 
 
 def _long_plan() -> None:

@@ -41,9 +41,10 @@ def engine_config(
     plan = resolve(PlanRequest(args.model, served, args.additional_config, plugins_loaded=True))
     known = process.plan
     if known is not None and known.hash != plan.hash:
-        both = f"the first has {_items(known)}, this one {_items(plan)}"
-        why = "patches belong to a process, so one of the two would not get what it asked for"
-        what = f"a second engine with another plan in one process: {both}; {why}"
+        what = (
+            f"a second engine with another plan in one process: the first has {_items(known)}, this one {_items(plan)};"
+            " patches belong to a process, so one of the two would not get what it asked for"
+        )
         fix = "run the second model in a process of its own, or give both the same plan"
         raise ConfigError(what, where=f"model {plan.model}", fix=fix)
     is_child = child_role() is not None

@@ -104,9 +104,12 @@ def _check_import(env: Environment, entry: EntryPoint, timeout_s: float) -> Iter
         yield Finding("D009", "error", subject, what, entry.origin, fix)
     elif report.failure and report.stage == "call":
         # load_general_plugins calls the functions without a try.
-        then = "vLLM does not catch that: every process stops, the command line included"
+        what = (
+            f"its function {report.failure}, and vLLM does not catch that: every process stops, the command line "
+            "included"
+        )
         fix = f"fix what it needs, leave it out by VLLM_PLUGINS, or uninstall {entry.package}"
-        yield Finding("D029", level, subject, f"its function {report.failure}, and {then}", entry.origin, fix)
+        yield Finding("D029", level, subject, what, entry.origin, fix)
     elif report.failure:
         what = f"importing it {report.failure}"
         if not report.error:

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from vllm_graft.boot import DISABLE_VARIABLE, SIMULATE_VARIABLE, is_set
 from vllm_graft.doctor.environment import OURS
@@ -225,7 +225,6 @@ class _ReadItem(CatalogueEntry):
     point: Point
     path: tuple[str, ...]
     given: Mapping[str, OptionValue]
-    stands_in: ClassVar[bool] = True
 
     def load(self) -> type:
         """Make a class of the same contract and options; what cannot be read is taken to be right."""

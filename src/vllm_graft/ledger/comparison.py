@@ -121,10 +121,10 @@ def findings_of(rows: Sequence[ProcessRow], plan: Plan, shortage: str = "") -> l
     for row in others:
         if row["life"] != "ended" and row.get("unsaved"):
             level: Level = "warning" if row.get("live") else "error"
-            what = f"could not write its record, so what is shown may be out of date: {row['unsaved']}"
+            why = row["unsaved"]
+            what = f"could not write its record, so what is shown may be out of date: {why}"
             if row.get("live"):
-                right = "so what is shown here is right and not what is recorded"
-                what = f"cannot write its record, {right}: {row['unsaved']}"
+                what = f"cannot write its record, so what is shown here is right and not what is recorded: {why}"
             unsaved.append(Finding("S019", level, _subject(row), what, shortage, _NEXT["unsaved"]))
     return died + held_up + unsaved + lacking
 

@@ -219,8 +219,10 @@ def _refuse_ineffective(hook: Hook, owner: Owner, present: object) -> Refusal | 
     name, title = hook.attribute, getattr(owner, "__qualname__", "")
     if present is ABSENT and isinstance(owner, type):
         if name == "__post_init__" and "__dataclass_fields__" in vars(owner):
-            then = "was made without one: its __init__ never calls it"
-            return f"it adds '__post_init__', and the dataclass {title} {then}", "wrap '__init__' instead"
+            what = (
+                f"it adds '__post_init__', and the dataclass {title} was made without one: its __init__ never calls it"
+            )
+            return what, "wrap '__init__' instead"
         is_pydantic = not {"__pydantic_validator__", "__pydantic_fields__"}.isdisjoint(vars(owner))
         if hook.form == "value" and is_pydantic:
             what = f"it adds {name!r}, and {title} is a pydantic class: what is set on it later is not a field"

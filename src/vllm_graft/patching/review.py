@@ -199,8 +199,8 @@ class _Review:
         elif not seen:
             note = f"{hook.attribute!r} is not in {lock.NAME}: what it stands on was never reviewed"
         else:
-            changed = f"its {'body' if same_signature else 'signature'} has changed"
-            note = f"upstream's {hook.attribute!r} is not what was reviewed ({', '.join(seen)}): {changed}"
+            known, part = ", ".join(seen), "body" if same_signature else "signature"
+            note = f"upstream's {hook.attribute!r} is not what was reviewed ({known}): its {part} has changed"
         default: OnDrift = "warn" if hook.kind == "wrap" and same_signature else "refuse"
         level = stricter(self._declaration.on_drift or default)
         if level == "refuse":

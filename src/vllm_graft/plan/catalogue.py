@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import ClassVar, Final
+from typing import Final
 
 from vllm_graft.errors import ConfigError, describe
 from vllm_graft.plan.import_checkpoint import checkpoint
@@ -47,8 +47,6 @@ class CatalogueEntry:
     name: str
     target: str
     package: str
-    stands_in: ClassVar[bool] = False
-    """True if ``load`` makes a stand-in from sources, which lacks the methods of the class itself."""
 
     def load(self) -> type:
         """Import the class; raise ConfigError naming the package if that fails."""

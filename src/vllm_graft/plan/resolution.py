@@ -25,6 +25,7 @@ from vllm_graft.plan.layers import (
     ConfigFile,
     Layer,
     Options,
+    Setting,
     Values,
     find_file,
     from_additional_config,
@@ -68,7 +69,7 @@ def resolve(request: PlanRequest) -> Plan:
         return Plan(model=request.model, findings=tuple(_why_nothing(file, request)))
     known = catalogue()
     findings = _leave_to_others(names, known, plugins_loaded=request.plugins_loaded)
-    items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
+    items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options, classes=True)]
     left_out = {}
     model = model_names(request.model, request.served)
     for item in items:
@@ -82,7 +83,7 @@ def resolve(request: PlanRequest) -> Plan:
         from vllm_graft.patching.review import stricter
 
         stricter("ignore")
-    _refuse_shared_keys(items)
+    _refuse_shared_keys(items, *settings.get("other_keys", ((), "")))
     if not items and not callers and not findings:
         findings = _why_nothing(file, request)
     return Plan(
@@ -152,7 +153,7 @@ def foreign(named: Choice, known: Mapping[str, CatalogueEntry]) -> bool:
 
 def _refuse_mistake(mistake: Mistake | None, point: points.Point, entry: CatalogueEntry, origin: str) -> None:
     """Refuse a class that cannot work."""
-    if mistake is not None and not entry.stands_in:
+    if mistake is not None:
         raise ConfigError(
             f"the {point.name} {entry.name!r} ({entry.target} of {entry.package}) {mistake.what}",
             where=source_location(entry.load()),
@@ -160,16 +161,23 @@ def _refuse_mistake(mistake: Mistake | None, point: points.Point, entry: Catalog
         )
 
 
-def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
-    """Refuse two samplers with one key: a request could not say which of them it means."""
+def _refuse_shared_keys(items: Iterable[PlanItem], others: Setting, origin: str) -> None:
+    """Refuse two samplers with one key: a request could not say which of them it means. So with ``other_keys``."""
     planned = {item.name: item for item in items if item.point == "sampler"}
     keys = {name: load(item.target, name, item.package).request_keys() for name, item in planned.items()}  # type: ignore[attr-defined]
     if shared := shared_key(keys):
         key, first, second = shared
-        both = f"{first!r} ({planned[first].target}) and {second!r} ({planned[second].target})"
-        what = f"the samplers {both} both take the key {key!r}, so a request could not say which of them it means"
-        fix = "take one of the two out of the plan, or rename the key in its class"
-        raise ConfigError(what, where=planned[second].origin, fix=fix)
+        raise ConfigError(
+            f"the samplers {first!r} ({planned[first].target}) and {second!r} ({planned[second].target}) both take the "
+            f"key {key!r}, so a request could not say which of them it means",
+            where=planned[second].origin,
+            fix="take one of the two out of the plan, or rename the key in its class",
+        )
+    for name, own in keys.items():
+        known = {known for key in own for known in (key.name, *key.aliases)}
+        if both := sorted(known.intersection(others if isinstance(others, tuple) else ())):
+            what = f"`other_keys` names {both[0]!r}, which is a key of the planned sampler {name!r}"
+            raise ConfigError(what, where=origin, fix="take it out of `other_keys`, or the sampler out of the plan")
 
 
 def model_names(model: str, served: Iterable[str] = ()) -> list[str]:
@@ -251,8 +259,13 @@ def merge_options(layers: list[Layer]) -> Options:
     return merged
 
 
-def items_of(key: str, chosen: list[Choice], known: Mapping[str, CatalogueEntry], options: Options) -> list[PlanItem]:
-    """Return the items that the names under a key stand for; raise ConfigError at the first fault."""
+def items_of(
+    key: str, chosen: list[Choice], known: Mapping[str, CatalogueEntry], options: Options, *, classes: bool = False
+) -> list[PlanItem]:
+    """Return the items that the names under a key stand for; raise ConfigError at the first fault.
+
+    ``classes`` has the classes checked too: the doctor's are made from sources alone, and have no methods.
+    """
     point = points.keys()[key]
     spelled: list[Choice] = []
     for named in chosen:
@@ -273,11 +286,13 @@ def items_of(key: str, chosen: list[Choice], known: Mapping[str, CatalogueEntry]
     items: dict[str, PlanItem] = {}
     for named in spelled:
         if named.value not in items:
-            items[named.value] = _item(named, point, known, options.get(named.value, {}))
+            items[named.value] = _item(named, point, known, options.get(named.value, {}), classes=classes)
     return list(items.values())
 
 
-def _item(named: Choice, point: points.Point, known: Mapping[str, CatalogueEntry], given: Values) -> PlanItem:
+def _item(
+    named: Choice, point: points.Point, known: Mapping[str, CatalogueEntry], given: Values, *, classes: bool
+) -> PlanItem:
     entry = known.get(named.value)
     if entry is None:
         registers = ", and no general plugin registers it" if foreign(named, known) else ""
@@ -290,9 +305,9 @@ def _item(named: Choice, point: points.Point, known: Mapping[str, CatalogueEntry
         fix = f"name it under the key of its own point, or a {point.name} here"
         raise ConfigError(what + ", ".join(point.contracts), where=named.origin, fix=fix)
     # In this order: what is compared with the options of a class, or called on it, has been checked before.
-    _refuse_mistake(find_option_mistake(kind), point, entry, named.origin)
+    _refuse_mistake(find_option_mistake(kind) if classes else None, point, entry, named.origin)
     values = _check_options(named.value, kind, given)
-    _refuse_mistake(find_mistake(kind, values), point, entry, named.origin)
+    _refuse_mistake(find_mistake(kind, values) if classes else None, point, entry, named.origin)
     _validate(named, kind, values, given)
     # The other contract of its point frees blocks in engine core, where a kernel has no part.
     roles = ("worker",) if issubclass(kind, AttentionKernel) else point.roles
