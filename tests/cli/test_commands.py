@@ -57,14 +57,33 @@ def test_the_package_runs_as_a_program():
     assert done.stdout.startswith("vllm-graft ")
 
 
+def test_output_that_is_closed_or_lacks_a_letter_is_no_traceback(tmp_path: Path):
+    """A daemon may have none, and a terminal may be older than Unicode."""
+    Path("graft.toml").write_text('[defaults]\nstats = ["request-log"]\n')
+    command = [sys.executable, "-m", "vllm_graft", "plan", "--model", "modèle…"]
+    shown = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert r"for mod\xe8le\u2026" in shown.stdout
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    assert subprocess.run(closed, stderr=subprocess.PIPE, check=False).stderr == b""
+
+
 def test_items_lists_what_ships_and_what_is_installed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """With point, package, options and keys, as a table and as JSON; one that cannot be imported is a finding."""
     sink = (
         "from vllm_graft import StatSink\nclass Sink(StatSink):\n    '''Keep figures.'''\n    options = {'path': 'x'}\n"
+        "class Mute(StatSink): ...\n"
     )
-    entries = {"my-sink": "listed_items:Sink", "gone": "listed_items:Gone", "stray": "decimal:Decimal"}
+    entries = {
+        "my-sink": "listed_items:Sink",
+        "mute": "listed_items:Mute",
+        "gone": "listed_items:Gone",
+        "stray": "decimal:Decimal",
+    }
     lay_out(tmp_path / "site", "acme-graft", {"vllm_graft.plugins": entries}, {"listed_items": sink})
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert main(["items"]) == 1
@@ -76,7 +95,8 @@ def test_items_lists_what_ships_and_what_is_installed(
     assert main(["items", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in document["items"]}
-    assert set(rows) == {*SHIPPED, "my-sink"}
+    assert set(rows) == {*SHIPPED, "my-sink", "mute"}
+    assert rows["mute"]["summary"] == "", "the contract's own words are not the item's"
     assert (rows["my-sink"]["summary"], rows["my-sink"]["options"]) == ("Keep figures.", {"path": "x"})
     assert [key["name"] for key in rows["xtc"]["keys"]] == ["xtc_probability", "xtc_threshold"]
     assert len(document["findings"]) == 2

@@ -68,6 +68,14 @@ def test_mistakes_whose_line_toml_does_not_say(text: str, said: str):
         plan_for()
 
 
+@pytest.mark.parametrize(("sampler", "key"), [("dry", "dry_multiplier"), ("no-repeat-ngram", "ngram_size")])
+def test_a_key_of_a_planned_sampler_is_no_other_key(sampler: str, key: str):
+    """A request could not say which is meant, and the sampler would take it without a word."""
+    write(f'[defaults]\nsamplers = ["{sampler}"]\nother_keys = ["tenant", "{key}"]\n')
+    with pytest.raises(ConfigError, match=f"graft.toml:3: `other_keys` names '{key}', which is a key of the planned"):
+        plan_for()
+
+
 def test_names_of_other_keys_add_up_as_other_lists_do():
     """Those of the defaults, then those of every profile that matches."""
     write(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -32,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     args.rest = rest
     args.ends_process = argv is None
+    if args.ends_process:
+        _prepare_output()
     if args.ends_process and args.command in _IMPORTING:
         from vllm_graft.plan.import_checkpoint import checkpoint
 
@@ -47,6 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away, as `| head` does.
         sys.stderr.close()
         return 0
+
+
+def _prepare_output() -> None:
+    """Have output that is closed go nowhere, and escape what an output's encoding does not have."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the rest of the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -101,7 +101,8 @@ def describe(entry: CatalogueEntry) -> ItemDescription:
         key=point.key,
         package=entry.package,
         target=entry.target,
-        summary=(inspect.getdoc(kind) or "").partition("\n")[0],
+        # Its own, not that of its contract, which inspect.getdoc would find.
+        summary=inspect.cleandoc(kind.__doc__ or "").partition("\n")[0],
         roles=roles,
         options=dict(kind.options) if issubclass(kind, Item) else {},
         keys=[key.as_dict() for key in keys],

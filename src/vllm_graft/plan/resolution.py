@@ -24,6 +24,7 @@ from vllm_graft.plan.layers import (
     Choice,
     ConfigFile,
     Layer,
+    Setting,
     find_file,
     from_additional_config,
     from_environment,
@@ -66,7 +67,7 @@ def resolve(request: PlanRequest) -> Plan:
         return Plan(model=request.model, findings=tuple(_why_nothing(file, request)))
     known = catalogue()
     findings = _leave_to_others(names, known, plugins_loaded=request.plugins_loaded)
-    items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options)]
+    items = [item for key, chosen in names.items() for item in items_of(key, chosen, known, options, classes=True)]
     left_out = _of_other_models(items, model_names(request.model, request.served))
     check_option_owners(options, known)
     if any(item.point == "patch" for item in items):
@@ -74,7 +75,7 @@ def resolve(request: PlanRequest) -> Plan:
         from vllm_graft.patching.review import stricter
 
         stricter("ignore")
-    _refuse_shared_keys(items)
+    _refuse_shared_keys(items, *settings.get("other_keys", ((), "")))
     if not items and not callers and not findings:
         findings = _why_nothing(file, request)
     return Plan(
@@ -152,8 +153,8 @@ def _refuse_mistake(mistake: Mistake | None, point: points.Point, entry: Catalog
         )
 
 
-def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
-    """Refuse two samplers with one key: a request could not say which of them it means."""
+def _refuse_shared_keys(items: Iterable[PlanItem], others: Setting, origin: str) -> None:
+    """Refuse two samplers with one key: a request could not say which of them it means. So with ``other_keys``."""
     planned = {item.name: item for item in items if item.point == "sampler"}
     keys = {name: load(item.target, name, item.package).request_keys() for name, item in planned.items()}  # type: ignore[attr-defined]
     if shared := shared_key(keys):
@@ -164,6 +165,14 @@ def _refuse_shared_keys(items: Iterable[PlanItem]) -> None:
             where=planned[second].origin,
             fix="take one of the two out of the plan, or rename the key in its class",
         )
+    for name, own in keys.items():
+        known = {known for key in own for known in (key.name, *key.aliases)}
+        if both := sorted(known.intersection(others if isinstance(others, tuple) else ())):
+            raise ConfigError(
+                f"`other_keys` names {both[0]!r}, which is a key of the planned sampler {name!r}",
+                where=origin,
+                fix="take it out of `other_keys`, or the sampler out of the plan",
+            )
 
 
 def _of_other_models(items: Iterable[PlanItem], names: Iterable[str]) -> dict[str, str]:
@@ -269,13 +278,18 @@ def items_of(
     chosen: list[Choice],
     known: Mapping[str, CatalogueEntry],
     options: Mapping[str, Mapping[str, tuple[OptionValue, str]]],
+    *,
+    classes: bool = False,
 ) -> list[PlanItem]:
-    """Return the items that the names under a key stand for; raise ConfigError at the first fault."""
+    """Return the items that the names under a key stand for; raise ConfigError at the first fault.
+
+    ``classes`` has the classes checked too: the doctor's are made from sources alone, and have no methods.
+    """
     point = points.keys()[key]
     items: dict[str, PlanItem] = {}
     for named in _expand(chosen, point, known):
         if named.value not in items:
-            items[named.value] = _item(named, point, known, options.get(named.value, {}))
+            items[named.value] = _item(named, point, known, options.get(named.value, {}), classes=classes)
     return list(items.values())
 
 
@@ -308,6 +322,8 @@ def _item(
     point: points.Point,
     known: Mapping[str, CatalogueEntry],
     given: Mapping[str, tuple[OptionValue, str]],
+    *,
+    classes: bool,
 ) -> PlanItem:
     entry = known.get(named.value)
     if entry is None:
@@ -326,9 +342,9 @@ def _item(
             fix=f"name it under the key of its own point, or a {point.name} here",
         )
     # In this order: what is compared with the options of a class, or called on it, has been checked before.
-    _refuse_mistake(find_option_mistake(kind), point, entry, named.origin)
+    _refuse_mistake(find_option_mistake(kind) if classes else None, point, entry, named.origin)
     values = _check_options(named.value, kind, given)
-    _refuse_mistake(find_mistake(kind, values), point, entry, named.origin)
+    _refuse_mistake(find_mistake(kind, values) if classes else None, point, entry, named.origin)
     _validate(named, kind, values, given)
     return PlanItem(point.name, named.value, entry.target, entry.package, _roles(kind, point), values, named.origin)
 

@@ -125,7 +125,7 @@ def test_an_item_under_the_key_of_another_point_is_told(site, write):
 
 
 def test_a_point_that_is_not_bound_is_told(site, write):
-    write('[defaults]\nattention = "sink"\n')
+    write('[defaults]\nio_processor = "sink"\n')
     (finding,) = site.found("D027")
     assert "cannot be planned" in finding.what
 
