@@ -214,7 +214,7 @@ class Walker:
         found = state.value(node)
         if not found and isinstance(node, _TESTS) and state.asks(node):
             return (ConditionValue(node, state.scope),)
-        if not found and isinstance(node, _PARTS) and guards.holds_version(node, state.resolver, state.scope):
+        if not found and isinstance(node, _PARTS) and guards.holds_version(node, state.scope):
             return (ConditionValue(node, state.scope),)
         return found
 
@@ -278,7 +278,7 @@ class Walker:
     def _version_parts(self, targets: Sequence[ast.expr], expr: ast.expr | None) -> list[Values]:
         """Return what each target gets of vLLM's version: ``major, minor, *_ = vllm.__version__.split(".")``."""
         state = self.state
-        if expr is None or not guards.holds_version(expr, state.resolver, state.scope):
+        if expr is None or not guards.holds_version(expr, state.scope):
             return [()] * len(targets)
         star = next((place for place, one in enumerate(targets) if isinstance(one, ast.Starred)), len(targets))
         found: list[Values] = []
