@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -558,7 +559,9 @@ class Walker:
             self._visit(item.context_expr)
             if item.optional_vars is not None:
                 self._assign_to(item.optional_vars, None, ())
-        with self.state.catching(guards.suppressed_by(self.state, node), alternative=False):
+        suppressed = guards.suppressed_by(self.state, node)
+        body = TryBody(_is_opaque(node.body, self.state.file), suppressed) if suppressed else None
+        with self.state.catching(suppressed, body, alternative=False):
             self._block(node.body)
 
     def _for(self, node: ast.For | ast.AsyncFor) -> None:
@@ -826,7 +829,8 @@ def _is_opaque(body: Sequence[ast.stmt], file: SourceFile) -> bool:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             names = [absolute(node, file.name, file.is_package)]
-        if any(name.partition(".")[0] not in (TOP, own) for name in names):
+        tops = {name.partition(".")[0] for name in names} - {TOP, own}
+        if not tops <= sys.stdlib_module_names:
             return True
     return False
 
