@@ -360,6 +360,15 @@ def test_what_an_inner_handler_catches_does_not_fail_the_outer_attempt(found):
     assert ("P213", "error") not in found(text.replace("if HAVE", "if not HAVE"))
 
 
+@pytest.mark.parametrize(("name", "there"), [("gone", False), ("kept", True)])
+def test_a_flag_that_is_set_where_failures_are_suppressed(found, name, there):
+    head = f"import contextlib\nHAS = False\nwith contextlib.suppress(ImportError):\n    from vllm.m import {name}\n"
+    assert (("P213", "error") in found(f"{head}    HAS = True\nif HAS:\n    import vllm.nowhere\n")) is there
+    text = "import contextlib\ntry:\n    import os, vllm\n    with contextlib.suppress(ImportError):\n"
+    text += f"        from vllm.m import {name}\n    HAVE = True\nexcept ImportError:\n    HAVE = False\nif HAVE:\n    import vllm.nowhere\n"
+    assert "P213" in [code for code, _ in found(text)]
+
+
 def test_a_helper_that_tries_an_import(found):
     head = "def has():\n    try:\n        from vllm.m import {}\n        return True\n"
     head += "    except ImportError:\n        return False\n"

@@ -273,9 +273,16 @@ def _is_version(node: ast.AST, resolver: Resolver, scope: Scope) -> bool:
     return False
 
 
-def holds_version(node: ast.expr, resolver: Resolver, scope: Scope) -> bool:
-    """Return whether an expression has vLLM's version in it: ``vllm.__version__.split(".")[:2]``."""
-    return any(_is_version(one, resolver, scope) for one in nodes(node))
+def holds_version(node: ast.expr, scope: Scope) -> bool:
+    """Return whether an expression takes a part of vLLM's version: ``vllm.__version__.split(".")[:2]``."""
+    for one in nodes(node):
+        if isinstance(one, ast.Name):
+            for held in scope.find(one.id) or ():
+                if isinstance(held, ConditionValue) or (isinstance(held, Name) and _is_of_vllm(held.dotted)):
+                    return True
+        elif isinstance(one, ast.Attribute) and "version" in one.attr and _is_of_vllm(dotted(one)):
+            return True
+    return False
 
 
 def _imported_names(body: Sequence[ast.stmt]) -> Iterator[Name]:

@@ -29,6 +29,10 @@ _MOCK: Final = ("unittest.mock.patch", "mock.patch", "mocker.patch")
 _WRAPPERS: Final = frozenset(
     {"wrap_function_wrapper", "patch_function_wrapper", "transient_function_wrapper", "wrap_object"}
 )
+# The last parts of the names of functions that change something, but for those of mock.
+_CHANGING: Final = _WRAPPERS.union(
+    ("setattr", "__setattr__", "delattr", "__delattr__", "setitem", "delitem", "Patch", "patch")
+)
 # Keywords of ``patch.multiple`` that name no attribute.
 _MULTIPLE: Final = frozenset({"spec", "create", "spec_set", "autospec", "new_callable"})
 MARKS: Final[dict[str, Way]] = {"wrap": "wrap", "replace": "replace", "add": "add"}
@@ -138,6 +142,8 @@ def record_call(
     """
     called = dotted_of(value) or dotted(node.func)
     last = called.rpartition(".")[2]
+    if last not in _CHANGING and not called.startswith(_MOCK):
+        return None
     method = isinstance(node.func, ast.Attribute)
     first, second, line = _argument(node, 0, *_TARGETS), _argument(node, 1, "name"), node.lineno
     replacement = (own,) if own is not None else ()

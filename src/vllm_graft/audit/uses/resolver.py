@@ -176,6 +176,9 @@ class Resolver:
         found = scope.find(node.id)
         if found is None:
             return scope.module().starred(node.id) or (Name("builtins", node.id),)
+        if len(found) == 1:
+            # Most names have one value, and they are most of all expressions.
+            return self._followed(found[0])
         return union(*map(self._followed, found)) if found else guessed(node.id)
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Values:

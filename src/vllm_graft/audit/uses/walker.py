@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -192,7 +193,7 @@ class Walker:
         found = state.value(node)
         if not found and isinstance(node, _TESTS) and state.asks(node):
             return (ConditionValue(node, state.scope),)
-        if not found and isinstance(node, _PARTS) and guards.holds_version(node, state.resolver, state.scope):
+        if not found and isinstance(node, _PARTS) and guards.holds_version(node, state.scope):
             return (ConditionValue(node, state.scope),)
         return found
 
@@ -250,7 +251,7 @@ class Walker:
     def _version_parts(self, targets: Sequence[ast.expr], expr: ast.expr | None) -> list[Values]:
         """Return what each target gets of vLLM's version: ``major, minor, *_ = vllm.__version__.split(".")``."""
         state = self.state
-        if expr is None or not guards.holds_version(expr, state.resolver, state.scope):
+        if expr is None or not guards.holds_version(expr, state.scope):
             return [()] * len(targets)
         star = next((place for place, one in enumerate(targets) if isinstance(one, ast.Starred)), len(targets))
         found: list[Values] = []
@@ -510,7 +511,8 @@ class Walker:
         calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
         suppressed = [one for call in calls if dotted(call.func).rpartition(".")[2] == "suppress" for one in call.args]
         caught = frozenset[str]().union(*(guards.caught_kinds(self.state, one) for one in suppressed))
-        with self.state.catching(caught, alternative=False):
+        body = TryBody(_is_opaque(node.body, self.state.file), caught) if caught else None
+        with self.state.catching(caught, body, alternative=False):
             self._block(node.body)
 
     def _visit_For(self, node: ast.For | ast.AsyncFor) -> None:
@@ -756,7 +758,8 @@ def _is_opaque(body: Sequence[ast.stmt], file: SourceFile) -> bool:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             names = [absolute(node, file.name, file.is_package)]
-        if any(name.partition(".")[0] not in (TOP, own) for name in names):
+        tops = {name.partition(".")[0] for name in names} - {TOP, own}
+        if not tops <= sys.stdlib_module_names:
             return True
     return False
 
