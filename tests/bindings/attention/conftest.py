@@ -73,6 +73,13 @@ def count(*args, **kwargs):
     preempted.append(1)
     return preempt(*args, **kwargs)
 scheduler._preempt_request = count
+def schedule(*args, original=scheduler.schedule, steps=[0]):
+    steps[0] += 1
+    if steps[0] % 60 == 0:
+        preempted.extend(scheduler.running)
+        scheduler.reset_prefix_cache(reset_running_requests=True)
+    return original(*args)
+scheduler.schedule = schedule
 heads = prompts((600, 600, 600))
 while sent < REQUESTS or engine_.has_unfinished_requests():
     for _ in range(draw.choice((0, 0, 1, 12))):
