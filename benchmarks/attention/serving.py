@@ -9,8 +9,11 @@ An 8B shape with dummy weights, 24 requests of 30,000 tokens. Each way runs in a
 - stock window:    the model with a sliding window of 4,096 by `hf_overrides`
 - compact-window:  the same model with the plan `compact-window`
 - sink-window:     the model as it is with the plan `sink-window`, 64 first tokens and a window of 4,032
+- scored-blocks:   the model as it is with the plan `scored-blocks`, which keeps a seventh of each request's blocks
 
-A step is the time between two outputs while all requests decode, its median. For the number of chats the KV cache holds
+A step is the time between two outputs while all requests decode, its median; "ms_at_the_end" is that of the last 32
+steps, because `scored-blocks` frees nothing before the first scores have come. "figures" are the policy's own, such as
+the KV blocks that are held while all requests decode. For the number of chats the KV cache holds
 eight times 30,000 tokens, and more chats than can run are sent; the most that decode at once count. "blocks per chat"
 is what the block pool has handed out then, by its own count, for each request that runs.
 """
@@ -37,6 +40,10 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "compact-window": ('[defaults]\nattention = "compact-window"\n', {"hf_overrides": {"sliding_window": 4096}}),
     "sink-window": (
         '[defaults]\nattention = "sink-window"\n[options.sink-window]\nsink_tokens = 64\nwindow = 4032\n',
+        {},
+    ),
+    "scored-blocks": (
+        '[defaults]\nattention = "scored-blocks"\n[options.scored-blocks]\nkeep = 0.1366\nrecent = 256\n',
         {},
     ),
 }
@@ -103,7 +110,7 @@ def prompts(number: int, tokens: int) -> list[dict[str, list[int]]]:
     return [{"prompt_token_ids": [(7 * n + 13 * i) % 100_000 + 10 for i in range(tokens)]} for n in range(number)]
 
 
-def time_steps(way: str) -> dict[str, float]:
+def time_steps(way: str) -> dict[str, Any]:
     """Milliseconds of a decode step with all requests in it."""
     from vllm import SamplingParams
 
@@ -111,19 +118,32 @@ def time_steps(way: str) -> dict[str, float]:
     params = SamplingParams(max_tokens=DECODED, ignore_eos=True, detokenize=False, temperature=0)
     for n, prompt in enumerate(prompts(REQUESTS, TOKENS)):
         llm.llm_engine.add_request(str(n), prompt, params)
-    began, moments, seen = time.perf_counter(), [], 0
+    began, moments, figures = time.perf_counter(), [], {}
     while llm.llm_engine.has_unfinished_requests():
         outputs = llm.llm_engine.step()
         if len(outputs) == REQUESTS and not any(output.finished for output in outputs):
             moments.append(time.perf_counter())
-            seen += 1
+            if len(moments) % 16 == 0:
+                figures = policy_figures()
+                # The reading is no part of a step.
+                moments[-1] = time.perf_counter()
     steps = [1000 * (b - a) for a, b in itertools.pairwise(moments[8:])]
     return {
         "ms_per_step": round(statistics.median(steps), 3),
+        "ms_at_the_end": round(statistics.median(steps[-32:]), 3),
         "steps": len(steps),
         "prefill_s": round(moments[0] - began, 1) if moments else 0.0,
         "tokens_per_s": round(1000 * REQUESTS / statistics.median(steps)),
+        "figures": figures,
     }
+
+
+def policy_figures() -> dict[str, int]:
+    """The figures of the planned policy, from engine core and the worker."""
+    from vllm_graft.ledger import current
+
+    items = [item for row in current().rows() for item in row["items"] if item["point"] == "attention"]
+    return {name: number for item in items for name, number in item.get("figures", {}).items()}
 
 
 def count_chats(way: str) -> dict[str, float]:

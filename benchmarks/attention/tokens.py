@@ -3,10 +3,11 @@
     PYTHONPATH=src:SITE python -m benchmarks.attention tokens MODEL [--json FILE] [--only "V1;V2"]
 
 MODEL is a folder such as `vllm-graft model --tiny` prints. The same prompts, some much longer than the window, are
-answered greedily twice in a row by servers with the plan `sink-window`, with a policy that evicts every other block and
-with the kernel of the tutorial. The reference is one forward pass over prompt and answer with the mask written out, in
-float32 on the host. In bfloat16 near ties may fall to either side, so the difference of the log probabilities of the
-chosen tokens is given too.
+answered greedily twice in a row by servers with the plans `sink-window`, `compact-window` (on the model with a sliding
+window of 100 tokens, which begins inside of blocks) and `scored-blocks`, with a policy that evicts every other block
+and with the kernel of the tutorial. The reference is one forward pass over prompt and answer with the mask written out,
+in float32 on the host; policies that evict have written down what and when. In bfloat16 near ties may fall to either
+side, so the difference of the log probabilities of the chosen tokens is given too.
 """
 
 from __future__ import annotations
@@ -28,23 +29,36 @@ SINKS, WINDOW, ANSWER = 4, 192, 120
 LENGTHS = (40, 150, 300, 500, 777)
 PLANS = {
     "sink-window": f"[options.sink-window]\nsink_tokens = {SINKS}\nwindow = {WINDOW}\n",
+    "compact-window": "",
     "every-other": "",
+    "recorded-scores": (
+        "[options.recorded-scores]\nkeep = 0.5\nfirst = 32\nrecent = 64\nmin_tokens = 128\nevery = 4\nlayers = 'all'\n"
+    ),
     "plain-attention": "",
 }
-POLICY = """
+EVICTING = ("every-other", "recorded-scores")
+POLICIES = """
 import json, os
 from vllm_graft import KVPolicy
+from vllm_graft.plugins.attention.scored_blocks import ScoredBlocks
+
+def record(request, gone):
+    with open(os.environ["EVICTED"], "a") as file:
+        print(json.dumps([request.request_id, request.tokens, list(gone)]), file=file)
+    return gone
 
 class EveryOther(KVPolicy):
     def evict(self, request):
-        gone = [block for block in request.evictable[1:-4] if block % 2]
-        with open(os.environ["EVICTED"], "a") as file:
-            print(json.dumps([request.request_id, request.tokens, gone]), file=file)
-        return gone
+        return record(request, [block for block in request.evictable[1:-4] if block % 2])
+
+class RecordedScores(ScoredBlocks):
+    def evict(self, request):
+        return record(request, super().evict(request))
 """
 TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-attention-kernel.md"
 ENGINE: dict[str, Any] = {"max_model_len": 1024, "max_num_batched_tokens": 256, "seed": 0, "block_size": 32}
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+OWN_WINDOW = {"hf_overrides": {"sliding_window": 100}}
 FLOAT32 = {"dtype": "float32", "attention_backend": "TRITON_ATTN"}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "V2": ("sink-window", "1", {}),
@@ -56,6 +70,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "V2, float32, Triton, blocks of 16": ("sink-window", "1", {**FLOAT32, "block_size": 16}),
     "V2, float32, Triton, evicted": ("every-other", "1", {**FLOAT32, "async_scheduling": False}),
     "V1, float32, Triton, evicted": ("every-other", "0", {**FLOAT32, "async_scheduling": False}),
+    "V2, scored": ("recorded-scores", "1", {"async_scheduling": False}),
+    "V2, float32, Triton, scored": ("recorded-scores", "1", {**FLOAT32, "async_scheduling": False}),
+    "V1, float32, Triton, scored": ("recorded-scores", "0", {**FLOAT32, "async_scheduling": False}),
+    "V2, compact": ("compact-window", "1", OWN_WINDOW),
+    "V1, compact": ("compact-window", "0", OWN_WINDOW),
+    "V2, compact, eager": ("compact-window", "1", {**OWN_WINDOW, "enforce_eager": True}),
+    "V2, compact, blocks of 16, drafts": (
+        "compact-window",
+        "1",
+        {**OWN_WINDOW, "block_size": 16, "speculative_config": DRAFTS},
+    ),
+    "V2, float32, Triton, compact": ("compact-window", "1", {**FLOAT32, **OWN_WINDOW}),
     "V2, tutorial kernel": ("plain-attention", "1", {"dtype": "float32"}),
     "V1, tutorial kernel": ("plain-attention", "0", {"dtype": "float32"}),
 }
@@ -90,9 +116,13 @@ def run_apart(model: str, case: str) -> Any:
         folder = Path(name)
         (folder / "graft.toml").write_text(f'[defaults]\nattention = "{plan}"\n{PLANS[plan]}')
         lay_out(folder, "vllm-graft", {"vllm.general_plugins": {"graft": "vllm_graft.boot:register"}})
-        entries = {"every-other": "evicting:EveryOther", "plain-attention": "acme_attention:PlainAttention"}
+        entries = {
+            "every-other": "evicting:EveryOther",
+            "recorded-scores": "evicting:RecordedScores",
+            "plain-attention": "acme_attention:PlainAttention",
+        }
         kernel = TUTORIAL.read_text().partition("```python\n")[2].partition("```")[0]
-        modules = {"evicting": POLICY, "acme_attention": kernel}
+        modules = {"evicting": POLICIES, "acme_attention": kernel}
         lay_out(folder, "planned-attention", {"vllm_graft.plugins": entries}, modules)
         sources = [str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
         variables = {
@@ -126,14 +156,15 @@ def answer(model: str, case: str) -> dict[str, Any]:
         return llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
 
     # What is evicted is told apart by the request, so those run one after another.
-    rounds = [[ask([each])[0] for each in prompts] if plan == "every-other" else ask(prompts) for _ in range(2)]
+    rounds = [[ask([each])[0] for each in prompts] if plan in EVICTING else ask(prompts) for _ in range(2)]
     evicted = _evictions()
-    equal = again = total = 0
+    equal = again = total = blocks_gone = 0
     difference = 0.0
     for prompt, first, second in zip(prompts, *rounds, strict=True):
         tokens = list(first.outputs[0].token_ids)
         logprobs = [step[token].logprob for step, token in zip(first.outputs[0].logprobs, tokens, strict=True)]
-        gone = evicted.pop(0) if plan == "every-other" else []
+        gone = evicted.pop(0) if plan in EVICTING and evicted else []
+        blocks_gone += sum(len(blocks) for _, blocks in gone)
         seen = seen_keys(plan, len(prompt), len(tokens), arguments["block_size"], gone)
         reference = reference_logprobs(model, prompt + tokens, seen)[len(prompt) - 1 : -1]
         equal += sum(a == b for a, b in zip(reference.argmax(-1).tolist(), tokens, strict=True))
@@ -141,8 +172,14 @@ def answer(model: str, case: str) -> dict[str, Any]:
         total += len(tokens)
         ours = reference.gather(1, torch.tensor(tokens)[:, None]).flatten()
         difference = max(difference, float((ours - torch.tensor(logprobs)).abs().max()))
-    cached = [output.num_cached_tokens for output in rounds[1]]
-    return {"equal": equal, "again": again, "of": total, "logprob_difference": round(difference, 5), "cached": cached}
+    return {
+        "equal": equal,
+        "again": again,
+        "of": total,
+        "logprob_difference": round(difference, 5),
+        "cached": [output.num_cached_tokens for output in rounds[1]],
+        **({"evicted_blocks": blocks_gone} if plan in EVICTING else {}),
+    }
 
 
 def _evictions() -> list[list[tuple[int, list[int]]]]:
@@ -164,6 +201,8 @@ def seen_keys(plan: str, prompt: int, answer: int, block_size: int, evicted: lis
     if plan == "sink-window":
         shape = WindowShape.fit(SINKS, WINDOW, block_size)
         seen &= (key < shape.first) | (key >= query // shape.step * shape.step - shape.before)
+    if plan == "compact-window":
+        seen &= key > query - OWN_WINDOW["hf_overrides"]["sliding_window"]
     step = ENGINE["max_num_batched_tokens"]
     for position in range(prompt + answer):
         start = position if position >= prompt else position // step * step

@@ -13,8 +13,9 @@ import pytest
 from vllm_graft.bindings.attention.kernel import KernelMetadata, LayerKernel, kernel_backend
 from vllm_graft.bindings.attention.kernel_layers import unserved
 from vllm_graft.bindings.attention.kernel_trial import try_kernel
+from vllm_graft.bindings.attention.layer_budget import DeviceTimer, LayerBudget
 from vllm_graft.bindings.attention.patches import PlannedKernels, RefusedKernels
-from vllm_graft.contracts import AttentionKernel, LayerView
+from vllm_graft.contracts import AttentionBatch, AttentionKernel, LayerView
 from vllm_graft.errors import ServingError, StartError
 from vllm_graft.ledger import Ledger
 from vllm_graft.patching import Engine
@@ -142,8 +143,22 @@ class TestLayerKernel:
         query, output = torch.zeros(2, 4, 8), torch.empty(2, 4, 8)
         layer.forward(query, query, query, query, None, output)
         assert torch.equal(output, query + 1)
-        reading = ledger.hook("plain", "forward", 100.0).reading()
-        assert (reading.calls, reading.errors, reading.budget_us) == (1, 0, 100.0)
+        reading = ledger.hook("plain", "forward").reading()
+        assert (reading.calls, reading.errors) == (1, 0)
+
+    def test_a_layer_of_a_decode_step_is_held_to_the_bytes_that_it_reads(self):
+        """Steps with prompts are not: they are bound by arithmetic."""
+        layer, ledger = self.called(lambda self, query, *args: query + 1)
+        layer.kernel.layer = SimpleNamespace(window=None, kv_heads=2, head_size=8)
+        layer.budget = LayerBudget("plain", ledger, bandwidth=1e9)
+        query, cache = torch.zeros(2, 4, 8), torch.zeros(9, 2, 16, 16)
+        noted = []
+        layer.budget.note = lambda took, read: noted.append(read)
+        layer.budget._timer = DeviceTimer(layer.budget.note)
+        for longest in (1, 7):
+            batch = AttentionBatch(None, torch.tensor([100, 28]), None, longest, 100)
+            layer.forward(query, query, query, cache, batch, torch.empty(2, 4, 8))
+        assert noted == [128 * 2 * 2 * 8 * 4 + 2 * query.numel() * 4]
 
     @pytest.mark.parametrize(
         ("forward", "reason"),

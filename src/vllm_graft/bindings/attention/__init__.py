@@ -15,6 +15,7 @@ of every layer (``kernel_layers``), as a backend of vLLM's (``kernel``).
 - ``eviction``    the manager that asks a policy which blocks to free, and the block tables that follow
 - ``scoring``     the attention that blocks draw, for a policy that wants scores
 - ``compaction``  the rows of a step rewritten: which blocks each query sees, as block tables
+- ``token_tables``  a model's own window as a table of tokens, for FlashAttention 3
 - ``backends``    stock backends with a metadata builder that compacts
 - ``kernel``      an ``AttentionKernel`` as a backend of vLLM's
 - ``kernel_layers``  the layers that get it, refused or proven

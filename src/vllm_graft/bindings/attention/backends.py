@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_graft.bindings.attention import token_tables
 from vllm_graft.bindings.attention.compaction import (
     Rows,
     WindowShape,
@@ -21,10 +22,13 @@ from vllm_graft.bindings.attention.compaction import (
     without_empty,
     without_null,
 )
+from vllm_graft.bindings.attention.layer_budget import MeteredCall
 
 if TYPE_CHECKING:
     import torch
     from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
+
+    from vllm_graft.ledger import Meter
 
 SERVED: Final = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
 """The stock backends whose metadata is made of rows alone. Others plan their work on the host from lengths that a
@@ -43,13 +47,14 @@ def compacting_backend(
     stock: type[AttentionBackend],
     on_builder: Callable[[Sequence[str]], None],
     on_step: Callable[[CommonAttentionMetadata], None],
+    meter: Callable[[], Meter],
 ) -> type[AttentionBackend]:
     """Derive a backend whose builder compacts rows; the same stock backend gives the same class.
 
     ``on_builder`` is called with the names of the layers that a builder is made for, ``on_step`` with the rows of each
-    step before they are compacted.
+    step before they are compacted. ``meter`` returns what counts the time of compacting them.
     """
-    builder = _compacting_builder(stock.get_builder_cls(), on_builder, on_step)
+    builder = _compacting_builder(stock.get_builder_cls(), on_builder, on_step, meter)
 
     class CompactingBackend(stock):
         """A stock backend with another builder. It keeps the name, which vLLM looks up among its own."""
@@ -65,7 +70,10 @@ def compacting_backend(
 
 
 def _compacting_builder(
-    stock: Any, on_builder: Callable[[Sequence[str]], None], on_step: Callable[[CommonAttentionMetadata], None]
+    stock: Any,
+    on_builder: Callable[[Sequence[str]], None],
+    on_step: Callable[[CommonAttentionMetadata], None],
+    meter: Callable[[], Meter],
 ) -> type:
     from vllm.v1.attention.backend import AttentionCGSupport
 
@@ -88,15 +96,21 @@ def _compacting_builder(
             plain = kv_cache_spec.without_window() if hasattr(kv_cache_spec, "without_window") else kv_cache_spec
             super().__init__(plain, layer_names, vllm_config, device, **kw)
             self.supports_draft_decode_metadata_update = False
-            self._compactor = Compactor(kv_cache_spec, vllm_config, device)
+            self._compactor = Compactor(kv_cache_spec, layer_names, vllm_config, device)
+            self._metered = MeteredCall(meter())
             on_builder(layer_names)
 
         def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
             on_step(common_attn_metadata)
-            compacted = self._compactor.compact(common_attn_metadata)
+            compacted = self._metered.run(
+                lambda: self._compactor.compact(common_attn_metadata), common_attn_metadata.seq_lens.device
+            )
             # FlashAttention 3 plans its work in a buffer for as many rows as there can be requests.
             more = compacted.num_reqs > common_attn_metadata.num_reqs
-            return super().build(0, compacted, fast_build or more)
+            metadata = super().build(0, compacted, fast_build or more)
+            if self._compactor.lists_tokens(common_attn_metadata):
+                setattr(metadata, token_tables.MARK, True)
+            return metadata
 
         def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
             # Up to 0.31: a common prefix is attended to apart, with the stock tables.
@@ -120,7 +134,7 @@ class Compactor:
     Steps of single tokens are written into buffers that stay where they are, because CUDA graphs read them there.
     """
 
-    def __init__(self, spec: Any, config: Any, device: torch.device) -> None:
+    def __init__(self, spec: Any, layers: Sequence[str], config: Any, device: torch.device) -> None:
         import torch
         from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -135,11 +149,14 @@ class Compactor:
             self.most = config.model_config.max_model_len + config.scheduler_config.max_num_batched_tokens
         """The most tokens of a row of one query."""
         self.on_cpu = torch.device(device).type == "cpu"
+        self._layers, self._config = layers, config
+        self._stride: int | None = None
         if self.on_cpu:
             return
-        width = -(-self.most // self.block_size)
         captured = config.compilation_config.max_cudagraph_capture_size or 0
         rows = max(config.scheduler_config.max_num_seqs, captured)
+        self._rows = rows
+        width = -(-self.most // self.block_size)
         self._blocks = torch.zeros((rows, width), dtype=torch.int32, device=device)
         self._lengths = torch.zeros(rows, dtype=torch.int32, device=device)
 
@@ -151,6 +168,8 @@ class Compactor:
         starts_cpu, longest, most = metadata.query_start_loc_cpu, metadata.max_query_len, self.most
         if self.evicts:
             rows = self._compact_evicted(rows)
+        elif self.lists_tokens(metadata):
+            rows, most = self._list_tokens(rows), self.sliding
         elif longest == 1 and not self.on_cpu:
             rows = self._compact_single_tokens(rows)
         elif self.shape is None:
@@ -162,6 +181,35 @@ class Compactor:
                 rows = without_empty(rows)
                 starts_cpu = rows.starts
         return _replace_rows(metadata, rows, starts_cpu, longest, min(metadata.max_seq_len, most))
+
+    def lists_tokens(self, metadata: CommonAttentionMetadata) -> bool:
+        """Return whether the rows of a step get tables of tokens instead of blocks."""
+        if self.on_cpu or not self.sliding or metadata.max_query_len != 1:
+            return False
+        if self._stride is None:
+            self._stride = self._find_stride()
+        return self._stride > 0
+
+    def _find_stride(self) -> int:
+        """Return the token stride of the layers' caches, which exist by the first step; 0 where blocks it must be."""
+        import torch
+
+        if not token_tables.fits(self._rows, self.sliding):
+            return 0
+        stride = token_tables.common_stride(self._layers, self._config)
+        if stride:
+            shape = (self._rows, self.sliding)
+            self._tokens = torch.zeros(shape, dtype=torch.int32, device=self._blocks.device)
+        return stride
+
+    def _list_tokens(self, rows: Rows) -> Rows:
+        from vllm_graft.bindings.attention.triton_kernels import list_tokens
+
+        assert self._stride
+        number = len(rows.lengths)
+        tokens, lengths = self._tokens[:number], self._lengths[:number]
+        list_tokens(rows.lengths, rows.blocks, lengths, tokens, self.block_size, self.sliding, self._stride)
+        return Rows(rows.starts, lengths, tokens)
 
     def _compact_evicted(self, rows: Rows) -> Rows:
         if self.on_cpu:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vllm_graft.bindings.attention.layer_budget import LayerBudget
 from vllm_graft.contracts import AttentionBatch, AttentionKernel
 from vllm_graft.errors import GraftError, ServingError
 from vllm_graft.ledger import Ledger, Meter
@@ -46,8 +47,11 @@ class LayerKernel:
         self.layer = layer
         self._item = item
         self._ledger = ledger
-        # On a GPU this is the time of the launches, and of nothing in a step that replays a graph.
-        self._forward = ledger.hook(item.name, "forward", point(item.point).budget_us)
+        self.budget: LayerBudget | None = None
+        """Times the layer in decode steps; None until the layer is known."""
+        # On a GPU this is the time of the launches, and of nothing in a step that replays a graph: LayerBudget has the
+        # budget, which depends on what a step reads.
+        self._forward = ledger.hook(item.name, "forward")
         self._store = ledger.hook(item.name, "store", point(item.point).budget_us)
 
     def forward(
@@ -60,10 +64,34 @@ class LayerKernel:
         output: torch.Tensor,
     ) -> None:
         """Compute the attention of a step's tokens into ``output``."""
-        made = self._run(self._forward, self.kernel.forward, query, key, value, kv_cache, batch)
+        made = self._run(self._forward, self._attend, query, key, value, kv_cache, batch)
         if problem := wrong_output(made, query):
             raise self._failure(problem)
         output.copy_(made)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        batch: AttentionBatch,
+    ) -> Any:
+        # A step with prompts is bound by arithmetic, and its bytes say nothing of its time.
+        if self.budget is None or batch.max_query != 1:
+            return self.kernel.forward(query, key, value, kv_cache, batch)
+        return self.budget.run(
+            lambda: self.kernel.forward(query, key, value, kv_cache, batch),
+            query.device,
+            lambda: self._bytes(query, kv_cache, batch),
+        )
+
+    def _bytes(self, query: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """Return the bytes that a decode step reads and writes in this layer, on its device."""
+        view = self.kernel.layer
+        lengths = batch.lengths if view.window is None else batch.lengths.clamp(max=view.window)
+        token = 2 * view.kv_heads * view.head_size * kv_cache.element_size()
+        return lengths.sum() * token + 2 * query.numel() * query.element_size()
 
     def store(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:
         """Store a step's keys and values."""

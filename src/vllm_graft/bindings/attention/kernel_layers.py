@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from vllm_graft.bindings.attention.kernel import LayerKernel, kernel_backend, kernel_class
 from vllm_graft.bindings.attention.kernel_trial import try_kernel
+from vllm_graft.bindings.attention.layer_budget import LayerBudget, measure_bandwidth
 from vllm_graft.bindings.attention.layers import layer_view
 from vllm_graft.bindings.instantiate import failure_reason, instantiate, warn_if_slow
 from vllm_graft.contracts import AttentionKernel
@@ -30,6 +31,7 @@ class PlannedKernel:
         self._backend: type | None = None
         self._kernels: dict[str, AttentionKernel] = {}
         self._refused = False
+        self._budget: LayerBudget | None = None
 
     def make_layer(self, layer: Any, call: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the constructor of a layer, with the planned kernel among its arguments if there is one."""
@@ -76,6 +78,17 @@ class PlannedKernel:
         except BaseException as error:
             reason = f"it failed when it was tried on a small batch: {failure_reason(error)}"
             self._refuse(item, layer.layer_name, reason, "fix the kernel", may_go_on=False)
+        if isinstance(made := getattr(layer.impl, "kernel", None), LayerKernel):
+            made.budget = self._layer_budget(item, config.device_config.device)
+
+    def _layer_budget(self, item: PlanItem, device: Any) -> LayerBudget:
+        """Return the budget that all layers share; the device is measured for it once."""
+        if self._budget is None:
+            import torch
+
+            device = torch.device(device)
+            self._budget = LayerBudget(item.name, current(), measure_bandwidth(device))
+        return self._budget
 
     def prove(self, spec: Any, names: list[str]) -> None:
         """Record that a group of layers runs with the kernel; called once its metadata builder is made."""
@@ -95,7 +108,7 @@ class PlannedKernel:
         plan = carried_plan()
         if plan != self._plan:
             self._plan, self._item, self._backend = plan, None, None
-            self._kernels, self._refused = {}, False
+            self._kernels, self._refused, self._budget = {}, False, None
             item = plan.of("attention")[0] if plan is not None and plan.of("attention") else None
             kind = kernel_class(item) if item is not None else None
             if item is not None and kind is not None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from vllm_graft.bindings.attention.backends import SERVED, compacting_backend
 from vllm_graft.bindings.attention.compaction import WindowShape
 from vllm_graft.bindings.attention.kernel import kernel_class
+from vllm_graft.bindings.attention.token_tables import read_tokens
 from vllm_graft.bindings.instantiate import failure_reason, guard_method, instantiate
 from vllm_graft.contracts import KVPolicy, LayerView, RequestBlocks, Window
 from vllm_graft.errors import StartError
-from vllm_graft.ledger import current
+from vllm_graft.ledger import Meter, current
 from vllm_graft.plan import Plan, PlanItem, carried_plan, carried_run
 from vllm_graft.points import point
 
@@ -55,7 +56,11 @@ class PlannedLayers:
         planned = self.adapt_spec(view, spec, config, lambda: _unserved(layer), layer)
         # vLLM asks for the spec more than once: when it sizes the KV cache, and when it makes it.
         if self.windows.get(view.name) is not None and not getattr(layer.attn_backend, "compacts", False):
-            layer.attn_backend = compacting_backend(layer.attn_backend, self.prove_builder, self.note_step)
+            layer.attn_backend = compacting_backend(
+                layer.attn_backend, self.prove_builder, self.note_step, self.table_meter
+            )
+            if view.window is not None:
+                read_tokens(layer.impl)
         return planned
 
     def adapt_spec(
@@ -117,6 +122,12 @@ class PlannedLayers:
         """Have the rows of a step remembered for its scoring."""
         if self.scorer is not None:
             self.scorer.note_step(metadata)
+
+    def table_meter(self) -> Meter:
+        """Return the meter of the block tables, which are compacted once for each step and group of layers."""
+        item, _ = self._planned()
+        assert item is not None
+        return current().hook(item.name, "compact", point(item.point).budget_us)
 
     def prepare_scores(self, runner: Any, kv_cache_config: Any) -> None:
         """Make the buffers of the layers that score, once the number of blocks is known."""
