@@ -10,6 +10,9 @@ from textwrap import dedent
 
 import pytest
 
+from vllm_graft.audit.report import audit
+from vllm_graft.audit.uses import read
+
 OLD = {
     "m": dedent("""
         import enum
@@ -567,3 +570,11 @@ def test_a_name_behind_several_modules(package, findings):
     new = {**modules, "sub.inner.m": "logger = 1"}
     assert findings(package, modules, new) == [("P201", "error", 2)]
     assert findings(fine, modules, new) == []
+
+
+def test_what_a_function_has_is_reported_by_the_name_of_the_function(make, held, tmp_path):
+    base, new = held("source", make("0.1.0", m="def f(): ...\ndef g(): ..."), make("0.2.0", m=""))
+    file = tmp_path / "plugin.py"
+    file.write_text("import vllm.m as m\nm.f()\nm.f.cache_clear()\nm.g.cache_clear()\n", encoding="utf-8")
+    report = audit([read(file)], base, [new])
+    assert [one.subject for one in report.findings] == ["import vllm.m:f", "import vllm.m:g"]

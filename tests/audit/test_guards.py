@@ -365,7 +365,8 @@ def test_a_flag_that_is_set_where_failures_are_suppressed(found, name, there):
     head = f"import contextlib\nHAS = False\nwith contextlib.suppress(ImportError):\n    from vllm.m import {name}\n"
     assert (("P213", "error") in found(f"{head}    HAS = True\nif HAS:\n    import vllm.nowhere\n")) is there
     text = "import contextlib\ntry:\n    import os, vllm\n    with contextlib.suppress(ImportError):\n"
-    text += f"        from vllm.m import {name}\n    HAVE = True\nexcept ImportError:\n    HAVE = False\nif HAVE:\n    import vllm.nowhere\n"
+    text += f"        from vllm.m import {name}\n    HAVE = True\n"
+    text += "except ImportError:\n    HAVE = False\nif HAVE:\n    import vllm.nowhere\n"
     assert "P213" in [code for code, _ in found(text)]
 
 

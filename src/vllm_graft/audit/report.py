@@ -72,7 +72,12 @@ def audit(
 
 def _normalize(package: PackageUses, releases: Sequence[Release], known: Sequence[ReleaseFacts]) -> PackageUses:
     """Split each name where its module ends, tell additions from replacements, and drop imports of added names."""
-    uses = [normalize(use, releases) for use in package.uses]
+    pairs = [(use, normalize(use, releases)) for use in package.uses]
+    # A name that is mentioned with what it has, too: ``function`` and ``function.cache_clear``.
+    whole = {(one.file, one.name, one.guard, one.passed) for use, one in pairs if not _is_cut(use, one)}
+    uses = [
+        one for use, one in pairs if not _is_cut(use, one) or (one.file, one.name, one.guard, one.passed) not in whole
+    ]
     base = ReleaseFacts(releases[0])
     uses = [replace(use, way="add") if adds(use, base, known) else use for use in uses]
     added = {use.name for use in uses if use.way == "add"}
@@ -87,6 +92,11 @@ def _normalize(package: PackageUses, releases: Sequence[Release], known: Sequenc
         return any(f"{use.module}:{'.'.join(parts[:count])}" in added for count in range(1, len(parts) + 1))
 
     return replace(package, uses=[use for use in uses if use.way != "import" or not is_own(use)])
+
+
+def _is_cut(use: Use, normal: Use) -> bool:
+    """Return whether a use lost the end of its name, which no source shows."""
+    return normal is not use and len(use.name) > len(normal.name)
 
 
 def _row(package: PackageUses, use: Use, pairs: Sequence[ReleasePair]) -> ReportRow | None:

@@ -256,7 +256,11 @@ def normalize(use: Use, releases: Sequence[Release]) -> Use:
     """
     ways = [(release, module, rest) for release in releases for module, rest in _splits(release, use)]
     there = [way for way in ways if way[0].shape(way[1], ".".join(way[2][:1])) is not None]
-    _, module, rest = there[0] if there else max(ways, key=lambda way: len(way[1]))
+    release, module, rest = there[0] if there else max(ways, key=lambda way: len(way[1]))
+    first = release.shape(module, rest[0]) if use.way == "import" and len(rest) > 1 else None
+    if first is not None and first.kind not in ("class", "module"):
+        # ``function.cache_clear``: what a function or a value has, the sources do not show.
+        return replace(use, module=module, qualname=rest[0])
     if (module, ".".join(rest)) == (use.module, use.qualname) or not (there or len(module) > len(use.module)):
         return use
     return replace(use, module=module, qualname=".".join(rest))

@@ -164,4 +164,5 @@ def test_what_a_function_put_off_sets_is_the_packages_own(uses):
         def g(vllm_config):
             return vllm_config.of_mine, vllm_config.model_config
         """
-    assert [use.path for use in uses(text) if use.way == "read"] == [("model_config",)]
+    reads = {use.path: use.own for use in uses(text) if use.way == "read"}
+    assert reads == {("of_mine",): {"of_mine"}, ("model_config",): set()}
