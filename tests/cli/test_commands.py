@@ -1,5 +1,6 @@
 """The commands that start nothing: their output, their JSON and their exit status."""
 
+import dataclasses
 import io
 import json
 import os
@@ -396,6 +397,19 @@ def test_plan_survives_an_item_that_cannot_judge_the_machine(
     assert "request-log" in shown
     assert "P012 warning: stats request-log: cannot say what this machine lacks: " in shown
     assert f"check_machine raised {type(failure).__name__}: " in shown
+
+
+def test_plan_says_that_all_is_for_other_models(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Not that there is no file, which is there and names a patch."""
+    from vllm_graft.plugins.patches.stat_logger_guard import StatLoggerGuard
+
+    other = dataclasses.replace(StatLoggerGuard.declaration, models=("*70B*",))
+    monkeypatch.setattr(StatLoggerGuard, "declaration", other)
+    Path("graft.toml").write_text('[defaults]\npatches = ["stat-logger-guard"]\n')
+    assert main(["plan", "--model", "m"]) == 0
+    shown = capsys.readouterr().out
+    assert "P004 info: plan: is empty: what is named is for other models" in shown
+    assert "there is no graft.toml" not in shown
 
 
 def test_plan_warns_of_a_request_log_that_is_a_folder(

@@ -583,6 +583,30 @@ def test_a_level_of_drift_that_is_none_is_refused_at_once(monkeypatch: pytest.Mo
         plan_for()
 
 
+def test_a_patch_without_a_hook_is_refused(offered: Path, monkeypatch: pytest.MonkeyPatch):
+    """It would be shown as applied in every process, and change nothing."""
+    write('[defaults]\npatches = ["stat-logger-guard"]\n')
+    plan_for()
+    kind = importlib.import_module("vllm_graft.plugins.patches.stat_logger_guard").StatLoggerGuard
+    monkeypatch.setattr(kind, "declaration", replace(kind.declaration, hooks=()))
+    with pytest.raises(ConfigError, match=r"the patch 'stat-logger-guard' .* changes nothing: it has no hook"):
+        plan_for()
+
+
+def test_a_class_that_cannot_be_looked_at_is_refused(offered: Path, monkeypatch: pytest.MonkeyPatch):
+    """A mistake may be in what an author's class does when an attribute is read."""
+
+    class Unshown:
+        def __repr__(self) -> str:
+            raise RuntimeError("on purpose")
+
+    write('[defaults]\nstats = ["my-sink"]\n')
+    plan_for()
+    monkeypatch.setattr(importlib.import_module("graft_offered").Sink, "options", {"path": Unshown()})
+    with pytest.raises(ConfigError, match=r"'my-sink' .* cannot be examined: RuntimeError: on purpose"):
+        plan_for()
+
+
 def test_a_check_cannot_change_the_plan(offered: Path, monkeypatch: pytest.MonkeyPatch):
     """What it writes into the options it was given would go past the check of their types."""
     write('[defaults]\nstats = ["my-sink"]\n')

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         Callers.read(plan.callers).check_plan(plan)
     findings = [*switched_off(planned=bool(plan)), *plan.findings, *findings_of(plan)]
     if not plan and not plan.findings:
-        findings.append(nothing_configured())
+        findings.append(_for_others() if plan.left_out else nothing_configured())
     if args.json:
         print(json.dumps({**plan.as_dict(), "findings": [found.as_dict() for found in findings]}, indent=2))
         return exit_status(findings)
@@ -71,6 +71,11 @@ def run(args: argparse.Namespace) -> int:
     if findings:
         print(show_findings(findings))
     return exit_status(findings)
+
+
+def _for_others() -> Finding:
+    fix = "name an item for this model, or correct `models=` of the patch"
+    return Finding("P004", "info", "plan", "is empty: what is named is for other models", "", fix)
 
 
 def findings_of(plan: Plan) -> list[Finding]:

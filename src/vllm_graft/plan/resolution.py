@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -151,8 +151,22 @@ def foreign(named: Choice, known: Mapping[str, CatalogueEntry]) -> bool:
     return named.origin == PATCHES_VARIABLE and named.value != ALL and named.value not in known
 
 
-def _refuse_mistake(mistake: Mistake | None, point: points.Point, entry: CatalogueEntry, origin: str) -> None:
-    """Refuse a class that cannot work."""
+def _find_empty_patch(kind: type) -> Mistake | None:
+    """Return the mistake in a patch without a hook, which would be applied in every process and change nothing."""
+    declaration = getattr(kind, "declaration", None)
+    if declaration is None or declaration.hooks:
+        return None
+    return Mistake("changes nothing: it has no hook", "mark a method with @wrap, @replace or @add")
+
+
+def _refuse_mistake(
+    find: Callable[[], Mistake | None], point: points.Point, entry: CatalogueEntry, origin: str
+) -> None:
+    """Refuse a class that cannot work, or cannot even be examined."""
+    try:
+        mistake = find()
+    except Exception as error:  # whatever a foreign class does when it is looked at
+        mistake = Mistake(f"cannot be examined: {describe(error)}", "correct what the class declares")
     if mistake is not None:
         raise ConfigError(
             f"the {point.name} {entry.name!r} ({entry.target} of {entry.package}) {mistake.what}",
@@ -305,9 +319,11 @@ def _item(
         fix = f"name it under the key of its own point, or a {point.name} here"
         raise ConfigError(what + ", ".join(point.contracts), where=named.origin, fix=fix)
     # In this order: what is compared with the options of a class, or called on it, has been checked before.
-    _refuse_mistake(find_option_mistake(kind) if classes else None, point, entry, named.origin)
+    if classes:
+        _refuse_mistake(lambda: find_option_mistake(kind) or _find_empty_patch(kind), point, entry, named.origin)
     values = _check_options(named.value, kind, given)
-    _refuse_mistake(find_mistake(kind, values) if classes else None, point, entry, named.origin)
+    if classes:
+        _refuse_mistake(lambda: find_mistake(kind, values), point, entry, named.origin)
     _validate(named, kind, values, given)
     # The other contract of its point frees blocks in engine core, where a kernel has no part.
     roles = ("worker",) if issubclass(kind, AttentionKernel) else point.roles
