@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import BaseModel
 
+from vllm_graft.bindings.sampling import requests as module
 from vllm_graft.bindings.sampling.requests import (
     Mentions,
     PutAsideError,
@@ -25,6 +26,7 @@ from vllm_graft.bindings.sampling.requests import (
     with_status,
 )
 from vllm_graft.contracts import Key, Sampler, SamplingStrategy
+from vllm_graft.ledger import Ledger
 from vllm_graft.plan import Plan, PlanItem, Run, carry, drop
 from vllm_graft.plan.catalogue import SHIPPED
 
@@ -547,3 +549,21 @@ def test_a_key_without_a_limit_is_valid_json():
     key = Key("far", "float", float("inf"), low=float("-inf"), high=float("inf"))
     shown = json.loads(json.dumps(key.as_dict(), allow_nan=False))
     assert (shown["default"], shown["min"], shown["max"]) == ("inf", None, None)
+
+
+def test_a_check_that_holds_the_server_up_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """It runs on the event loop, and no guard can end it."""
+
+    def sleep(params: object) -> None:
+        time.sleep(0.15)
+
+    monkeypatch.setattr(Warm, "check", staticmethod(sleep))
+    monkeypatch.setattr(module, "_slow", set())
+    monkeypatch.setattr(module, "current", lambda: book)
+    book = Ledger()
+    for _ in range(2):
+        made().check({"warm_factor": 0.5})
+    (line,) = [record.getMessage() for record in caplog.records if "answered nobody" in record.getMessage()]
+    assert "warm: sleep took 0." in line

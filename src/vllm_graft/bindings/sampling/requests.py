@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import inspect
 import os
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,10 @@ _REMEMBERED: Final = 4096
 """For how many unknown names the outcome is cached: clients send the same ones again and again."""
 _LONGEST_COMPLAINT: Final = 1000
 """How many characters of an author's own complaint about a request's keys are sent."""
+_SLOW_CHECK_S: Final = 0.1
+"""The seconds from which on a check of an author's is worth an error: it runs on the event loop of an API server."""
+_slow: Final[set[str]] = set()
+"""The samplers of which that was told; once, since it may be so with every request."""
 _CONTRACTS: Final = (Sampler, Truncation, SamplingStrategy)
 _OF_OTHERS: Final = frozenset({"ngram_size", "window_size", "whitelist_token_ids"})
 """Keys of vLLM's own processor for OCR models (``NGramPerReqLogitsProcessor``), which ours accepts as aliases."""
@@ -101,6 +106,7 @@ class SamplerInfo:
 
         Of another exception vLLM would make a 500, and ``SystemExit`` would end the API server.
         """
+        started = time.perf_counter()
         try:
             return method({**self.defaults, **found})
         except BaseException as error:
@@ -113,6 +119,12 @@ class SamplerInfo:
                 said = f"{', '.join(found)}: {said}"
             # The message is sent, so it must be short and have no half of a surrogate pair.
             raise ValueError(said[:_LONGEST_COMPLAINT].encode("utf-8", "backslashreplace").decode()) from error
+        finally:
+            took = time.perf_counter() - started
+            if took > _SLOW_CHECK_S and self.name not in _slow:
+                _slow.add(self.name)
+                name = getattr(method, "__name__", "its check")
+                current().note_error(self.name, f"{name} took {took:.1f} s, in which this API server answered nobody")
 
     def names_in(self, extra: Mapping[str, object]) -> list[str]:
         """Return the names of this sampler's keys that a request carries, as the client spelt them."""
