@@ -79,8 +79,10 @@ def findings_for(row: ReportRow, releases: Mapping[str, Release], known: Sequenc
             on_class = use.body is not None and is_class_method(use.body)
             for name, line, version in vanished_attributes(use, (old, *known), new):
                 if facts.runs(use.branches, line):
-                    how = f"calls cls.{name}" if on_class else f"reads self.{name}"
-                    what = f"the code {how}, which {use.container} had in {version} and has no more in {cell.release}"
+                    owner, to = use.container, cell.release
+                    what = f"the code reads self.{name}, which {owner} had in {version} and has no more in {to}"
+                    if on_class:
+                        what = f"the code calls cls.{name}, which {owner} had in {version} and has no more in {to}"
                     yield _finding("P210", "error", use, what, "find what took its place", line)
             if use.body is not None and was is not None and now is not None:
                 # Keyword arguments that the code passes to the original, and that it no longer takes.
