@@ -21,6 +21,9 @@ GREEDY_BELOW: Final = 1e-5
 
 _UNSET: Final[Any] = object()
 
+# Up to this length one different letter makes another word rather than a slip.
+_SHORTEST: Final = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -333,3 +336,41 @@ _KINDS: Final[Mapping[Kind, _KindInfo]] = {
 
 KINDS: Final = tuple(_KINDS)
 """Every type that a key may have."""
+
+
+def is_similar(name: str, known: str) -> bool:
+    """Return whether a name is probably a known one misspelt: a few letters wrong, missing, added or exchanged.
+
+    Case, ``-`` and ``_`` do not count. One letter in eight may be wrong at most, so that ``threshold`` is not taken for
+    ``xtc_threshold``; in a name of up to six letters none: ``sigma`` is another word than ``nsigma``.
+    """
+    one, other = (text.lower().replace("_", "").replace("-", "") for text in (name, known))
+    limit = (len(other) + 3) // 8 if len(other) > _SHORTEST else 0
+    return abs(len(one) - len(other)) <= limit and _edits(one, other, limit) <= limit
+
+
+def _edits(one: str, other: str, limit: int) -> int:
+    """Count the edits from one text to the other, swaps of neighbours included; ``limit + 1`` stands for any more.
+
+    The optimal string alignment distance, row by row; it stops early, so that its cost is bounded by the limit.
+    """
+    start = 0
+    while start < min(len(one), len(other)) and one[start] == other[start]:
+        start += 1
+    one, other = one[start:], other[start:]
+    end = 0
+    while end < min(len(one), len(other)) and one[-1 - end] == other[-1 - end]:
+        end += 1
+    one, other = one[: len(one) - end], other[: len(other) - end]
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for number, letter in enumerate(one, 1):
+        before, last, row = row, before, [number]
+        for at, theirs in enumerate(other, 1):
+            cost = min(row[-1] + 1, before[at] + 1, before[at - 1] + (letter != theirs))
+            if number > 1 and at > 1 and letter == other[at - 2] and one[number - 2] == theirs:
+                cost = min(cost, last[at - 2] + 1)
+            row.append(cost)
+        if min(row) > limit:
+            return limit + 1
+    return row[-1]

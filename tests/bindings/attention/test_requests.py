@@ -11,6 +11,7 @@ import pytest
 from vllm_graft.bindings.attention import requests
 from vllm_graft.contracts import KVPolicy, OptionValue
 from vllm_graft.plan import PlanItem
+from vllm_graft.plugins.attention.sink_window import SinkWindow
 from vllm_graft.testing import ServerProcess, Session
 
 PLAN = """[defaults]
@@ -54,15 +55,36 @@ def test_a_value_that_the_policy_refuses_is_a_400(server: ServerProcess, path: s
 
 
 @pytest.mark.server
+@pytest.mark.parametrize("path", REQUESTS)
+def test_a_key_counts_at_the_top_level_too(server: ServerProcess, path: str):
+    """vLLM drops a name there that it does not know, and the request would keep more than it asked for."""
+    assert server.post(path, {**REQUESTS[path], "kv_keep": 0.5})[0] == 200
+    found, answer = server.post(path, {**REQUESTS[path], "kv_keep": 0.6})
+    assert found == 400, answer
+    assert "kv_keep must be a number above 0 and up to 0.5" in json.loads(answer)["error"]["message"]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("path", REQUESTS)
+def test_a_misspelt_key_is_a_400(server: ServerProcess, path: str):
+    for body in ({"vllm_xargs": {"kvkeep": 0.5}}, {"kv-keep": 0.5}):
+        found, answer = server.post(path, {**REQUESTS[path], **body})
+        assert found == 400, answer
+        message = json.loads(answer)["error"]["message"]
+        assert "is not a key of this server's KV policy (did you mean 'kv_keep'?)" in message
+
+
+@pytest.mark.server
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_beams_are_served_without_keys_of_the_policy_alone(server: ServerProcess, path: str):
     """vLLM drops the keys of a request for beam search, so it would keep more than it asked for."""
     body = {**REQUESTS[path], "use_beam_search": True, "n": 2}
     assert server.post(path, body)[0] == 200
     assert server.post(path, {**body, "vllm_xargs": {"other": 1}})[0] == 200
-    found, answer = server.post(path, {**body, "vllm_xargs": {"kv_keep": 0.5}})
-    assert found == 400, answer
-    assert "kv_keep: vLLM hands no vllm_xargs on to beam search" in json.loads(answer)["error"]["message"]
+    for keys in ({"vllm_xargs": {"kv_keep": 0.5}}, {"kv_keep": 0.5}):
+        found, answer = server.post(path, {**body, **keys})
+        assert found == 400, answer
+        assert "kv_keep: vLLM hands no vllm_xargs on to beam search" in json.loads(answer)["error"]["message"]
 
 
 @pytest.mark.server
@@ -95,10 +117,18 @@ class Mistaken(KVPolicy):
 )
 def test_a_check_that_fails_refuses_its_request_alone(monkeypatch: pytest.MonkeyPatch, value: str, said: str):
     """A SystemExit would end the server, and any other error would be a 500."""
-    monkeypatch.setattr(requests, "_planned_policy", lambda text: (Mistaken, {}))
+    monkeypatch.setattr(requests, "_planned_keys", lambda: requests.PolicyKeys(Mistaken, {}))
     requests.check(SimpleNamespace(extra_args={"other": 1}))
     with pytest.raises(ValueError, match=f"^{said}$"):
         requests.check(SimpleNamespace(extra_args={"kv_own": value}))
+
+
+def test_names_that_resemble_a_key_pass_where_the_plan_says_so():
+    """Keys of planned samplers, names under ``other_keys``, and every name with ``unknown_keys = "pass"``."""
+    names = ["kv_window", "other", "kv_widow"]
+    assert requests.PolicyKeys(SinkWindow, {}).misspelt(names) == ("kv_widow", "kv_window")
+    assert requests.PolicyKeys(SinkWindow, {}, others=frozenset({"kv_widow"})).misspelt(names) is None
+    assert requests.PolicyKeys(SinkWindow, {}, strict=False).misspelt(names) is None
 
 
 def test_a_policy_that_cannot_be_imported_refuses_no_request():

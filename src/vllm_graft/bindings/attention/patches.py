@@ -191,7 +191,7 @@ class V2Evictions(VLLMPatch["vllm.v1.worker.gpu.model_runner:GPUModelRunner"], n
 
 def _check_keys(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
     params = call(*args, **kwargs)
-    requests.check(params)
+    requests.prepare(self, params)
     return params
 
 
@@ -216,7 +216,7 @@ class CompletionPolicyKeys(
 
 
 def _refuse_beams(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
-    requests.refuse_beams(self.vllm_xargs)
+    requests.refuse_beams(self.model_extra, self.vllm_xargs)
     return call(*args, **kwargs)
 
 

@@ -1,68 +1,146 @@
-"""Request keys of the planned policy in the front end: a value that it refuses becomes a 400."""
+"""Request keys of the planned policy in the front end: read at both places where clients write them, and checked.
+
+A ValueError here becomes a 400. As with samplers, a key counts in ``vllm_xargs`` and at the top level of a request's
+body, and a name that is probably a key misspelt is refused: vLLM would drop it, and the request would hold more memory
+than it asked for.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
 
 from vllm_graft.contracts import KVPolicy, OptionValue
-from vllm_graft.errors import GraftError
+from vllm_graft.contracts.request_keys import is_similar
+from vllm_graft.contracts.sampling import OptInSampler
+from vllm_graft.errors import GraftError, describe
 from vllm_graft.ledger.guard import raised_by_signal
-from vllm_graft.plan import Plan, carried_plan
+from vllm_graft.plan import Plan, PlanItem, carried_plan
 from vllm_graft.plan.carry import PLAN_VARIABLE
 from vllm_graft.plan.catalogue import load
 
+# The most unknown names of one request that are compared with the policy's keys.
+_COMPARED: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyKeys:
+    """The keys of the planned policy.
+
+    kind:    the policy's class
+    options: its options, each with a value
+    others:  names that pass, however similar they are: keys of planned samplers, and ``other_keys`` of the plan
+    strict:  whether a name that resembles a key is refused
+    """
+
+    kind: type[KVPolicy]
+    options: Mapping[str, OptionValue]
+    others: frozenset[str] = frozenset()
+    strict: bool = True
+
+    def check(self, extra: Mapping[str, object]) -> None:
+        """Refuse keys that the policy cannot work with, and names that are probably one misspelt."""
+        said = [name for name in self.kind.keys if name in extra]
+        if said:
+            try:
+                self.kind.check_request(extra, self.options)
+            except ValueError:
+                raise
+            except BaseException as error:
+                if raised_by_signal(error):
+                    raise
+                # An author's mistake: vLLM would answer the request with a 500, and end the server for a SystemExit.
+                raise ValueError(f"{', '.join(said)}: {describe(error)}") from error
+        if meant := self.misspelt(extra):
+            name, near = meant
+            raise ValueError(
+                f"{name} is not a key of this server's KV policy (did you mean {near!r}?); "
+                "if it is meant for something else, name it under `other_keys` in graft.toml"
+            )
+
+    def misspelt(self, names: Iterable[str]) -> tuple[str, str] | None:
+        """Return the first name that is probably a key misspelt, and that key."""
+        if not self.strict:
+            return None
+        for name in islice((name for name in names if name not in self.kind.keys), _COMPARED):
+            for known in self.kind.keys:
+                if name not in self.others and is_similar(name, known):
+                    return name, known
+        return None
+
+
+def prepare(request: Any, params: Any) -> None:
+    """Add a request's top-level keys for the policy to its parameters, and check all before anything is answered.
+
+    A key in ``vllm_xargs`` counts more than one at the top level.
+    """
+    known, top_level = _planned_keys(), request.model_extra
+    if known is not None and top_level:
+        meant = known.misspelt(top_level)
+        names = (*known.kind.keys, meant[0]) if meant else known.kind.keys
+        found = {name: top_level[name] for name in names if top_level.get(name) is not None}
+        if found:
+            params.extra_args = {**found, **(params.extra_args or {})}
+    check(params)
+
 
 def check(params: Any) -> None:
-    """Refuse a request whose keys the policy cannot work with: a ValueError, which becomes a 400."""
+    """Refuse a request whose keys the policy cannot work with."""
     extra: dict[str, object] = getattr(params, "extra_args", None) or {}
-    planned = _planned_policy(os.environ.get(PLAN_VARIABLE, "")) if extra else None
-    if planned is None:
-        return
-    kind, options = planned
-    said = [name for name in kind.keys if name in extra]
-    if not said:
-        return
-    try:
-        kind.check_request(extra, options)
-    except ValueError:
-        raise
-    except BaseException as error:
-        if raised_by_signal(error):
-            raise
-        # An author's mistake: vLLM would answer the request with a 500, and end the server for a SystemExit.
-        raise ValueError(f"{', '.join(said)}: {type(error).__name__}: {error}") from error
+    known = _planned_keys() if extra else None
+    if known is not None:
+        known.check(extra)
 
 
-def refuse_beams(xargs: Mapping[str, object] | None) -> None:
+def refuse_beams(top_level: Mapping[str, object] | None, xargs: Mapping[str, object] | None) -> None:
     """Refuse a request for beam search that has keys of the policy: vLLM drops them without a word."""
-    planned = _planned_policy(os.environ.get(PLAN_VARIABLE, "")) if xargs else None
-    if planned is not None and (said := [name for name in planned[0].keys if name in (xargs or {})]):
+    extra = {**(top_level or {}), **(xargs or {})}
+    known = _planned_keys() if extra else None
+    if known is not None and (said := [name for name in known.kind.keys if extra.get(name) is not None]):
         raise ValueError(f"{', '.join(said)}: vLLM hands no vllm_xargs on to beam search; leave out one of the two")
 
 
 def policy_keys(plan: Plan) -> tuple[str, ...]:
     """Return the names of the keys that the planned policy takes."""
-    planned = _find_policy(plan)
-    return tuple(planned[0].keys) if planned is not None else ()
+    known = _find_keys(plan)
+    return tuple(known.kind.keys) if known is not None else ()
+
+
+def _planned_keys() -> PolicyKeys | None:
+    """Return the keys of the plan that this process carries."""
+    return _cached_keys(os.environ.get(PLAN_VARIABLE, ""))
 
 
 @functools.lru_cache(maxsize=2)
-def _planned_policy(plan_text: str) -> tuple[type[KVPolicy], Mapping[str, OptionValue]] | None:
-    """Return the policy of the plan that this process carries, kept as long as the plan stays the same."""
+def _cached_keys(plan_text: str) -> PolicyKeys | None:
     plan = carried_plan()
-    return _find_policy(plan) if plan is not None else None
+    return _find_keys(plan) if plan is not None else None
 
 
-def _find_policy(plan: Plan) -> tuple[type[KVPolicy], Mapping[str, OptionValue]] | None:
+def _find_keys(plan: Plan) -> PolicyKeys | None:
     for item in plan.of("attention"):
-        try:
-            kind = load(item.target, item.name, item.package)
-        except GraftError:
-            # The process that makes the item says what is wrong with it.
-            return None
-        if issubclass(kind, KVPolicy):
-            return kind, {**kind.options, **item.options}
+        kind = _load(item)
+        if kind is not None and issubclass(kind, KVPolicy):
+            samplers = [sampler for sampler in map(_load, plan.of("sampler")) if sampler is not None]
+            of_samplers = {
+                name
+                for sampler in samplers
+                if issubclass(sampler, OptInSampler)
+                for key in sampler.request_keys()
+                for name in (key.name, *key.aliases)
+            }
+            others = frozenset({*of_samplers, *plan.other_keys})
+            return PolicyKeys(kind, {**kind.options, **item.options}, others, plan.unknown_keys != "pass")
     return None
+
+
+def _load(item: PlanItem) -> type | None:
+    try:
+        return load(item.target, item.name, item.package)
+    except GraftError:
+        # The process that makes the item says what is wrong with it.
+        return None

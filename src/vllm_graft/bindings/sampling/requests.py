@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from vllm_graft.bindings.attention.requests import policy_keys
 from vllm_graft.contracts import Key, Sampler, SamplingStrategy, Truncation
-from vllm_graft.contracts.request_keys import KeyValue, find_unsendable, read_keys, refuse_unsendable
+from vllm_graft.contracts.request_keys import KeyValue, find_unsendable, is_similar, read_keys, refuse_unsendable
 from vllm_graft.contracts.sampling import OptInSampler, read_defaults
 from vllm_graft.contracts.validation import RESERVED
 from vllm_graft.errors import describe
@@ -53,8 +53,6 @@ _HOME: Final = "vllm_graft.plugins.samplers."
 _GROUP: Final = "vllm.logits_processors"
 _CHECKED: Final = "graft_checked"
 """The attribute that marks sampling parameters as checked with the request they were made of."""
-_SHORTEST: Final = 6
-"""The length up to which a name is too short for one different letter to be a slip rather than another word."""
 
 
 class PutAsideError(ValueError):
@@ -245,44 +243,6 @@ class SamplerKeys:
             f"{name[:60]} is not a key of this server's samplers{hint}; "
             "if it is meant for something else, name it under `other_keys` in graft.toml"
         )
-
-
-def is_similar(name: str, known: str) -> bool:
-    """Return whether a name is probably a known one misspelt: a few letters wrong, missing, added or exchanged.
-
-    Case, ``-`` and ``_`` do not count. One letter in eight may be wrong at most, so that ``threshold`` is not taken for
-    ``xtc_threshold``; in a name of up to six letters none: ``sigma`` is another word than ``nsigma``.
-    """
-    one, other = (text.lower().replace("_", "").replace("-", "") for text in (name, known))
-    limit = (len(other) + 3) // 8 if len(other) > _SHORTEST else 0
-    return abs(len(one) - len(other)) <= limit and _edits(one, other, limit) <= limit
-
-
-def _edits(one: str, other: str, limit: int) -> int:
-    """Count the edits from one text to the other, swaps of neighbours included; ``limit + 1`` stands for any more.
-
-    The optimal string alignment distance, row by row; it stops early, so that its cost is bounded by the limit.
-    """
-    start = 0
-    while start < min(len(one), len(other)) and one[start] == other[start]:
-        start += 1
-    one, other = one[start:], other[start:]
-    end = 0
-    while end < min(len(one), len(other)) and one[-1 - end] == other[-1 - end]:
-        end += 1
-    one, other = one[: len(one) - end], other[: len(other) - end]
-    before: list[int] = []
-    row = list(range(len(other) + 1))
-    for number, letter in enumerate(one, 1):
-        before, last, row = row, before, [number]
-        for at, theirs in enumerate(other, 1):
-            cost = min(row[-1] + 1, before[at] + 1, before[at - 1] + (letter != theirs))
-            if number > 1 and at > 1 and letter == other[at - 2] and one[number - 2] == theirs:
-                cost = min(cost, last[at - 2] + 1)
-            row.append(cost)
-        if min(row) > limit:
-            return limit + 1
-    return row[-1]
 
 
 def sampler_keys() -> SamplerKeys:
