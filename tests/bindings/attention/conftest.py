@@ -120,7 +120,7 @@ def soak_engine(session: Session, requests: int, *, tokens: str = "(1, 1, 2, 5, 
     (item,) = found["items"]
     assert item["state"] == "applied"
     assert item["figures"]["attention layers"] == 2
-    assert item["figures"]["KV blocks filled"] > requests
+    assert item["figures"]["KV blocks filled"] > requests // 10
     assert item["figures"]["KV blocks freed"] > 20
     assert item["figures"]["KV blocks held"] == 0
     return found
