@@ -1,4 +1,4 @@
-"""What a policy that evicts KV blocks one by one means for the modelled device: fewer tokens to read, and scores.
+"""KV blocks that a policy evicts one by one, on the modelled device: fewer tokens to read, and scores.
 
 Which blocks a real model would look at is not known here. The scores are drawn at random, once for each block of a
 request: what a step reads depends on how many blocks are kept, not on which.

@@ -1,4 +1,4 @@
-"""Which engines cannot have a planned item of the attention point."""
+"""Refusals of engines that cannot have a planned item of the attention point."""
 
 from __future__ import annotations
 

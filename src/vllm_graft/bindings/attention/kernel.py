@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class KernelMetadata:
-    """What the layers of a step are given. vLLM reads none of it."""
+    """The metadata that the layers of a step are given. vLLM reads none of it."""
 
     batch: AttentionBatch
     tokens: int
@@ -158,7 +158,7 @@ def kernel_backend(kind: type[AttentionKernel], on_builder: Callable[[Any, list[
     builder, implementation = _kernel_builder(kind, on_builder), _kernel_implementation()
 
     class KernelBackend(AttentionBackend):
-        """What a kernel serves. vLLM consults it for blocks alone: what a layer needs was compared before."""
+        """Tells vLLM the block sizes that a kernel serves; the other needs of a layer were compared before."""
 
         supported_dtypes = [getattr(torch, each) for each in kind.dtypes]  # noqa: RUF012 - as vLLM declares it
         supported_kv_cache_dtypes = ["auto", *kind.dtypes]  # noqa: RUF012
