@@ -348,6 +348,13 @@ def _become(request: ForkRequest, base: Sequence[str]) -> None:
     for target, fd in moved.items():
         os.dup2(fd, target, inheritable=True)
         os.close(fd)
+    # Whether an output can seek was decided when the zygote started, and a pipe in the place of a file cannot.
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        lines = fd == 2 or os.isatty(fd)
+        new = open(fd, "w", 1 if lines else -1, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
     os.chdir(request.cwd)
     os.environ.clear()
     os.environ.update(request.env)
