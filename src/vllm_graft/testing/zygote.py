@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import signal
@@ -349,10 +350,11 @@ def _become(request: ForkRequest, base: Sequence[str]) -> None:
         os.dup2(fd, target, inheritable=True)
         os.close(fd)
     # Whether an output can seek was decided when the zygote started, and a pipe in the place of a file cannot.
+    at_once = bool(request.env.get("PYTHONUNBUFFERED"))
     for name, fd in (("stdout", 1), ("stderr", 2)):
-        old = getattr(sys, name)
+        old, file = getattr(sys, name), open(fd, "wb", 0 if at_once else -1, closefd=False)  # noqa: SIM115
         lines = fd == 2 or os.isatty(fd)
-        new = open(fd, "w", 1 if lines else -1, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
+        new = io.TextIOWrapper(file, old.encoding, old.errors, line_buffering=lines, write_through=at_once)
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
     os.chdir(request.cwd)
