@@ -31,7 +31,7 @@ demo: setup ## start a real vLLM with plugins and patches and show what they do
 
 test: setup ## run the tests in two processes (WORKERS=4), or a part of them in one (ARGS="-k name" goes to pytest)
 	@$(COMPILE)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SPREAD))
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SPREAD) --durations=25)
 
 check: lint ## lint, and the tests that start no process
 	@$(COMPILE)
