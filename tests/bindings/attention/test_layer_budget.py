@@ -106,3 +106,9 @@ def test_on_a_gpu_some_calls_are_timed_and_nothing_waits(monkeypatch: pytest.Mon
     for _ in range(EVERY):
         timer.run(lambda: "made", gpu, lambda: torch.tensor(5))
     assert noted == [(250_000, 5)] * 2
+
+
+@pytest.mark.parametrize("layers", [2, 12, 16, 24, 28, 32, 36, 40, 48, 62, 64, 80, 94, 126])
+def test_on_a_gpu_every_layer_of_a_model_has_its_turn(layers: int):
+    """A step calls the layers one after another; those with windows are shorter than the others."""
+    assert {call * EVERY % layers for call in range(layers)} == set(range(layers))
