@@ -97,10 +97,11 @@ class PlannedLayers:
             # Another engine of this process, as in a notebook: what was refused may be corrected.
             self._config, self.windows, self._refused, self.scorer = config, {}, False, None
             self._answers, self.score_every = {}, 0
+            self.row_windows.possible = _narrows(policy)
         try:
             window = self._ask(policy, view)
             planned = _planned_spec(spec, view, window, config, unserved) if window is not None else spec
-            if _narrows(policy) and getattr(config.parallel_config, "use_ubatching", False):
+            if self.row_windows.possible and getattr(config.parallel_config, "use_ubatching", False):
                 raise ValueError(
                     "requests may narrow its window, and with micro-batches a step's rows are not in order"
                 )
@@ -269,9 +270,9 @@ class PlannedLayers:
         self.report_blocks = _block_reporter(manager, item.name, policy.wants_scores)
 
     def stamp_window(self, request: Any) -> None:
-        """Stamp a request with its own window, if the policy gives it one."""
+        """Stamp a request with its own window if the policy gives it one; no other stamp is left on it."""
         _, policy = self._planned()
-        if self.ask_window is not None and policy is not None and request.sampling_params is not None:
+        if policy is not None and request.sampling_params is not None:
             stamp_window(request, self.ask_window, policy.keys)
 
     def _planned(self) -> tuple[PlanItem | None, KVPolicy | None]:
