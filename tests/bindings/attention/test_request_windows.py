@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vllm_graft.bindings.attention import layers
 from vllm_graft.bindings.attention.backends import Compactor
 from vllm_graft.bindings.attention.compaction import Rows, WindowShape
-from vllm_graft.bindings.attention.layers import PlannedLayers
+from vllm_graft.bindings.attention.layers import PlannedLayers, stamp_request
 from vllm_graft.bindings.attention.request_windows import (
     STAMP,
     RowWindows,
@@ -18,6 +19,7 @@ from vllm_graft.bindings.attention.request_windows import (
     validate,
 )
 from vllm_graft.contracts import KVPolicy, LayerView, Window
+from vllm_graft.ledger import Ledger
 from vllm_graft.plan import PlanItem
 from vllm_graft.plugins.attention.sink_window import SinkWindow
 from vllm_graft.testing import Session
@@ -29,6 +31,13 @@ def request_of(extra: dict[str, object] | None, salt: str | None = None) -> Simp
 
 def kv_window(keys) -> int | None:
     return keys.get("kv_window")
+
+
+class Fixed(KVPolicy):
+    """Gives all requests one window."""
+
+    def window(self, layer: LayerView) -> Window:
+        return Window(0, 256)
 
 
 class TestStamp:
@@ -55,19 +64,35 @@ class TestStamp:
         assert stamped_window(request.sampling_params) is None
         assert request.cache_salt is None
 
-    @pytest.mark.parametrize("stamp", [64, "64", [1]])
-    def test_a_client_cannot_narrow_a_window_that_the_policy_gives_all_requests(self, stamp):
-        """A policy without ``request_window``: the scheduler would free blocks by it, or end with a TypeError."""
+    @pytest.mark.parametrize("stamp", ["64", [1], True, 0])
+    def test_what_is_no_window_is_no_stamp(self, stamp):
+        """The scheduler and the workers would end with a TypeError."""
+        assert stamped_window(request_of({STAMP: stamp}).sampling_params) is None
 
-        class Fixed(KVPolicy):
-            def window(self, layer):
-                return Window(0, 256)
+    @pytest.mark.parametrize(("policy", "window"), [(SinkWindow(), 256), (Fixed(), None)])
+    def test_engine_core_stamps_by_its_own_policy_alone(self, monkeypatch: pytest.MonkeyPatch, policy, window):
+        """A policy without ``request_window`` gives no stamp, and leaves none on that a client sent.
 
+        Every request is stamped, so the plan is not read for each; and another engine of this process has its own.
+        """
+        kind = pytest.importorskip("vllm_graft.bindings.attention.retention").SinkWindowManager
+        monkeypatch.setattr(layers, "current", Ledger)
+        coordinator = SimpleNamespace(single_type_managers=[kind.__new__(kind)])
+        groups = [SimpleNamespace(kv_cache_spec=SimpleNamespace(sliding_window=256))]
+        manager = SimpleNamespace(
+            coordinator=coordinator, kv_cache_config=SimpleNamespace(kv_cache_groups=groups), block_pool=None
+        )
         planned = PlannedLayers()
-        planned._planned = lambda: (None, Fixed())
-        request = request_of({STAMP: stamp, "other": 1})
-        planned.stamp_window(request)
-        assert request == request_of({"other": 1})
+        planned._planned = lambda: (PlanItem("attention", "p", "m:P", "pkg", ("engine",)), policy)
+        planned.prove_managers(manager)
+        monkeypatch.setattr(layers, "carried_plan", lambda: pytest.fail("read again"))
+        request = request_of({STAMP: 64, "kv_window": 256})
+        stamp_request(manager, request)
+        assert stamped_window(request.sampling_params) == window
+        assert request.cache_salt == (window and f"|{STAMP}=256")
+        other = request_of({STAMP: 64, "kv_window": 256})
+        stamp_request(SimpleNamespace(), other)
+        assert other == request_of({STAMP: 64, "kv_window": 256}), "an engine without windows"
 
     @pytest.mark.parametrize("answer", [0, -5, 2.5, "256", True])
     def test_an_answer_that_is_no_window_costs_the_policy(self, answer):
@@ -102,6 +127,7 @@ class TestKernels:
     @pytest.mark.parametrize(("possible", "launched"), [(True, [[576, 576], None, None]), (False, [None, None])])
     def test_both_are_compiled_in_the_first_step(self, monkeypatch: pytest.MonkeyPatch, possible: bool, launched):
         """The step is one of vLLM's own, before it serves; later ones launch one kernel."""
+        pytest.importorskip("vllm")
         found = []
 
         def compact(lengths, blocks, compacted, tables, block_size, shape, sliding, before):

@@ -44,9 +44,9 @@ def stamp_window(request: Any, ask: Ask | None, names: Sequence[str]) -> None:
 
 
 def stamped_window(params: Any) -> int | None:
-    """Return the window that a request's parameters carry."""
-    window: int | None = (getattr(params, "extra_args", None) or {}).get(STAMP)
-    return window
+    """Return the window that a request's parameters carry; None for what engine core would never stamp."""
+    window: object = (getattr(params, "extra_args", None) or {}).get(STAMP)
+    return window if type(window) is int and window > 0 else None
 
 
 def validate(answer: object) -> int | None:
