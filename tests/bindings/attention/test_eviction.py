@@ -259,3 +259,23 @@ def test_the_v2_runner_writes_the_null_block_over_what_is_gone():
     states = SimpleNamespace(req_id_to_index={"a": 2, "b": 0, "waits": 4, "new": 1, "back": 3})
     eviction.follow_v2(SimpleNamespace(req_states=states, block_tables=SimpleNamespace(block_tables=[table])), STEP)
     assert written == [(2, 1, [0]), (2, 2, [0]), (0, 0, [0]), (4, 1, [0])]
+
+
+def test_keys_are_copied_once_for_a_request():
+    """The policy is asked with every block, in the scheduler's loop, and the list of a client may be long."""
+    kind = pytest.importorskip("vllm_graft.bindings.attention.eviction").EvictingManager
+    manager = kind.__new__(kind)
+    manager._keys = {}
+    extra = {"kv_keep": 0.5, "ids": [1, 2]}
+    request = SimpleNamespace(request_id="a", sampling_params=SimpleNamespace(extra_args=extra))
+    first = manager._keys_of(request)
+    first["kv_keep"] = 0
+    first["ids"].append(3)
+    assert extra == {"kv_keep": 0.5, "ids": [1, 2]}
+    second = manager._keys_of(request)
+    assert second["kv_keep"] == 0.5
+    assert second["ids"] is first["ids"], "not copied again"
+    request.sampling_params.extra_args = {"kv_keep": 0.25}
+    assert manager._keys_of(request) == {"kv_keep": 0.25}
+    request.sampling_params = None
+    assert manager._keys_of(request) == {}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vllm_graft.bindings.attention import layer_budget
+from vllm_graft.bindings.attention import kernel_layers, layer_budget
 from vllm_graft.bindings.attention.layer_budget import (
     EVERY,
     OVERRUNS_IN_A_ROW,
@@ -17,6 +17,7 @@ from vllm_graft.bindings.attention.layer_budget import (
     measure_bandwidth,
 )
 from vllm_graft.ledger import Ledger
+from vllm_graft.plan import PlanItem
 
 
 @pytest.fixture
@@ -106,3 +107,25 @@ def test_on_a_gpu_some_calls_are_timed_and_nothing_waits(monkeypatch: pytest.Mon
     for _ in range(EVERY):
         timer.run(lambda: "made", gpu, lambda: torch.tensor(5))
     assert noted == [(250_000, 5)] * 2
+
+
+@pytest.mark.parametrize("layers", [2, 12, 16, 24, 28, 32, 36, 40, 48, 62, 64, 80, 94, 126])
+def test_on_a_gpu_every_layer_of_a_model_has_its_turn(layers: int):
+    """A step calls the layers one after another; those with windows are shorter than the others."""
+    assert {call * EVERY % layers for call in range(layers)} == set(range(layers))
+
+
+def test_each_engine_of_a_process_has_a_budget_and_the_device_is_measured_once(monkeypatch: pytest.MonkeyPatch):
+    """The next engine may have another record, as in a test suite: without its figures nothing would be shown."""
+    measured, books = [], [Ledger(), Ledger()]
+    monkeypatch.setattr(kernel_layers, "measure_bandwidth", lambda device: measured.append(device) or 1e9)
+    planned, item = kernel_layers.PlannedKernel(), PlanItem("attention", "plain", "m:P", "pkg", ("worker",))
+    for book in books:
+        book.set_item("attention", "plain", "applied")
+        monkeypatch.setattr(kernel_layers, "current", lambda book=book: book)
+        config = SimpleNamespace(device_config=SimpleNamespace(device="cpu"))
+        budget = planned._layer_budget(item, config)
+        assert planned._layer_budget(item, config) is budget, "of all layers"
+        budget.note(1000, 1000)
+        assert figures(book)["layers timed"] == 1
+    assert measured == [torch.device("cpu")]

@@ -1,11 +1,15 @@
 """Windows of single requests: asked for by a key, stamped in engine core, followed by the manager and the tables."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from vllm_graft.bindings.attention.compaction import WindowShape
+from vllm_graft.bindings.attention import layers
+from vllm_graft.bindings.attention.backends import Compactor
+from vllm_graft.bindings.attention.compaction import Rows, WindowShape
+from vllm_graft.bindings.attention.layers import PlannedLayers, stamp_request
 from vllm_graft.bindings.attention.request_windows import (
     STAMP,
     RowWindows,
@@ -14,6 +18,9 @@ from vllm_graft.bindings.attention.request_windows import (
     stamped_window,
     validate,
 )
+from vllm_graft.contracts import KVPolicy, LayerView, Window
+from vllm_graft.ledger import Ledger
+from vllm_graft.plan import PlanItem
 from vllm_graft.plugins.attention.sink_window import SinkWindow
 from vllm_graft.testing import Session
 
@@ -24,6 +31,13 @@ def request_of(extra: dict[str, object] | None, salt: str | None = None) -> Simp
 
 def kv_window(keys) -> int | None:
     return keys.get("kv_window")
+
+
+class Fixed(KVPolicy):
+    """Gives all requests one window."""
+
+    def window(self, layer: LayerView) -> Window:
+        return Window(0, 256)
 
 
 class TestStamp:
@@ -50,6 +64,36 @@ class TestStamp:
         assert stamped_window(request.sampling_params) is None
         assert request.cache_salt is None
 
+    @pytest.mark.parametrize("stamp", ["64", [1], True, 0])
+    def test_what_is_no_window_is_no_stamp(self, stamp):
+        """The scheduler and the workers would end with a TypeError."""
+        assert stamped_window(request_of({STAMP: stamp}).sampling_params) is None
+
+    @pytest.mark.parametrize(("policy", "window"), [(SinkWindow(), 256), (Fixed(), None)])
+    def test_engine_core_stamps_by_its_own_policy_alone(self, monkeypatch: pytest.MonkeyPatch, policy, window):
+        """A policy without ``request_window`` gives no stamp, and leaves none on that a client sent.
+
+        Every request is stamped, so the plan is not read for each; and another engine of this process has its own.
+        """
+        kind = pytest.importorskip("vllm_graft.bindings.attention.retention").SinkWindowManager
+        monkeypatch.setattr(layers, "current", Ledger)
+        coordinator = SimpleNamespace(single_type_managers=[kind.__new__(kind)])
+        groups = [SimpleNamespace(kv_cache_spec=SimpleNamespace(sliding_window=256))]
+        manager = SimpleNamespace(
+            coordinator=coordinator, kv_cache_config=SimpleNamespace(kv_cache_groups=groups), block_pool=None
+        )
+        planned = PlannedLayers()
+        planned._planned = lambda: (PlanItem("attention", "p", "m:P", "pkg", ("engine",)), policy)
+        planned.prove_managers(manager)
+        monkeypatch.setattr(layers, "carried_plan", lambda: pytest.fail("read again"))
+        request = request_of({STAMP: 64, "kv_window": 256})
+        stamp_request(manager, request)
+        assert stamped_window(request.sampling_params) == window
+        assert request.cache_salt == (window and f"|{STAMP}=256")
+        other = request_of({STAMP: 64, "kv_window": 256})
+        stamp_request(SimpleNamespace(), other)
+        assert other == request_of({STAMP: 64, "kv_window": 256}), "an engine without windows"
+
     @pytest.mark.parametrize("answer", [0, -5, 2.5, "256", True])
     def test_an_answer_that_is_no_window_costs_the_policy(self, answer):
         with pytest.raises(ValueError, match=r"request_window\(\) answered"):
@@ -75,6 +119,44 @@ class TestRowWindows:
         follow_windows(runner, SimpleNamespace(finished_req_ids=("b",), scheduled_new_reqs=[]))
         rows.arrange(runner, ["b"])
         assert rows.before(shape, 1, torch.device("cpu")) is None
+
+
+class TestKernels:
+    """The kernel of single tokens, which on a GPU is compiled once with windows of single requests and once without."""
+
+    @pytest.mark.parametrize(("possible", "launched"), [(True, [[576, 576], None, None]), (False, [None, None])])
+    def test_both_are_compiled_in_the_first_step(self, monkeypatch: pytest.MonkeyPatch, possible: bool, launched):
+        """The step is one of vLLM's own, before it serves; later ones launch one kernel."""
+        pytest.importorskip("vllm")
+        found = []
+
+        def compact(lengths, blocks, compacted, tables, block_size, shape, sliding, before):
+            found.append(None if before is None else [shape.before] * len(before))
+            assert before is None or before.dtype == torch.int32
+
+        kernels = SimpleNamespace(compact_single_tokens=compact)
+        monkeypatch.setitem(sys.modules, "vllm_graft.bindings.attention.triton_kernels", kernels)
+        rows, device = RowWindows(), torch.device("meta")
+        rows.possible = possible
+        engine = SimpleNamespace(
+            compilation_config=SimpleNamespace(max_cudagraph_capture_size=4),
+            scheduler_config=SimpleNamespace(max_num_seqs=2),
+        )
+        spec = SimpleNamespace(block_size=16, shape=WindowShape.fit(16, 640, 16))
+        compactor = Compactor(spec, engine, device, rows)
+        step = Rows(*(torch.zeros(size, dtype=torch.int32, device=device) for size in (3, 2, (2, 40))))
+        for _ in range(2):
+            compactor._compact_single_tokens(step)
+        assert found == launched
+
+    @pytest.mark.parametrize(("policy", "possible"), [(SinkWindow(), True), (KVPolicy(), False)])
+    def test_one_is_enough_for_a_policy_without_windows_of_single_requests(self, policy: KVPolicy, possible: bool):
+        planned, engine = PlannedLayers(), SimpleNamespace(parallel_config=SimpleNamespace())
+        planned._planned = lambda: (PlanItem("attention", "p", "m:P", "pkg", ("worker",)), policy)
+        planned._note_answer = lambda item, window: None
+        layer = LayerView("model.layers.0.self_attn.attn", 0, 2, 512, 4, 2, 32, 16, 2048)
+        planned.adapt_spec(layer, SimpleNamespace(block_size=16), engine)
+        assert planned.row_windows.possible is possible
 
 
 class TestShape:

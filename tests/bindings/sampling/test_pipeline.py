@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import signal
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -408,6 +409,27 @@ def test_settings_of_torch_are_put_back_at_the_sampler_s_cost(setting: str, chan
     assert bench.first(2) == [1, 1]
     assert torch_settings() == before
     assert f"RuntimeError: step has changed torch's {setting}, which" in bench.ledger._items["meddles"].reason
+
+
+def test_a_signal_ends_the_process_in_the_middle_of_another_setting_too():
+    """vLLM's handlers raise SystemExit, once: swallowed, the worker would go on until it is killed."""
+
+    class Meddles(Adds):
+        def step(self, logits, rows):
+            torch.set_default_dtype(torch.float64)
+            signal.raise_signal(signal.SIGTERM)
+            torch.set_default_dtype(torch.float32)
+
+    bench, before = Bench(Meddles), torch_settings()
+    bench.change(added=[(0, {"adds": 1}), (1, {})])
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("asked to end"))
+    try:
+        with pytest.raises(SystemExit, match="asked to end"):
+            bench.run(2)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert torch_settings() == before
+    assert bench.state("meddles") == "applied"
 
 
 def test_a_request_that_ended_is_not_asked_for_again():

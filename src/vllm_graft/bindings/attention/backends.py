@@ -150,6 +150,8 @@ class Compactor:
         """The most tokens of a row of one query."""
         self.on_cpu = torch.device(device).type == "cpu"
         self._row_windows = row_windows
+        self._compiled = False
+        """Whether the kernel for requests with windows of their own is compiled."""
         if self.on_cpu:
             return
         width = -(-self.most // self.block_size)
@@ -190,14 +192,22 @@ class Compactor:
         return Rows(rows.starts, lengths, blocks)
 
     def _compact_single_tokens(self, rows: Rows) -> Rows:
+        import torch
+
         from vllm_graft.bindings.attention.triton_kernels import compact_single_tokens
 
         number = len(rows.lengths)
         blocks, lengths = self._blocks[:number], self._lengths[:number]
         before = self._row_windows.before(self.shape, number, rows.lengths.device) if self.shape else None
-        compact_single_tokens(
-            rows.lengths, rows.blocks, lengths, blocks, self.block_size, self.shape, self.sliding, before
+        compact = functools.partial(
+            compact_single_tokens, rows.lengths, rows.blocks, lengths, blocks, self.block_size, self.shape, self.sliding
         )
+        if self.shape is not None and self._row_windows.possible and not self._compiled:
+            # In the first step, which vLLM makes itself before it serves: the first request with a window of its own
+            # would wait for the compiler, and with --jit-monitor-mode=error it would end the engine.
+            compact(torch.full_like(lengths, self.shape.before))
+            self._compiled = True
+        compact(before)
         return Rows(rows.starts, lengths, blocks)
 
 

@@ -73,6 +73,8 @@ class EvictingManager(FullAttentionManager):
         self._pure: dict[str, int] = {}
         """The tokens of each request that were computed before its first eviction."""
         self._notes: dict[str, list[int]] = {}
+        self._keys: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+        """The keys of each request, and the copy of them that the policy gets."""
         self.decay = 0.0
         """The weight of earlier scores in the running average."""
         self.scored = 0
@@ -109,8 +111,7 @@ class EvictingManager(FullAttentionManager):
                 held=held,
                 evictable=evictable,
                 prompt=request.num_prompt_tokens,
-                # A copy of all of it: what the policy does to a list must not reach the request.
-                keys=copy.deepcopy(getattr(request.sampling_params, "extra_args", None) or {}),
+                keys=self._keys_of(request),
                 scores=self._scores_of(request_id, held),
             )
         )
@@ -138,6 +139,20 @@ class EvictingManager(FullAttentionManager):
             latest = np.concatenate((mean, latest[known:]))
         self._scores[request_id] = latest
 
+    def _keys_of(self, request: Request) -> dict[str, object]:
+        """Return a request's keys for the policy: what that does to a list must not reach the request.
+
+        Copied once for a request, which is asked about with every block: the list of a client may be long.
+        """
+        extra = getattr(request.sampling_params, "extra_args", None)
+        if not extra:
+            return {}
+        copied = self._keys.get(request.request_id)
+        # A streaming session may bring other parameters later.
+        if copied is None or copied[0] is not extra:
+            copied = self._keys[request.request_id] = (extra, copy.deepcopy(extra))
+        return dict(copied[1])
+
     def _scores_of(self, request_id: str, held: Sequence[int]) -> dict[int, float]:
         scores = self._scores.get(request_id)
         if scores is None:
@@ -156,7 +171,7 @@ class EvictingManager(FullAttentionManager):
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         """Forget a request that ends or is preempted; a preempted one is computed anew from its beginning."""
-        for known in (self._asked, self._pure, self._notes, self._scores):
+        for known in (self._asked, self._pure, self._notes, self._scores, self._keys):
             known.pop(request_id, None)
         return super().pop_blocks_for_free(request_id)
 

@@ -32,6 +32,8 @@ class PlannedKernel:
         self._kernels: dict[str, AttentionKernel] = {}
         self._refused = False
         self._budget: LayerBudget | None = None
+        self._config: Any = None
+        """The configuration of the engine that the budget is for."""
 
     def make_layer(self, layer: Any, call: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the constructor of a layer, with the planned kernel among its arguments if there is one."""
@@ -79,15 +81,17 @@ class PlannedKernel:
             reason = f"it failed when it was tried on a small batch: {failure_reason(error)}"
             self._refuse(item, layer.layer_name, reason, "fix the kernel", may_go_on=False)
         if isinstance(made := getattr(layer.impl, "kernel", None), LayerKernel):
-            made.budget = self._layer_budget(item, config.device_config.device)
+            made.budget = self._layer_budget(item, config)
 
-    def _layer_budget(self, item: PlanItem, device: Any) -> LayerBudget:
-        """Return the budget that all layers share; the device is measured for it once."""
-        if self._budget is None:
+    def _layer_budget(self, item: PlanItem, config: Any) -> LayerBudget:
+        """Return the budget that all layers of an engine share; the device is measured once."""
+        if self._budget is None or config is not self._config:
             import torch
 
-            device = torch.device(device)
-            self._budget = LayerBudget(item.name, current(), measure_bandwidth(device))
+            # The next engine of this process may have another record, in which its figures must be.
+            known = self._budget.bandwidth if self._budget is not None else None
+            bandwidth = known or measure_bandwidth(torch.device(config.device_config.device))
+            self._budget, self._config = LayerBudget(item.name, current(), bandwidth), config
         return self._budget
 
     def prove(self, spec: Any, names: list[str]) -> None:

@@ -1,7 +1,7 @@
 """The time of attention against its budget, taken without waiting for a device.
 
 A layer of a decode step reads its KV cache once, so its budget follows from the bytes and from the bandwidth of the
-device, which is measured once at the start. On a GPU every 64th call is timed by a pair of events that are read when
+device, which is measured once at the start. On a GPU one call in 67 is timed by a pair of events that are read when
 they have passed; calls that are captured in a CUDA graph are not timed, and neither are its replays.
 """
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from vllm_graft.ledger import Ledger, Meter
 
-EVERY: Final = 64
-"""On a GPU, one call in so many is timed."""
+EVERY: Final = 67
+"""On a GPU, one call in so many is timed: a prime, or of 32 layers one alone would ever be timed."""
 OVERRUNS_IN_A_ROW: Final = 100
 """So many timed layers in a row over their budgets are reported."""
 

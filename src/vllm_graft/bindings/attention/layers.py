@@ -36,6 +36,9 @@ _ASKING: Final = "graft_asking"
 _WINDOWED: Final = "graft_windowed"
 """The attribute of vLLM's ``KVCacheManager`` with those of its managers that free what has left a window."""
 
+_STAMPS: Final = "graft_stamps"
+"""The attribute of vLLM's ``KVCacheManager`` with what asks for the window of a request, and with the policy's keys."""
+
 _LOST_NOTES: Final = "its scheduler does not go through Scheduler.schedule, so no worker would learn what is evicted"
 
 _PLAIN: Final = ("auto", "float32", "float16", "bfloat16", "half", "float")
@@ -62,8 +65,6 @@ class PlannedLayers:
         """In a worker whose policy wants scores: what computes them."""
         self.score_every = 0
         """The steps between two scorings; 0 where none are wanted."""
-        self.ask_window: Ask | None = None
-        """In engine core: asks the policy for the window of a request, guarded."""
         self.row_windows = RowWindows()
         """In a worker: the rows of a step whose requests have windows of their own."""
         self._refused = False
@@ -97,10 +98,11 @@ class PlannedLayers:
             # Another engine of this process, as in a notebook: what was refused may be corrected.
             self._config, self.windows, self._refused, self.scorer = config, {}, False, None
             self._answers, self.score_every = {}, 0
+            self.row_windows.possible = _narrows(policy)
         try:
             window = self._ask(policy, view)
             planned = _planned_spec(spec, view, window, config, unserved) if window is not None else spec
-            if _narrows(policy) and getattr(config.parallel_config, "use_ubatching", False):
+            if self.row_windows.possible and getattr(config.parallel_config, "use_ubatching", False):
                 raise ValueError(
                     "requests may narrow its window, and with micro-batches a step's rows are not in order"
                 )
@@ -264,15 +266,10 @@ class PlannedLayers:
             each.on_lost_notes = functools.partial(current().put_aside, item.name, _LOST_NOTES)
         setattr(manager, _ASKING, evicting)
         setattr(manager, _WINDOWED, windowed)
-        if windowed and _narrows(policy):
-            self.ask_window = _guarded_window(item, policy)
+        if windowed:
+            ask = _guarded_window(item, policy) if _narrows(policy) else None
+            setattr(manager, _STAMPS, (ask, tuple(policy.keys)))
         self.report_blocks = _block_reporter(manager, item.name, policy.wants_scores)
-
-    def stamp_window(self, request: Any) -> None:
-        """Stamp a request with its own window, if the policy gives it one."""
-        _, policy = self._planned()
-        if self.ask_window is not None and policy is not None and request.sampling_params is not None:
-            stamp_window(request, self.ask_window, policy.keys)
 
     def _planned(self) -> tuple[PlanItem | None, KVPolicy | None]:
         """Return the planned item and its instance, which is made on first use."""
@@ -287,7 +284,6 @@ class PlannedLayers:
             return None, None
         if self._plan != plan:
             self._plan, self.windows, self._refused = plan, {}, False
-            self.ask_window = None
             self._policy = instantiate(item, KVPolicy, plan, current())
             if self._policy is not None:
                 # Made is not active: each layer has to show that first.
@@ -323,6 +319,16 @@ def windowed_managers(manager: Any) -> Sequence[SinkWindowManager]:
     """Return the managers of vLLM's ``KVCacheManager`` that free what has left a window."""
     found: Sequence[SinkWindowManager] = getattr(manager, _WINDOWED, ())
     return found
+
+
+def stamp_request(manager: Any, request: Any) -> None:
+    """Stamp a request with its own window if the policy of vLLM's ``KVCacheManager`` gives it one.
+
+    No other stamp is left on it. Every request comes here, so nothing of the plan is read again.
+    """
+    stamps: tuple[Ask | None, Sequence[str]] | None = getattr(manager, _STAMPS, None)
+    if stamps is not None and request.sampling_params is not None:
+        stamp_window(request, *stamps)
 
 
 def _evicts(policy: KVPolicy) -> bool:

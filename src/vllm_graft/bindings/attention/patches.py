@@ -13,7 +13,13 @@ from typing import Any, Final
 from vllm_graft.bindings.attention import requests
 from vllm_graft.bindings.attention.freed_blocks import FREE, attach_free, checked
 from vllm_graft.bindings.attention.kernel_layers import planned_kernel
-from vllm_graft.bindings.attention.layers import NOTES, asking_managers, planned_layers, windowed_managers
+from vllm_graft.bindings.attention.layers import (
+    NOTES,
+    asking_managers,
+    planned_layers,
+    stamp_request,
+    windowed_managers,
+)
 from vllm_graft.bindings.attention.request_windows import follow_windows
 from vllm_graft.patching import Engine, Patch, VLLMPatch, wrap
 
@@ -85,7 +91,7 @@ class WindowStamps(VLLMPatch["vllm.v1.engine.core:EngineCore"], name="graft.wind
 
     @wrap
     def preprocess_add_request(self, call: Call, request: Any, *args: Any, **kwargs: Any) -> Any:
-        planned_layers.stamp_window(request)
+        stamp_request(getattr(self.scheduler, "kv_cache_manager", None), request)
         return call(request, *args, **kwargs)
 
 

@@ -25,13 +25,16 @@ _ASKED: Final = "graft_windows"
 Ask = Callable[[Mapping[str, object]], "int | None"]
 
 
-def stamp_window(request: Any, ask: Ask, names: Sequence[str]) -> None:
-    """Ask for the window of a request that vLLM's engine core is handed, and stamp it; called before it is hashed."""
+def stamp_window(request: Any, ask: Ask | None, names: Sequence[str]) -> None:
+    """Ask for the window of a request that vLLM's engine core is handed, and stamp it; called before it is hashed.
+
+    Without ``ask`` no request has a window of its own, and a stamp that a client sent is taken off.
+    """
     params = request.sampling_params
     extra: dict[str, object] = dict(getattr(params, "extra_args", None) or {})
     # Nobody else may write it: what stands there is what blocks are freed by.
     foreign = extra.pop(STAMP, None) is not None
-    window = ask(extra) if any(name in extra for name in names) else None
+    window = ask(extra) if ask is not None and any(name in extra for name in names) else None
     if window is None and not foreign:
         return
     if window is not None:
@@ -41,9 +44,9 @@ def stamp_window(request: Any, ask: Ask, names: Sequence[str]) -> None:
 
 
 def stamped_window(params: Any) -> int | None:
-    """Return the window that a request's parameters carry."""
-    window: int | None = (getattr(params, "extra_args", None) or {}).get(STAMP)
-    return window
+    """Return the window that a request's parameters carry; None for what engine core would never stamp."""
+    window: object = (getattr(params, "extra_args", None) or {}).get(STAMP)
+    return window if type(window) is int and window > 0 else None
 
 
 def validate(answer: object) -> int | None:
@@ -69,6 +72,8 @@ class RowWindows:
     """In a worker: the windows of the rows of a step whose requests have one of their own."""
 
     def __init__(self) -> None:
+        self.possible = False
+        """Whether the policy gives single requests windows at all."""
         self._rows: list[int] = []
 
     def arrange(self, runner: Any, requests: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ import torch
 from vllm_graft.contracts import Rows
 from vllm_graft.contracts.kernels import has_triton, indices
 from vllm_graft.contracts.rows import History
+from vllm_graft.ledger.guard import raised_by_signal
 
 NOT_NUMBERS: Final = "NaN or +inf where numbers belong"
 
@@ -92,12 +93,17 @@ def keep_settings(name: str, call: Callable[..., object]) -> Callable[..., objec
     """
 
     def checked(*args: object) -> object:
-        before = _settings()
+        before, ending = _settings(), False
         try:
             return call(*args)
+        except BaseException as error:
+            ending = raised_by_signal(error)
+            raise
         finally:
-            if changed := [part for part, value in _settings().items() if value != before[part]]:
+            changed = [part for part, value in _settings().items() if value != before[part]]
+            if changed:
                 _restore(before)
+            if changed and not ending:
                 # In place of what the call raised too: that is the lesser fault.
                 raise RuntimeError(f"{name} has changed torch's {', '.join(changed)}, which the whole process has")
 
