@@ -313,6 +313,23 @@ def test_what_an_older_release_had_the_code_was_written_for(since):
     assert since("from vllm.m import Engine\nEngine.never\n", foreign, foreign, foreign) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Mine(Engine):\n    def helper(self):\n        return self.pick()\n",
+        "def f(engine: Engine):\n    return engine.pick\n",
+    ],
+)
+def test_no_release_lost_what_a_later_one_got(make, held, tmp_path, text):
+    """A release that is known because it is older than the last may be newer than another that is asked for."""
+    file = tmp_path / "plugin.py"
+    file.write_text(f"from vllm.m import Engine\n{text}", encoding="utf-8")
+    before = OLD.replace("def pick(self): ...", "")
+    texts = {"0.1.0": before, "0.2.0": before, "0.3.0": OLD, "0.4.0": OLD}
+    base, first, known, last = held("source", *(make(version, m=each) for version, each in texts.items()))
+    assert audit([read(file)], base, [first, last], known=[known]).findings == ()
+
+
 def test_an_override_that_an_older_release_could_call(since):
     later = OLD.replace("def step(self, batch): ...", "def step(self, batch, wait=1): ...")
     body = "from vllm.m import Engine\nclass Mine(Engine):\n    def step(self, {}): ...\n"

@@ -147,9 +147,18 @@ def test_a_branch_that_runs_in_the_audited_release_is_judged(found, test):
     assert set(found(second, other=OTHER)) == {INFO}
 
 
-@pytest.mark.parametrize("test", ["vllm_version_odd()", "hasattr(self, 'gone')", "vllm_version_is(x)"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        "vllm_version_odd()",
+        "hasattr(self, 'gone')",
+        "vllm_version_is(x)",
+        "vllm.__version__[:2] in SpecifierSet('>=0.30')",
+        "SpecifierSet('>=0.30').contains(vllm.__version__[:2])",
+    ],
+)
 def test_a_test_that_cannot_be_worked_out_leaves_it_open(found, test):
-    assert found(f"import os\nif {test}:\n    from vllm.m import gone\n") == [("P201", "info")]
+    assert found(f"import os, vllm\nif {test}:\n    from vllm.m import gone\n") == [("P201", "info")]
 
 
 @pytest.mark.parametrize(

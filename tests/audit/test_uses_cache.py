@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import pickle
@@ -84,6 +85,18 @@ def test_bodies_are_at_hand(kept, catalogue, folder):
     again = kept.load(locate(folder), [catalogue.release("0.32.0")])
     assert {use.body.lineno for use in again.uses if use.body is not None} == {12, 16, 19}
     assert [len(use.body.body) for use in again.uses if use.way == "override"] == [2]
+
+
+def test_the_dots_of_an_annotation(cache, catalogue, folder):
+    """A class inside a function is parsed with it, annotations included."""
+    (folder / "__init__.py").write_text(
+        "from vllm.v1.core.sched.scheduler import Scheduler\ndef make():\n    class Inner(Scheduler):\n"
+        "        def schedule(self) -> tuple[int, ...]:\n            return ()\n    return Inner\n"
+    )
+    cache.store(locate(folder), read_files(locate(folder)))
+    again = cache.load(locate(folder), [catalogue.release("0.32.0")])
+    (override,) = [use for use in again.uses if use.way == "override"]
+    assert ast.unparse(override.body.returns) == "tuple[int, ...]"
 
 
 def test_files_are_told_by_their_content(kept, catalogue, folder, tmp_path):

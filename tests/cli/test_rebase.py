@@ -283,3 +283,19 @@ def test_mistakes(rebase: Callable[..., tuple[int, str, str]], folder: Path):
         status, _, err = rebase(*words)
         assert status == 2
         assert expected in err
+
+
+def test_a_body_with_a_range_is_carried_from_a_folder(rebase: Callable[..., tuple[int, str, str]], folder: Path):
+    """A folder is no number of a release that a range could include: the release it is carried to decides."""
+    source = str(folder / "sources" / "0.90.0")
+    ranged = PATCHES.replace("    @replace\n    def put", '    @replace(vllm=">=0.92")\n    def put')
+    (folder / "site" / "graft_copies.py").write_text(ranged)
+    status, out, err = rebase("made", "put", "--to", "0.92.0", "--from", source)
+    assert (status, ">=0.92" in out) == (0, True), err
+    sys.modules.pop("graft_copies")
+    both = ranged.replace(
+        "    @replace\n    def drop(self, item):\n", '    @replace(vllm="<0.92")\n    def put(self):\n'
+    )
+    (folder / "site" / "graft_copies.py").write_text(both)
+    status, out, err = rebase("made", "put", "--to", "0.92.0", "--from", source)
+    assert (status, ">=0.92" in out) == (0, True), err

@@ -190,8 +190,9 @@ class TestRefusals:
     def test_nothing_heavy_is_imported_before_all_of_that_is_known(self):
         program = (
             "import sys\nfrom vllm_graft.cli import main\n"
-            "assert main(['simulate', '--model', 'llama-3-70b', '--device', 'L40S']) == 2\n"
             "assert main(['simulate', '--list']) == 0\n"
+            "assert 'vllm_graft.simulator.workload' not in sys.modules\n"
+            "assert main(['simulate', '--model', 'llama-3-70b', '--device', 'L40S']) == 2\n"
             "print([name for name in ('vllm', 'torch', 'transformers') if name in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

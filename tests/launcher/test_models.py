@@ -303,6 +303,14 @@ class TestTheCommand:
         assert drawn.endswith("] 100 %\n")
         assert [part.count("#") for part in drawn.split("\r")[1:]] == [0, 15, 30]
 
+    @pytest.mark.parametrize(
+        ("terminal", "shown"), [(True, f"\rchecking [{'#' * 30}] 100 %\n"), (False, "checking ...\n")]
+    )
+    def test_a_step_with_nothing_to_do_is_done(self, terminal, shown, capsys, monkeypatch):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+        model_command.ProgressLine()("checking", 0, 0)
+        assert capsys.readouterr().err == shown
+
 
 def test_asking_for_a_model_costs_no_heavy_import():
     """The module is imported by the command line and by fixtures: numpy and friends wait until a model is made."""

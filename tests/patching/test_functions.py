@@ -156,6 +156,21 @@ def test_accessors_take_the_object_and_a_value(engine, make, get, put, problem):
         engine.apply([patch])
 
 
+def test_one_function_as_getter_and_setter(engine, make):
+    """It is checked as both: as a getter it gets the object alone."""
+    module = make("""
+        class C:
+            p = property(lambda self: 1, lambda self, value: None)
+    """)
+
+    def access(self, value):
+        return value
+
+    patch = type(VLLMPatch)("P", (VLLMPatch[module.C],), {"p": replace(property(access, access))})
+    with pytest.raises(TargetError, match="it needs 'value', which vLLM does not pass"):
+        engine.apply([patch])
+
+
 def test_a_function_made_by_a_decorator(engine, make):
     """What a decorator took over with ``functools.wraps`` shows its own parameters; a bare wrapper takes anything."""
     module = make("""

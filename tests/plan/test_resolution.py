@@ -91,6 +91,7 @@ def test_names_of_other_keys_add_up_as_other_lists_do():
     ("make", "said"),
     [
         (lambda path: path.symlink_to("/no/such/volume/graft.toml"), "graft.toml: is a link to nothing"),
+        (lambda path: path.symlink_to("long" * 100), "graft.toml: is a link to nothing"),
         (lambda path: path.mkdir(), "graft.toml: is not a regular file"),
         (lambda path: os.mkfifo(path), "graft.toml: is not a regular file"),
     ],

@@ -234,7 +234,9 @@ class _Pickler(pickle.Pickler):
     """Refuses what ``_Unpickler`` would refuse; an outline has the path of its file in the package for the file."""
 
     def reducer_override(self, obj: object) -> Any:
-        """Leave permitted classes to pickle."""
+        """Leave permitted classes to pickle, and the ``...`` of an annotation."""
+        if obj is ...:
+            return NotImplemented
         kind = obj if isinstance(obj, type) else type(obj)
         if not _is_permitted(kind):
             raise pickle.PicklingError(_refusal(kind.__module__, kind.__name__))
@@ -247,11 +249,13 @@ class _Unpickler(pickle.Unpickler):
     """Instantiates the permitted classes only, because others may be able to write to the folder."""
 
     def find_class(self, module: str, name: str) -> object:
-        """Return a permitted class.
+        """Return a permitted class, or ``...``.
 
         Pickle resolves a dotted name attribute by attribute, and a module also has what it imported: either would lead
         from a permitted module to ``eval``.
         """
+        if (module, name) == ("builtins", "Ellipsis"):
+            return ...
         found = None if "." in name or module not in _CLASSES else super().find_class(module, name)
         if not isinstance(found, type) or found.__module__ != module or not _is_permitted(found):
             raise pickle.UnpicklingError(_refusal(module, name))

@@ -54,8 +54,10 @@ _RULES_BY_WAY: Final[Mapping[tuple[Way, VerdictState], tuple[str, str, str]]] = 
 _NEAR: Final = 0.87
 
 
-def findings_for(row: ReportRow, releases: Mapping[str, Release], known: Sequence[Release] = ()) -> Iterator[Finding]:
-    """Report one use; ``known`` are other releases that its code may have been written for."""
+def findings_for(
+    row: ReportRow, releases: Mapping[str, Release], known: Mapping[str, Sequence[Release]]
+) -> Iterator[Finding]:
+    """Report one use; ``known`` are other releases that its code may have been written for, by each that it is for."""
     use = row.use
     for cell in row.cells:
         state = cell.verdict.state
@@ -75,9 +77,9 @@ def findings_for(row: ReportRow, releases: Mapping[str, Release], known: Sequenc
                 level = "info"
             yield _finding(code, level, use, _describe(sentence, cell), fix)
         if old is not None and new is not None and state not in ("gone", "moved", "absent", ""):
-            facts = ReleaseFacts(new)
+            facts, before = ReleaseFacts(new), (old, *known.get(cell.release, ()))
             on_class = use.body is not None and is_class_method(use.body)
-            for name, line, version in vanished_attributes(use, (old, *known), new):
+            for name, line, version in vanished_attributes(use, before, new):
                 if facts.runs(use.branches, line):
                     owner, to = use.container, cell.release
                     what = f"the code reads self.{name}, which {owner} had in {version} and has no more in {to}"
@@ -94,7 +96,7 @@ def findings_for(row: ReportRow, releases: Mapping[str, Release], known: Sequenc
                         what = f"the code passes {name}= to the original, which takes it no more in {cell.release}"
                         yield _finding("P211", "error", use, what, "pass what it takes now", line)
             if level != "error" or state not in ("broken", "extended"):
-                said, reason = refused_call(use, (old, *known), new)
+                said, reason = refused_call(use, before, new)
                 if said:
                     what = f"what upstream passes the override does not take in {cell.release}: {said}"
                     what += f"; {reason}" if reason else f"; nor in {cell.since}"

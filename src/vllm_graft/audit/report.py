@@ -10,6 +10,7 @@ from typing import Final
 from vllm_graft.audit.compatibility import refused_call, vanished_attributes
 from vllm_graft.audit.findings import findings_for, is_for, misspellings, start_refusals
 from vllm_graft.audit.model import Cell, PackageUses, Report, ReportRow, Use, Verdict
+from vllm_graft.audit.releases.library import is_older
 from vllm_graft.audit.releases.outline import BODY
 from vllm_graft.audit.releases.release import Release
 from vllm_graft.audit.verdicts import (
@@ -48,16 +49,21 @@ def audit(
     packages = [_normalize(package, (base, *against), facts) for package in packages]
     uses = [use for package in packages for use in package.uses]
     olds = [base, *against[:-1]] if steps else [base for _ in against]
-    pairs = [ReleasePair.of(old, new, uses, () if steps else more) for old, new in zip(olds, against, strict=True)]
+    # Code for a release was not written for a later one, although ``known`` may have some before the last.
+    earlier = {new.version: [one for one in more if is_older(one.version, new.version)] for new in against}
+    pairs = [
+        ReleasePair.of(old, new, uses, () if steps else earlier[new.version])
+        for old, new in zip(olds, against, strict=True)
+    ]
     rows = [row for package in packages for use in package.uses if (row := _row(package, use, pairs)) is not None]
     judged = rows
     if steps and against:
-        whole = ReleasePair.of(base, against[-1], uses, more)
+        whole = ReleasePair.of(base, against[-1], uses, earlier[against[-1].version])
         cells = (Cell(whole.new.version, whole.old.version, verdict(row.use, whole)) for row in rows)
         judged = [replace(row, cells=(cell,)) for row, cell in zip(rows, cells, strict=True)]
     ends = {base.version: base, **{release.version: release for release in against}}
     findings = [finding for package in packages for finding in package.unread]
-    findings += [finding for row in judged for finding in findings_for(row, ends, more)]
+    findings += [finding for row in judged for finding in findings_for(row, ends, earlier)]
     for release in against[-1:] if steps else against:
         findings += [finding for package in packages for finding in start_refusals(package, release)]
     findings += [finding for use in uses if use.way == "add" for finding in misspellings(use, base)]

@@ -305,4 +305,4 @@ def _bar(step: str) -> Callable[[int, int], None] | None:
     from vllm_graft.cli.printing import ProgressLine
 
     line = ProgressLine(patience_s=1.0)
-    return (lambda done, total: line(step, done, max(total, 1))) if sys.stderr.isatty() else None
+    return (lambda done, total: line(step, done, total)) if sys.stderr.isatty() else None

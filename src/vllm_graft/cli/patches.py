@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,13 +50,20 @@ def source(text: str, release: str = "", *, offline: bool = False) -> Source:
         return Tree(path, release)
     if path.is_file():
         return Wheel(path)
-    with contextlib.suppress(InvalidVersion):
-        if Version(text).release:
-            from vllm_graft.audit.releases.wheels import open_release as fetched
+    if is_version(text):
+        from vllm_graft.audit.releases.wheels import open_release as fetched
 
-            return fetched(text, offline=offline)
+        return fetched(text, offline=offline)
     fix = "name a wheel, a folder that holds vllm/, or a release such as 0.32.0"
     raise ConfigError(f"{text!r} is not a file, a folder or a release", where="source of vLLM", fix=fix)
+
+
+def is_version(text: str) -> bool:
+    """Return whether a word is the number of a release, and not a file, a folder or "installed"."""
+    try:
+        return bool(Version(text).release)
+    except InvalidVersion:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,8 @@ class ProgressLine:
         self._draws_at = time.monotonic() + patience_s
 
     def __call__(self, step: str, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` of this step is done."""
+        """Show that ``done`` of ``total`` of this step is done; one without anything to do is done."""
+        done, total = (done, total) if total else (1, 1)
         percent, filled = 100 * done // total, _BAR_WIDTH * done // total
         if not sys.stderr.isatty() and step != self._step:
             print(f"{step} ...", file=sys.stderr, flush=True)

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.version import Version
+
 from vllm_graft import errors
 from vllm_graft.audit.copies import Origin, nearest, oldest
 from vllm_graft.audit.merge import lines
 from vllm_graft.audit.rebase import RebaseResult, new_names, rebase
-from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, lock_file, patches, source
+from vllm_graft.cli.patches import INSTALLED, SOURCE_HELP, is_version, lock_file, patches, source
 from vllm_graft.errors import ConfigError
 from vllm_graft.files import replace_file
 from vllm_graft.patching.declaration import Patch
@@ -305,11 +307,12 @@ def _hooks(patch: Patch, attribute: str, releases: Sequence[str]) -> list[Hook]:
         what = f"it does not replace {attribute!r}{hint}" if attribute else "it replaces no function"
         fix = "name a function that it replaces: a wrap holds no copy of upstream's"
         raise ConfigError(what, where=patch.declaration.where, fix=fix)
+    numbers = [Version(each).base_version for each in releases if is_version(each)]
     chosen = []
     for name, bodies in offered.items():
         if attribute not in ("", name):
             continue
-        fitting = [[body for body in bodies if includes(body.vllm, release)] for release in releases]
+        fitting = [[body for body in bodies if includes(body.vllm, number)] for number in numbers]
         found = bodies if len(bodies) == 1 else next((each for each in fitting if len(each) == 1), None)
         if found is None:
             what = f"there are several bodies of {name!r}, and none is for {' or '.join(releases)}"

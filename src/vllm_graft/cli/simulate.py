@@ -74,10 +74,11 @@ def run(args: argparse.Namespace) -> int:
     """List, play a workload, or serve."""
     from vllm_graft.cli.serve import check_set_up
     from vllm_graft.simulator.model_shape import find_model
-    from vllm_graft.simulator.workload import read
 
     if args.list:
         return print_list(as_json=args.json)
+    from vllm_graft.simulator.workload import read
+
     if args.model is None:
         raise ConfigError("no model is named", where="--model", fix="name one; `vllm-graft simulate --list` has some")
     model = find_model(args.model)

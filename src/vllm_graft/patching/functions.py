@@ -245,8 +245,8 @@ def parameter_mismatch(
 def accessor_mismatch(attribute: str, accessors: property, *, wraps: bool) -> str:
     """Say why an accessor of a property cannot take the object and, to set it, a value; empty where all can."""
     owner, value = (Parameter(name, Parameter.POSITIONAL_ONLY) for name in ("self", "value"))
-    for function in (accessors.fget, accessors.fset, accessors.fdel):
-        upstreams = [owner, value] if function is accessors.fset else [owner]
+    parts = ((accessors.fget, [owner]), (accessors.fset, [owner, value]), (accessors.fdel, [owner]))
+    for function, upstreams in parts:
         ours = parameters_of(function) if isinstance(function, FunctionType) else None
         if ours is None:
             continue

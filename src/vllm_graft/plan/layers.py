@@ -132,7 +132,7 @@ def find_file(environ: Mapping[str, str] | None = None) -> Path | None:
         return here
     # Such as a link to a volume that is not mounted: without an error the server would run without its plan.
     if os.path.lexists(here):
-        what = "is a link to nothing" if here.is_symlink() and not here.exists() else "is not a regular file"
+        what = "is a link to nothing" if here.is_symlink() and not os.path.exists(here) else "is not a regular file"
         raise ConfigError(what, where=str(here.absolute()), fix="put the file in its place, or remove it")
     return None
 

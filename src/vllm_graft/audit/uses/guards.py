@@ -716,6 +716,9 @@ def _compared(op: ast.cmpop, left: object, right: object) -> object:
     ordering = not isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn)
     if ordering and isinstance(left, Version) != isinstance(right, Version):
         left, right = _version(left), _version(right)
+    if isinstance(right, SpecifierSet):
+        # Releases of packaging differ in what they do with a text that is no version.
+        left = _version(left)
     things = _THING in (left, right) and None not in (left, right)
     if left is _UNKNOWN or right is _UNKNOWN or things:
         return _UNKNOWN

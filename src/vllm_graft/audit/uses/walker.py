@@ -746,9 +746,6 @@ class Walker:
 _WAYS: Final = {name.removeprefix("_visit_"): way for name, way in vars(Walker).items() if name.startswith("_visit_")}
 
 
-# The method for each kind of node; of other nodes the parts are walked.
-
-
 def _is_opaque(body: Sequence[ast.stmt], file: SourceFile) -> bool:
     """Return whether the body of a ``try`` may fail for another reason than a missing name of vLLM's."""
     own = file.name.partition(".")[0]
