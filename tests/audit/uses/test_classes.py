@@ -2,6 +2,8 @@
 
 import pytest
 
+from vllm_graft.audit.uses.classes import OwnAttributes
+
 
 def lines(found):
     return [(use.way, use.name, use.owner) for use in found if use.way in ("subclass", "override")]
@@ -130,3 +132,22 @@ def test_a_method_that_is_assigned_is_an_override(uses):
     step = next(use for use in found if use.qualname == "Base.step")
     assert (step.file, step.body_file) == ("plug/main.py", "plug/other.py")
     assert step.source == "def step(self): ...\n"
+
+
+def test_classes_of_the_packages_own_are_not_searched(uses, monkeypatch):
+    """Their methods are most of a large package, and no call in them goes to vLLM."""
+    asked = []
+    of_class = OwnAttributes.of_class
+    monkeypatch.setattr(OwnAttributes, "of_class", lambda own, cls: asked.append(cls.node.name) or of_class(own, cls))
+    found = uses("""
+        from vllm.a import Base
+        class Own:
+            def run(self):
+                Base
+                self.stop()
+        class Mine(Base):
+            def run(self):
+                self.stop()
+    """)
+    assert [use.name for use in found if use.way == "call"] == ["vllm.a:Base.stop"]
+    assert set(asked) == {"Mine"}

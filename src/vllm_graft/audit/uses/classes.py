@@ -86,7 +86,7 @@ class ClassHierarchy:
         """Yield the calls on ``self`` and ``super()`` that go to a method of vLLM's."""
         for called in found.methods:
             method = called.method
-            if not self.is_sealed(called.cls) or (not called.above and method in ownership.of_class(called.cls)):
+            if not self.is_sealed(called.cls):
                 continue
             # The classes of vLLM that may have the method, in the order that Python looks through them.
             owners: list[tuple[str, str]] = []
@@ -95,7 +95,8 @@ class ClassHierarchy:
                     owners.append((one.module, f"{one.qualname}.{method}"))
                 elif isinstance(one, LocalDef) and one.inside is not None and method in one.inside.names:
                     break
-            if owners:
+            # Asked last: the names that a class defines take a search through the bodies of all its methods.
+            if owners and (called.above or method not in ownership.of_class(called.cls)):
                 use = called.use(found.file.shown, *owners[0])
                 yield replace(use, bound=True, owners=tuple(owners[1:]), above=called.above)
 
