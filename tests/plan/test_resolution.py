@@ -215,7 +215,7 @@ MISTAKES = {
     "item under the wrong point": (
         '[defaults]\nstats = ["stat-logger-guard"]\n',
         "graft.toml:2: 'stat-logger-guard' (vllm_graft.plugins.patches.stat_logger_guard:StatLoggerGuard of "
-        "vllm-graft) is not a stats: it fulfils none of vllm_graft.contracts:StatSink",
+        "vllm-graft) is not an item of the stats point: it implements none of vllm_graft.contracts:StatSink",
     ),
     "point that is not bound": (
         '[defaults]\nio_processor = "my-sink"\n',

@@ -315,8 +315,9 @@ def _item(
         raise ConfigError(what, where=named.origin, fix=fix)
     kind = entry.load()
     if not fits(kind, point):
-        what = f"{named.value!r} ({entry.target} of {entry.package}) is not a {point.name}: it fulfils none of "
-        fix = f"name it under the key of its own point, or a {point.name} here"
+        what = f"{named.value!r} ({entry.target} of {entry.package}) is not an item of the {point.name} point: "
+        what += "it implements none of "
+        fix = "move it to the key of its own point, or name an item of this point here"
         raise ConfigError(what + ", ".join(point.contracts), where=named.origin, fix=fix)
     # In this order: what is compared with the options of a class, or called on it, has been checked before.
     if classes:

@@ -120,8 +120,8 @@ def test_keys_that_requests_have_by_default_are_believed(site, write):
 def test_an_item_under_the_key_of_another_point_is_told(site, write):
     write('[defaults]\nstats = ["mine-patch"]\npatches = ["sink"]\n')
     first, second = site.found("D027")
-    assert "is not a stats" in first.what
-    assert "is not a patch" in second.what
+    assert "is not an item of the stats point" in first.what
+    assert "is not an item of the patch point" in second.what
 
 
 def test_a_point_that_is_not_bound_is_told(site, write):
