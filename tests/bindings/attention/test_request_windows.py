@@ -48,8 +48,17 @@ class TestStamp:
         request = request_of(extra, "tenant")
         stamp_window(request, kv_window, ("kv_window",))
         assert stamped_window(request.sampling_params) == 256
-        assert request.cache_salt == f"tenant|{STAMP}=256"
+        assert request.cache_salt.startswith(f"tenant|{STAMP}=256|")
         assert extra == {"kv_window": 256, "other": 1}, "the caller's own parameters stay as they are"
+
+    def test_no_client_can_write_the_salt_of_a_window(self):
+        """A request with full attention would fill the prefix cache for those with a window."""
+        asking = request_of({"kv_window": 256})
+        stamp_window(asking, kv_window, ("kv_window",))
+        forged = request_of({}, f"|{STAMP}=256")
+        stamp_window(forged, kv_window, ("kv_window",))
+        assert forged.cache_salt != asking.cache_salt
+        assert len(asking.cache_salt.rpartition("|")[2]) == 16
 
     @pytest.mark.parametrize("extra", [None, {}, {"other": 3}])
     def test_a_request_that_asks_for_nothing_is_left_alone(self, extra):
@@ -89,7 +98,7 @@ class TestStamp:
         request = request_of({STAMP: 64, "kv_window": 256})
         stamp_request(manager, request)
         assert stamped_window(request.sampling_params) == window
-        assert request.cache_salt == (window and f"|{STAMP}=256")
+        assert request.cache_salt is None if window is None else request.cache_salt.startswith(f"|{STAMP}=256|")
         other = request_of({STAMP: 64, "kv_window": 256})
         stamp_request(SimpleNamespace(), other)
         assert other == request_of({STAMP: 64, "kv_window": 256}), "an engine without windows"

@@ -8,6 +8,7 @@ another.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,10 @@ STAMP: Final = "graft_kv_window"
 
 _ASKED: Final = "graft_windows"
 """The attribute of a model runner with the windows of its requests, by the names of these."""
+
+# Unknown to clients, who write salts of their own: a request with full attention must not fill the prefix cache for
+# those with a window.
+_SECRET: Final = os.urandom(8).hex()
 
 Ask = Callable[[Mapping[str, object]], "int | None"]
 
@@ -39,7 +44,7 @@ def stamp_window(request: Any, ask: Ask | None, names: Sequence[str]) -> None:
         return
     if window is not None:
         extra[STAMP] = window
-        request.cache_salt = f"{request.cache_salt or ''}|{STAMP}={window}"
+        request.cache_salt = f"{request.cache_salt or ''}|{STAMP}={window}|{_SECRET}"
     params.extra_args = extra
 
 
