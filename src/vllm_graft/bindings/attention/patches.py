@@ -201,6 +201,11 @@ def _check_keys(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
     return params
 
 
+def _refuse_beams(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
+    requests.refuse_beams(self.model_extra, self.vllm_xargs)
+    return call(*args, **kwargs)
+
+
 class ChatPolicyKeys(
     VLLMPatch["vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest"],
     name="graft.chat-policy-keys",
@@ -209,6 +214,7 @@ class ChatPolicyKeys(
     """Check a chat request's keys for the policy before anything is streamed."""
 
     to_sampling_params = wrap(_check_keys)
+    to_beam_search_params = wrap(_refuse_beams)
 
 
 class CompletionPolicyKeys(
@@ -219,30 +225,6 @@ class CompletionPolicyKeys(
     """Check a completion request's keys for the policy before anything is streamed."""
 
     to_sampling_params = wrap(_check_keys)
-
-
-def _refuse_beams(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
-    requests.refuse_beams(self.model_extra, self.vllm_xargs)
-    return call(*args, **kwargs)
-
-
-class ChatPolicyBeams(
-    VLLMPatch["vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest"],
-    name="graft.chat-policy-beams",
-    why=_WHY,
-):
-    """Refuse a chat request for beam search that has keys of the policy."""
-
-    to_beam_search_params = wrap(_refuse_beams)
-
-
-class CompletionPolicyBeams(
-    VLLMPatch["vllm.entrypoints.openai.completion.protocol:CompletionRequest"],
-    name="graft.completion-policy-beams",
-    why=_WHY,
-):
-    """Refuse a completion request for beam search that has keys of the policy."""
-
     to_beam_search_params = wrap(_refuse_beams)
 
 
@@ -268,7 +250,7 @@ class PolicyKeys(VLLMPatch["vllm.v1.engine.input_processor:InputProcessor"], nam
 ATTENTION_PATCHES: Final[tuple[Patch, ...]] = (
     PlannedWindows, PlannedKernels, RefusedKernels, PlannedManagers, WindowStamps, EvictionNotes, V1Evictions,
     V2Evictions, EngineScores, V1Scores, V2Scores, ChatPolicyKeys, CompletionPolicyKeys, ResponsesPolicyKeys,
-    PolicyKeys, ChatPolicyBeams, CompletionPolicyBeams,
+    PolicyKeys,
 )  # fmt: skip
 
 
